@@ -21,7 +21,8 @@ OWN_THRESHOLD = 1.0
 """Reward from which a response is correct, by all of them."""
 
 _FORM = re.compile(r"(?P<generator>reasoning-gym|instructions)(?::(?P<task>[^?]*))?(?:\?(?P<options>.*))?", re.DOTALL)
-_PLUS = re.compile(rf"\s*\+\s*(?={REASONING_GYM}:|{INSTRUCTIONS}(?:$|[?+:\s]))")
+_BEGINNING = re.compile(rf"(?:{REASONING_GYM}|{INSTRUCTIONS})\s*(?:$|[:?+])")
+_PLUS = re.compile(rf"\s*\+\s*(?={REASONING_GYM}:|{INSTRUCTIONS}(?:$|[:?+\s]))")
 _OPTION = re.compile(r"[a-z]\w*")
 _SAFE = " []\"'{}().:/*-<>"  # in an option's value, as it is written out; what separates options is not
 
@@ -75,7 +76,7 @@ class GeneratedSet:
 
 def is_generated(text: str) -> bool:
     """Whether a text begins as the name of a generated set."""
-    return _FORM.fullmatch(text) is not None
+    return _BEGINNING.match(text) is not None
 
 
 def parse_generated(text: str, field: str) -> tuple[GeneratedSet, ...]:

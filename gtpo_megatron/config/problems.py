@@ -225,11 +225,11 @@ class DataConfig:
 
     Attributes:
         train_path: ``dapo-math-17k`` (from the hub, at its pinned revision), ``dapo-math-17k@COMMIT``,
-            ``dapo-math-17k=FILE`` (a local copy), ``OWNER/NAME`` of the hub, ``reasoning-gym:NAME?size=2000&seed=1``
-            with maybe more options of the task (or several with `` + `` between), ``instructions?size=2000``, or a .jsonl, .json, .parquet or .csv file
-            of rows with ``prompt`` or ``messages`` (chat messages or text), or ``problem`` or ``question`` (bare), and
-            ``answer``, ``ground_truth`` or ``solution``, maybe ``id`` and ``source``. Repeated prompts are removed and
-            counted.
+            ``dapo-math-17k=FILE`` (a local copy), ``OWNER/NAME`` of the hub, ``reasoning-gym:TASK?size=2000&seed=1``
+            with more options of the task or several tasks with `` + `` between, ``instructions?size=2000``, or a
+            .jsonl, .json, .parquet or .csv file of rows with ``prompt`` or ``messages`` (chat messages or text), or
+            ``problem`` or ``question`` (bare), and ``answer``, ``ground_truth`` or ``solution``, maybe ``id`` and
+            ``source``. Repeated prompts are removed and counted.
         prompt_column: of the training rows, if its name is another one; a text in it is a bare question. ``a.b`` is
             ``b`` in the object ``a``.
         answer_column: of the reference answer, if its name is another one.

@@ -14,6 +14,9 @@ from gtpo_megatron.errors import ConfigError
 
 MOST_CONSTRAINTS = 3
 
+MOST_REPEATS = 1_000
+"""Prompts one after the other that there are already, after which a set has no others."""
+
 SUBJECTS = (
     *("a rainy day", "a small garden", "the sea", "an old bridge", "a market in the morning", "a cat", "a lost key"),
     *("the first snow", "a long train ride", "a bakery", "a football game", "the moon", "a busy kitchen", "an owl"),
@@ -106,12 +109,14 @@ KINDS: dict[str, Kind] = {
     "title": Kind(
         "form",
         lambda _: {},
-        lambda _: "Begin with a title in double angular brackets, such as <<A title>>.",
+        lambda _: "Begin with a title in double angular brackets: <<A title>>.",
         _WHOLE_FORM,
     ),
     "quoted": Kind("form", lambda _: {}, lambda _: "Put the whole answer in double quotes.", _WHOLE_FORM),
     "include": Kind("word", _one_of("word", KEYWORDS), lambda p: f"Use the word {p['word']!r}."),
-    "exclude": Kind("word", _one_of("word", COMMON_WORDS), lambda p: f"Do not use the word {p['word']!r}."),
+    "exclude": Kind(
+        "word", _one_of("word", COMMON_WORDS), lambda p: f"Do not use the word {p['word']!r}.", frozenset({"edge"})
+    ),
     "times": Kind(
         "word",
         lambda rng: {"word": rng.choice(KEYWORDS), "num": 2},
@@ -126,7 +131,7 @@ KINDS: dict[str, Kind] = {
     "end": Kind(
         "edge",
         _one_of("text", ENDS),
-        lambda p: f'End with "{p["text"]}" and nothing after it.',
+        lambda p: f'End with "{p["text"]}" as the last words.',
         frozenset({"case", "form"}),
     ),
     "no_comma": Kind("comma", lambda _: {}, lambda _: "Do not use commas."),
@@ -137,7 +142,7 @@ KINDS: dict[str, Kind] = {
 def instruction_records(term: GeneratedSet, num: int) -> Iterator[dict[str, object]]:
     """Generates rows whose prompts differ.
 
-    Options: ``kinds``, the kinds to draw from, with ``;`` between; ``min_constraints`` and ``max_constraints`` in a row.
+    Options: ``kinds`` to draw from, with ``;`` between; ``min_constraints`` and ``max_constraints`` of a row.
 
     Raises:
         ConfigError: an option is unknown or has no such value, or there are not so many different prompts.
@@ -148,21 +153,23 @@ def instruction_records(term: GeneratedSet, num: int) -> Iterator[dict[str, obje
     most = _count(options.pop("max_constraints", str(max(2, least))), "max_constraints", term)
     if options:
         raise ConfigError(
-            f"{term}: no option {next(iter(options))!r}; the options are kinds, min_constraints, max_constraints, size, "
-            f"seed, weight"
+            f"{term}: no option {next(iter(options))!r}; the options are kinds, min_constraints, max_constraints, "
+            f"size, seed, weight"
         )
     if least > most:
         raise ConfigError(f"{term}: min_constraints={least} exceeds max_constraints={most}")
     seen: set[str] = set()
-    for index in range(100 * num):
+    index = repeats = 0
+    while len(seen) < num:
         rng = random.Random(f"instructions {term.first_seed + index}")
         record = _record(rng, kinds, rng.randint(least, most))
-        if record["prompt"] not in seen:
+        repeats = repeats + 1 if record["prompt"] in seen else 0
+        if repeats > MOST_REPEATS:
+            raise ConfigError(f"{term}: has {len(seen)} different prompts; ask for a smaller size")
+        if not repeats:
             seen.add(str(record["prompt"]))
             yield record
-        if len(seen) == num:
-            return
-    raise ConfigError(f"{term}: has {len(seen)} different prompts; ask for a smaller size")
+        index += 1
 
 
 def _record(rng: random.Random, kinds: list[str], wanted: int) -> dict[str, object]:

@@ -87,6 +87,13 @@ def check_source(dataset: DatasetRef) -> None:
         adapter_of(dataset.name)
 
 
+def lacks_commit(dataset: DatasetRef) -> bool:
+    """Whether the hub's rows would be those of another commit at a later start: neither name nor adapter has one."""
+    if dataset.path or dataset.generated or dataset.revision:
+        return False
+    return bool(dataset.repository) or not adapter_of(dataset.name).hub.revision
+
+
 def pinned(text: str, field: str) -> str:
     """A data set's name with the commit that it is at now, so that a later start reads the same rows.
 
@@ -98,9 +105,7 @@ def pinned(text: str, field: str) -> str:
         DataError: neither the hub nor its local cache knows the commit.
     """
     dataset = parse_dataset(text, field)
-    if not dataset.repository or dataset.revision:
-        return text
-    return str(replace(dataset, revision=_hub_place(dataset).revision))
+    return str(replace(dataset, revision=_hub_place(dataset).revision)) if lacks_commit(dataset) else text
 
 
 def _adapter(dataset: DatasetRef) -> Adapter | None:
@@ -130,15 +135,9 @@ def _hub_place(dataset: DatasetRef) -> HubPlace:
     """Location of a data set of the hub; a known data set fills in what the reference does not name."""
     if not dataset.repository:
         known = adapter_of(dataset.name).hub
-        return replace(known, revision=dataset.revision or known.revision)
-    adapter = adapter_at(dataset.repository, dataset.subset)
-    if adapter is None:
-        return HubPlace(
-            repository=dataset.repository,
-            revision=dataset.revision or newest_commit(dataset.repository),
-            split=dataset.split or "train",
-            subset=dataset.subset,
-        )
-    return replace(
-        adapter.hub, revision=dataset.revision or adapter.hub.revision, split=dataset.split or adapter.hub.split
-    )
+    elif adapter := adapter_at(dataset.repository, dataset.subset):
+        known = replace(adapter.hub, split=dataset.split or adapter.hub.split)
+    else:
+        split = dataset.split or "train"
+        known = HubPlace(repository=dataset.repository, revision="", split=split, subset=dataset.subset)
+    return replace(known, revision=dataset.revision or known.revision or newest_commit(known.repository))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from gtpo_megatron.config.own_reward import run_with_own_reward
 from gtpo_megatron.config.problems import parse_dataset
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.data.source import pinned
+from gtpo_megatron.data.source import lacks_commit, pinned
 
 
 def pin_data_sets(config: RunConfig, before: RunConfig | None) -> RunConfig:
@@ -26,7 +26,7 @@ def pin_data_sets(config: RunConfig, before: RunConfig | None) -> RunConfig:
         found = parse_dataset(text, field) if text.strip() else None
         if found is not None and found.generated:
             return str(found)
-        if found is None or not found.repository or found.revision:
+        if found is None or not lacks_commit(found):
             return text
         return known.get(_without_commit(text)) or pinned(text, field)
 

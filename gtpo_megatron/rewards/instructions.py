@@ -5,6 +5,7 @@ exact, as IFEval's strict ones (arXiv 2311.07911): the response counts as it sta
 empty response follows nothing.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,16 +13,16 @@ from typing import Any
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.rewards.function import states
 from gtpo_megatron.rewards.request import Reward, RewardRequest
-from gtpo_megatron.untrusted.json_text import parse_json
 from gtpo_megatron.untrusted.text import shown
 
-_SENTENCE_END = re.compile(r"[.!?…。！？]+[\"'”’)\]]*(?=\s|$)")
+_SENTENCE_END = re.compile(r"[.!?\u2026\u3002\uff01\uff1f]+[\"'\u201d\u2019)\]]*(?=\s|$)")
 _BULLET = re.compile(r"^[ \t]*[*-][ \t]+\S", re.MULTILINE)
 _NUMBERED = re.compile(r"^[ \t]*(\d{1,3})[.)][ \t]+\S", re.MULTILINE)
 _TITLE = re.compile(r"<<[^<>\n]*\w[^<>\n]*>>")
-_WORD = re.compile(r"\w+(?:['’]\w+)*")
-_QUOTES = {'"': '"', "“": "”"}
-_COMMAS = ",，、،"
+_WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
+_QUOTES = {'"': '"', "\u201c": "\u201d"}
+_COMMAS = ",\uff0c\u3001\u060c"
+"""Latin, Chinese, Japanese and Arabic."""
 
 Constraint = Mapping[str, Any]
 
@@ -54,9 +55,13 @@ def _is_numbered(text: str, num: int) -> bool:
 
 def _is_json(text: str) -> bool:
     try:
-        return isinstance(parse_json(text, ""), dict)
-    except DataError:
+        return isinstance(json.loads(text, parse_constant=_no_constant), dict)
+    except (ValueError, RecursionError):
         return False
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _is_quoted(text: str) -> bool:
@@ -91,12 +96,21 @@ CHECKS: dict[str, Callable[[str, Constraint], bool]] = {
 }
 """The check of each kind: ``(response without white space at its ends, constraint)``."""
 
-_NEEDED = {
-    **dict.fromkeys(("max_words", "min_words", "sentences", "paragraphs", "bullets", "numbered"), {"num": int}),
-    **dict.fromkeys(("include", "exclude"), {"word": str}),
-    **dict.fromkeys(("start", "end"), {"text": str}),
-    "times": {"word": str, "num": int},
-    "letter": {"letter": str, "num": int},
+_NUMBER, _WORD_NEEDED, _TEXT_NEEDED = {"num": int}, {"word": str}, {"text": str}
+
+_NEEDED: dict[str, dict[str, type]] = {
+    "max_words": _NUMBER,
+    "min_words": _NUMBER,
+    "sentences": _NUMBER,
+    "paragraphs": _NUMBER,
+    "bullets": _NUMBER,
+    "numbered": _NUMBER,
+    "include": _WORD_NEEDED,
+    "exclude": _WORD_NEEDED,
+    "start": _TEXT_NEEDED,
+    "end": _TEXT_NEEDED,
+    "times": _WORD_NEEDED | _NUMBER,
+    "letter": {"letter": str} | _NUMBER,
 }
 
 

@@ -15,7 +15,7 @@ from gtpo_megatron.rewards import final_answer as final_answers
 from gtpo_megatron.rewards.function import states
 from gtpo_megatron.rewards.math_answer import math_answer
 from gtpo_megatron.rewards.request import Reward, RewardRequest
-from gtpo_megatron.untrusted.text import shown
+from gtpo_megatron.untrusted.text import printable, shown
 
 gym_version()
 import reasoning_gym  # noqa: E402, F401 - takes seconds, which no row's limit should have to bear
@@ -32,7 +32,10 @@ EVALUATED = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_ins
 PARSED = frozenset(
     {"countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"}
 )
-"""Tasks whose scorer passes the answer to sympy's ``parse_expr``, which runs it: only expressions come so far."""
+"""Tasks whose scorer passes the answer to sympy's ``parse_expr``, which runs it: only expressions come so far.
+
+``Integral`` is none of their functions: the derivative of an unsolved integral is right whatever was asked.
+"""
 
 TUPLES = frozenset({"arc_agi", "rearc"})
 """Tasks whose scorer compares with tuples, which are lists in a row's columns."""
@@ -49,12 +52,12 @@ _ANSWER_LINE = re.compile(r"\banswer:", re.IGNORECASE)
 def complaint(columns: Mapping[str, Any]) -> str:
     """Why a row cannot be graded; "" if it can."""
     task = columns.get("task")
-    if not _is_task(task):
+    if not isinstance(task, Mapping) or not _is_task(task):
         return ""
     if not isinstance(columns.get("metadata"), Mapping):
         return f"metadata is {shown(columns.get('metadata'))}; expected what reasoning-gym's entry has"
     try:
-        _task(task["name"], json.dumps(task.get("options")))
+        _task(task["name"], json.dumps(task["options"]))
     except ConfigError as error:
         return str(error)
     return ""
@@ -67,18 +70,26 @@ def task_score(request: RewardRequest) -> Reward:
     The answer is looked for where the prompt asks for it, see :func:`answer_asked_for`. A row of another data set, with
     no task of reasoning-gym in its columns, is graded as mathematics.
 
-    Parts: ``accuracy``, 1 if the answer is correct, else 0; ``answered``, whether there is an answer.
+    Parts: ``accuracy``, 1 if the answer is correct, else 0; ``answered``, whether there is an answer. An answer at
+    which the scorer raises is wrong, and the info says what it raised.
     """
     task = request.columns.get("task")
-    if not _is_task(task):
+    if not isinstance(task, Mapping) or not _is_task(task):
         reward = math_answer(request.response, request.answer)
         return Reward(reward, {"accuracy": float(reward >= 1.0)})
     answer = answer_asked_for(request.prompt_text, request.response)
-    score = 0.0 if answer is None else _score(task, answer, request.columns)
+    score, info = 0.0, {"answer": shown(answer)}
+    if answer is not None:
+        try:
+            score = _score(task, answer, request.columns)
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - scorers read answers with int() and the like
+            info["scorer"] = f"{type(error).__name__}: {printable(error)}"
     if math.isclose(score, 1.0, abs_tol=FULL_SCORE_TOLERANCE):
         score = 1.0
     parts = {"accuracy": float(score == 1.0), "answered": float(answer is not None)}
-    return Reward(score, parts, {} if answer is None else {"answer": answer[:200]})
+    return Reward(score, parts, info)
 
 
 def answer_asked_for(prompt: str, response: str) -> str | None:
@@ -114,8 +125,8 @@ def _between_tags(response: str) -> str | None:
     return (found[-1].strip() or None) if found else None
 
 
-def _is_task(task: object) -> bool:
-    return isinstance(task, Mapping) and isinstance(task.get("name"), str)
+def _is_task(task: Mapping[str, Any]) -> bool:
+    return isinstance(task.get("name"), str) and isinstance(task.get("options"), Mapping)
 
 
 def _score(task: Mapping[str, Any], answer: str, columns: Mapping[str, Any]) -> float:
@@ -124,7 +135,7 @@ def _score(task: Mapping[str, Any], answer: str, columns: Mapping[str, Any]) -> 
         return 0.0
     metadata = _tuples(columns["metadata"]) if name in TUPLES else columns["metadata"]
     entry = {"question": "", "answer": columns.get("answer"), "metadata": metadata}
-    score = float(_task(name, json.dumps(task.get("options"))).score_answer(answer, entry))
+    score = float(_task(name, json.dumps(task["options"])).score_answer(answer, entry))
     return min(max(score, 0.0), 1.0)
 
 
@@ -144,7 +155,7 @@ def _task(name: str, options: str) -> Any:
     Raises:
         ConfigError: there is no such task, or it refuses its options.
     """
-    task = reasoning_task(name, json.loads(options) or {})
+    task = reasoning_task(name, json.loads(options))
     if name in EVALUATED:
         vars(sys.modules[type(task).__module__])["eval"] = ast.literal_eval
     return task

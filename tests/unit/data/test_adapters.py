@@ -41,6 +41,14 @@ RECORDS = {
     },
     "gsm8k": {"question": QUESTION, "answer": "It is <<9/3=3>>3.\n#### 3"},
     "gsm8k-test": {"question": QUESTION, "answer": "It is <<9/3=3>>3.\n#### 3"},
+    "svamp": {
+        "ID": "chal-0",
+        "Body": "Ada has 7.0 pens. She gives 2 away",
+        "Question": "How many pens has Ada now?",
+        "Equation": "( 7.0 - 2.0 )",
+        "Answer": 5.0,
+        "Type": "Subtraction",
+    },
     "amc23": {"id": 0, "answer": 27.0, "url": "https://", "question": QUESTION},
     "minerva": {"question": QUESTION, "answer": "4.5e33"},
     "olympiadbench": {
@@ -66,6 +74,7 @@ RECORDS = {
 EXPECTED = {
     "gsm8k": ("It is <<9/3=3>>3.\n#### 3", None),
     "gsm8k-test": ("It is <<9/3=3>>3.\n#### 3", None),
+    "svamp": ("5", "svamp-chal-0"),
     "aime24": ("033", "aime24-60"),
     "aime25": ("70", "aime25-0"),
     "math500": ("\\left( 3, \\frac{\\pi}{2} \\right)", "math500-test/precalculus/807.json"),
