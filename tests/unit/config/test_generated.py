@@ -27,7 +27,11 @@ MATH_REWARD = "gtpo_megatron.rewards.math_answer:math_answer"
         ),
         (
             'reasoning-gym:complex_arithmetic?operations=["%2B","-"]',
-            (GeneratedSet(generator="reasoning-gym", task="complex_arithmetic", options=(("operations", '["+","-"]'),)),),
+            (
+                GeneratedSet(
+                    generator="reasoning-gym", task="complex_arithmetic", options=(("operations", '["+","-"]'),)
+                ),
+            ),
             "complex_arithmetic",
         ),
         ("instructions", (GeneratedSet(generator="instructions"),), "instructions"),
@@ -36,9 +40,13 @@ MATH_REWARD = "gtpo_megatron.rewards.math_answer:math_answer"
             (replace(SUM, weight=2.0), GeneratedSet(generator="reasoning-gym", task="gcd", size=10)),
             "chain_sum_gcd",
         ),
-        ("easy=instructions?kinds=json;title", (GeneratedSet(generator="instructions", options=(("kinds", "json;title"),)),), "easy"),
+        (
+            "easy=instructions?kinds=json;title",
+            (GeneratedSet(generator="instructions", options=(("kinds", "json;title"),)),),
+            "easy",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_forms_of_a_name(text, expected, label):
     found = parse_dataset(text, "train_path")
     assert (found.generated, found.label) == (expected, label)
