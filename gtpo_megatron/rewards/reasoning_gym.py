@@ -5,6 +5,7 @@ import json
 import math
 import re
 import sys
+from collections import deque
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -46,6 +47,7 @@ _EXPRESSION = re.compile(rf"(?:[\s\d+\-*/^(),]|\.(?!\s*[^\W\d])|(?<![^\W\d_])(?:
 
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _TEXT = re.compile(r"\\(?:text|mathrm|mathbf|textbf)\{([^{}]*)\}")
+_NUMBER = re.compile(r"(?<![\d.])-?\d+(?:,\d{3})*(?:\.\d+)?")
 _ANSWER_LINE = re.compile(r"\banswer:", re.IGNORECASE)
 
 
@@ -77,7 +79,8 @@ def task_score(request: RewardRequest) -> Reward:
     if not isinstance(task, Mapping) or not _is_task(task):
         reward = math_answer(request.response, request.answer)
         return Reward(reward, {"accuracy": float(reward >= 1.0)})
-    answer = answer_asked_for(request.prompt_text, request.response)
+    is_number = _NUMBER.fullmatch(str(request.columns.get("answer"))) is not None
+    answer = answer_asked_for(request.prompt_text, request.response, is_number=is_number)
     score, info = 0.0, {"answer": shown(answer)}
     if answer is not None:
         try:
@@ -92,19 +95,21 @@ def task_score(request: RewardRequest) -> Reward:
     return Reward(score, parts, info)
 
 
-def answer_asked_for(prompt: str, response: str) -> str | None:
+def answer_asked_for(prompt: str, response: str, *, is_number: bool = False) -> str | None:
     r"""The answer of a response, in the form that its prompt asks for last; None if it is not there.
 
     - ``<answer>``: what is between the last pair of these tags;
     - ``\boxed``: the last box, or the last line ``Answer: ...`` if there is no box;
     - ``Answer:``: the last such line, or the last box, whichever is later;
-    - none of them: the whole response.
+    - none of them: the last number if ``is_number``, which the reference is; else the whole response.
 
     White space at the ends is removed, and from a whole response also a last full stop.
     """
     line = max((found.start() for found in _ANSWER_LINE.finditer(prompt)), default=-1)
     places = {"tags": prompt.rfind("<answer>"), "box": prompt.rfind("\\boxed"), "line": line}
     form, place = max(places.items(), key=lambda one: one[1])
+    if place < 0 and is_number:
+        return next(iter(deque(_NUMBER.findall(response), maxlen=1)), None)
     if place < 0:
         return response.strip().removesuffix(".") or None
     if form == "tags":

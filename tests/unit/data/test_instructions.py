@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gtpo_megatron.config.problems import parse_dataset
-from gtpo_megatron.data.instructions import KINDS
+from gtpo_megatron.data.instructions import KINDS, RARE
 from gtpo_megatron.data.source import check_source, origin_of, read_rows
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.rewards.instructions import CHECKS, all_followed, complaint
@@ -49,7 +49,8 @@ def written(constraints):
 
 @pytest.mark.parametrize("num", [1, 2, 3])
 def test_every_row_can_be_checked_and_followed(num):
-    rows = rows_of(f"instructions?size=1500&seed={num}&min_constraints={num}&max_constraints={num}")
+    kinds = ";".join(KINDS)
+    rows = rows_of(f"instructions?size=1500&seed={num}&kinds={kinds}&min_constraints={num}&max_constraints={num}")
     assert len({row.prompt for row in rows}) == 1500
     found = set()
     for row in rows:
@@ -74,6 +75,12 @@ def test_a_name_is_the_same_rows_and_another_seed_others():
     assert [row.prompt for row in rows_of("instructions?size=20")] == [
         row.prompt for row in rows_of("instructions?size=50")[:20]
     ]
+
+
+def test_kinds_that_small_models_do_not_follow_must_be_asked_for():
+    rows = rows_of("instructions")
+    found = {one["kind"] for row in rows for one in json.loads(row.columns_json)["constraints"]}
+    assert found == set(KINDS) - set(RARE)
 
 
 def test_kinds_can_be_chosen():
