@@ -13,6 +13,7 @@ from typing import Any
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.rewards.function import states
 from gtpo_megatron.rewards.request import Reward, RewardRequest
+from gtpo_megatron.untrusted.json_text import parse_json
 from gtpo_megatron.untrusted.text import shown
 
 _SENTENCE_END = re.compile(r"[.!?\u2026\u3002\uff01\uff1f]+[\"'\u201d\u2019)\]]*(?=\s|$)")
@@ -54,14 +55,13 @@ def _is_numbered(text: str, num: int) -> bool:
 
 
 def _is_json(text: str) -> bool:
+    """A JSON object; NaN and infinities are none of JSON's."""
     try:
-        return isinstance(json.loads(text, parse_constant=_no_constant), dict)
-    except (ValueError, RecursionError):
+        value = parse_json(text, "")
+        json.dumps(value, allow_nan=False)
+    except (DataError, ValueError):
         return False
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    return isinstance(value, dict)
 
 
 def _is_quoted(text: str) -> bool:
@@ -96,7 +96,9 @@ CHECKS: dict[str, Callable[[str, Constraint], bool]] = {
 }
 """The check of each kind: ``(response without white space at its ends, constraint)``."""
 
-_NUMBER, _WORD_NEEDED, _TEXT_NEEDED = {"num": int}, {"word": str}, {"text": str}
+_NUMBER: dict[str, type] = {"num": int}
+_WORD_NEEDED: dict[str, type] = {"word": str}
+_TEXT_NEEDED: dict[str, type] = {"text": str}
 
 _NEEDED: dict[str, dict[str, type]] = {
     "max_words": _NUMBER,

@@ -1,7 +1,6 @@
 """Grades answers to reasoning-gym's tasks by their own scorers: ``gtpo_megatron.rewards.reasoning_gym:task_score``."""
 
 import ast
-import json
 import math
 import re
 import sys
@@ -59,7 +58,7 @@ def complaint(columns: Mapping[str, Any]) -> str:
     if not isinstance(columns.get("metadata"), Mapping):
         return f"metadata is {shown(columns.get('metadata'))}; expected what reasoning-gym's entry has"
     try:
-        _task(task["name"], json.dumps(task["options"]))
+        _task(task["name"], tuple(task["options"].items()))
     except ConfigError as error:
         return str(error)
     return ""
@@ -131,7 +130,10 @@ def _between_tags(response: str) -> str | None:
 
 
 def _is_task(task: Mapping[str, Any]) -> bool:
-    return isinstance(task.get("name"), str) and isinstance(task.get("options"), Mapping)
+    name, options = task.get("name"), task.get("options")
+    return (
+        isinstance(name, str) and isinstance(options, Mapping) and all(isinstance(one, str) for one in options.values())
+    )
 
 
 def _score(task: Mapping[str, Any], answer: str, columns: Mapping[str, Any]) -> float:
@@ -140,7 +142,7 @@ def _score(task: Mapping[str, Any], answer: str, columns: Mapping[str, Any]) -> 
         return 0.0
     metadata = _tuples(columns["metadata"]) if name in TUPLES else columns["metadata"]
     entry = {"question": "", "answer": columns.get("answer"), "metadata": metadata}
-    score = float(_task(name, json.dumps(task["options"])).score_answer(answer, entry))
+    score = float(_task(name, tuple(task["options"].items())).score_answer(answer, entry))
     return min(max(score, 0.0), 1.0)
 
 
@@ -150,17 +152,17 @@ def is_expression(answer: str) -> bool:
 
 
 @lru_cache(maxsize=TASKS)
-def _task(name: str, options: str) -> Any:
+def _task(name: str, options: tuple[tuple[str, str], ...]) -> Any:
     """The task, with a scorer that runs nothing of an answer.
 
     Args:
         name: of the task.
-        options: its options as a JSON object.
+        options: its options as text.
 
     Raises:
         ConfigError: there is no such task, or it refuses its options.
     """
-    task = reasoning_task(name, json.loads(options))
+    task = reasoning_task(name, dict(options))
     if name in EVALUATED:
         vars(sys.modules[type(task).__module__])["eval"] = ast.literal_eval
     return task
