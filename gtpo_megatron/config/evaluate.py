@@ -200,8 +200,8 @@ def defaults_of_run(run: RunConfig) -> EvaluateConfig:
     """What a run measured during training, so that its model is measured alike unless something else is asked for."""
     evaluation = run.evaluation
     heldout = parse_dataset(evaluation.path, "path") if evaluation.path.strip() else None
-    if heldout is not None and heldout.path and not heldout.is_named:
-        heldout = DatasetRef(name=HELDOUT, path=heldout.path, split=heldout.split)
+    if heldout is not None and (heldout.path or heldout.generated) and not heldout.is_named:
+        heldout = replace(heldout, name=HELDOUT, is_named=True)
     return EvaluateConfig(
         benchmarks=(*([str(heldout)] if heldout else []), *evaluation.benchmarks),
         prompt_column=evaluation.prompt_column,

@@ -13,6 +13,7 @@ from gtpo_megatron.config.checks import (
     require_text,
 )
 from gtpo_megatron.config.configuration import JsonObject, configuration
+from gtpo_megatron.config.generated import GeneratedSet, is_generated, parse_generated
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.errors import ConfigError
 
@@ -39,6 +40,7 @@ class DatasetRef:
         repository: of the hub, ``OWNER/NAME``; empty for a known data set or a file.
         subset: configuration of ``repository``; empty if it has one only.
         split: of ``repository`` or of a folder; empty: the usual one.
+        generated: the sets that it is made of, if a program writes its rows.
         prompt_column: of the prompt, where it has none of the usual names; ``a.b`` is ``b`` in the object ``a``.
         answer_column: of the reference answer, likewise.
         usual_prompt_column: of a run's other rows: taken of rows that have it, before the usual names. An adapter's
@@ -53,6 +55,7 @@ class DatasetRef:
     repository: str = ""
     subset: str = ""
     split: str = ""
+    generated: tuple[GeneratedSet, ...] = ()
     prompt_column: str = ""
     answer_column: str = ""
     usual_prompt_column: str = ""
@@ -66,6 +69,9 @@ class DatasetRef:
     def __str__(self) -> str:
         """A form that :func:`parse_dataset` reads."""
         split = f":{self.split}" if self.split else ""
+        if self.generated:
+            rows = " + ".join(map(str, self.generated))
+            return f"{self.name}={rows}" if self.is_named else rows
         if self.repository:
             subset = f"/{self.subset}" if self.subset else ""
             revision = f"@{self.revision}" if self.revision else ""
@@ -90,10 +96,15 @@ def parse_dataset(text: str, field: str) -> DatasetRef:
         raise ConfigError(f"{field} is empty: give a .jsonl, .json, .parquet or .csv file, or the name of a data set")
     if text.startswith("hub:"):
         return _parse_hub(text, field)
+    if is_generated(text):
+        terms = parse_generated(text, field)
+        return DatasetRef(name="+".join(term.name for term in terms).lower(), generated=terms, is_named=False)
     name, equals, path = text.partition("=")
     if equals and _NAME.fullmatch(name.strip()):
         if not path.strip():
             raise ConfigError(f"{field}={text!r}: nothing after the equals sign; expected NAME=PATH")
+        if is_generated(path.strip()):
+            return DatasetRef(name=name.strip().lower(), generated=parse_generated(path.strip(), field))
         path, split = _folder_and_split(path.strip())
         return DatasetRef(name=name.strip().lower(), path=path, split=split)
     if _is_of_hub(text):
@@ -214,10 +225,11 @@ class DataConfig:
 
     Attributes:
         train_path: ``dapo-math-17k`` (from the hub, at its pinned revision), ``dapo-math-17k@COMMIT``,
-            ``dapo-math-17k=FILE`` (a local copy), ``OWNER/NAME`` of the hub, or a .jsonl, .json, .parquet or .csv file
-            of rows with ``prompt`` or ``messages`` (chat messages or text), or ``problem`` or ``question`` (bare), and
-            ``answer``, ``ground_truth`` or ``solution``, maybe ``id`` and ``source``. Repeated prompts are removed and
-            counted.
+            ``dapo-math-17k=FILE`` (a local copy), ``OWNER/NAME`` of the hub, ``reasoning-gym:TASK?size=2000&seed=1``
+            with more options of the task or several tasks with `` + `` between, ``instructions?size=2000``, or a
+            .jsonl, .json, .parquet or .csv file of rows with ``prompt`` or ``messages`` (chat messages or text), or
+            ``problem`` or ``question`` (bare), and ``answer``, ``ground_truth`` or ``solution``, maybe ``id`` and
+            ``source``. Repeated prompts are removed and counted.
         prompt_column: of the training rows, if its name is another one; a text in it is a bare question. ``a.b`` is
             ``b`` in the object ``a``.
         answer_column: of the reference answer, if its name is another one.

@@ -118,6 +118,7 @@ class RewardConfig:
     Attributes:
         function: ``module:function`` or ``FILE.py:function`` taking ``(response, answer)``, ``(request)`` or
             ``(completions, **columns)``; or a weighted sum such as ``0.9*mine:tests + 0.1*mine.py:format``.
+            Where it is the default, generated rows are graded by their own function, see docs/rewards.md.
         num_workers: grading processes; 0 grades in the caller's process, without a time limit.
         timeout_s: time a response may take before it is marked failed and its worker replaced; a batched call has the
             time of one response.

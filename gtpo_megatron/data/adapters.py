@@ -164,6 +164,19 @@ def _code_row(question: str, columns: Mapping[str, object], place: str, source: 
     )
 
 
+def svamp_row(record: Record, place: str, source: str) -> Row:
+    """SVAMP (arXiv 2103.07191): a story in ``Body`` and what is asked in ``Question``; the answer is a number."""
+    body, question = (text_field(record, (name,), place).strip() for name in ("Body", "Question"))
+    joint = " " if body[-1] in ".?!" else ". "
+    answer = record.get("Answer")
+    # the published file has 51.0 for 51
+    whole = int(answer) if isinstance(answer, float) and answer.is_integer() else answer
+    flat = {"question": f"{body}{joint}{question}", "answer": whole, "id": None, "source": source}
+    row = generic_row(flat | {name: record.get(name) for name in ("Equation", "Type")}, place, source)
+    row_id = optional_text(record, "ID")
+    return replace(row, row_id=None if row_id is None else f"{source}-{row_id}")
+
+
 GSM8K = "e53f048856ff4f594e959d75785d2c2d37b678ee"
 """Commit of ``openai/gsm8k``."""
 
@@ -197,6 +210,12 @@ ADAPTERS = {
             hub=HubPlace(repository="openai/gsm8k", revision=GSM8K, split="test", subset="main"),
             to_row=generic_row,
             num_problems=1319,
+        ),
+        Adapter(  # of the hub's copy nobody has looked up the commit here: the newest is taken, and written down
+            name="svamp",
+            hub=HubPlace(repository="ChilleD/SVAMP", revision="", split="test"),
+            to_row=svamp_row,
+            num_problems=0,
         ),
         Adapter(
             name="aime24",
@@ -322,7 +341,7 @@ def adapter_of(name: str) -> Adapter:
         close = difflib.get_close_matches(name, ADAPTERS, n=1)
         raise ConfigError(
             f"unknown data set {name!r}{f'; perhaps you meant {close[0]!r}' if close else ''}; known: "
-            f"{', '.join(ADAPTERS)}; or give a file: {name}=FILE.jsonl"
+            f"{', '.join(ADAPTERS)}, instructions, reasoning-gym:TASK; or give a file: {name}=FILE.jsonl"
         )
     return ADAPTERS[name]
 

@@ -16,7 +16,7 @@ class HubPlace:
 
     Attributes:
         repository: owner and name.
-        revision: default commit; not a branch, because that moves.
+        revision: default commit; not a branch, because that moves. Empty: the newest one when a run starts.
         split: its split.
         subset: its configuration; empty if it has only one.
         files: JSON lines of the repository to read in place of its configuration.

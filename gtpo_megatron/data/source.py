@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from gtpo_megatron.config.problems import DatasetRef, parse_dataset
 from gtpo_megatron.data.adapters import ADAPTERS, Adapter, adapter_at, adapter_of
+from gtpo_megatron.data.generated import generated_origin, generated_records
 from gtpo_megatron.data.hub import HubPlace, newest_commit, read_hub
 from gtpo_megatron.data.records import read_records
 from gtpo_megatron.data.rows import Row, RowColumns, generic_row
@@ -23,11 +24,15 @@ def read_rows(dataset: DatasetRef, *, needs_answer: bool = True) -> Iterator[Row
         DataError: it cannot be read, a row is malformed, or there are no rows at all.
     """
     adapter = _adapter(dataset)
-    columns = RowColumns(
-        prompt=dataset.prompt_column,
-        answer=dataset.answer_column,
-        usual_prompt=dataset.usual_prompt_column,
-        usual_answer=dataset.usual_answer_column,
+    columns = (
+        RowColumns()
+        if dataset.generated
+        else RowColumns(
+            prompt=dataset.prompt_column,
+            answer=dataset.answer_column,
+            usual_prompt=dataset.usual_prompt_column,
+            usual_answer=dataset.usual_answer_column,
+        )
     )
     empty = True
     for place, record in _records(dataset):
@@ -48,12 +53,14 @@ def read_rows(dataset: DatasetRef, *, needs_answer: bool = True) -> Iterator[Row
 
 
 def origin_of(dataset: DatasetRef) -> str:
-    """The origin of the rows, for messages: the file, or the repository and commit.
+    """The origin of the rows, for messages: the file, the repository and commit, or what generates them.
 
     Raises:
         ConfigError: the name is unknown.
         DataError: the commit of a repository is not known.
     """
+    if dataset.generated:
+        return generated_origin(dataset.generated)
     if dataset.path:
         return f"{dataset.path}:{dataset.split}" if dataset.split else dataset.path
     split = f":{dataset.split}" if dataset.split else ""
@@ -63,16 +70,28 @@ def origin_of(dataset: DatasetRef) -> str:
 def check_source(dataset: DatasetRef) -> None:
     """Looks whether a data set is there, and, where columns are named, whether its first row has them.
 
+    Of a generated set the first row is generated.
+
     Raises:
-        ConfigError: the name is unknown.
+        ConfigError: the name is unknown, or an option of a generated set.
         DataError: no such file or folder, its files cannot be read, or the first row lacks a column that is named.
     """
-    if dataset.path and (dataset.prompt_column or dataset.answer_column):
+    if dataset.generated:
+        for term in dataset.generated:
+            next(generated_records([replace(term, size=1)]))
+    elif dataset.path and (dataset.prompt_column or dataset.answer_column):
         next(read_rows(dataset, needs_answer=bool(dataset.answer_column)))
     elif dataset.path:
         _records(dataset)
     elif not dataset.repository:
         adapter_of(dataset.name)
+
+
+def lacks_commit(dataset: DatasetRef) -> bool:
+    """Whether the hub's rows would be those of another commit at a later start: neither name nor adapter has one."""
+    if dataset.path or dataset.generated or dataset.revision:
+        return False
+    return bool(dataset.repository) or not adapter_of(dataset.name).hub.revision
 
 
 def pinned(text: str, field: str) -> str:
@@ -86,9 +105,7 @@ def pinned(text: str, field: str) -> str:
         DataError: neither the hub nor its local cache knows the commit.
     """
     dataset = parse_dataset(text, field)
-    if not dataset.repository or dataset.revision:
-        return text
-    return str(replace(dataset, revision=_hub_place(dataset).revision))
+    return str(replace(dataset, revision=_hub_place(dataset).revision)) if lacks_commit(dataset) else text
 
 
 def _adapter(dataset: DatasetRef) -> Adapter | None:
@@ -96,12 +113,16 @@ def _adapter(dataset: DatasetRef) -> Adapter | None:
     if dataset.repository:
         has_columns = dataset.prompt_column or dataset.answer_column
         return None if has_columns else adapter_at(dataset.repository, dataset.subset)
+    if dataset.generated:
+        return None
     if dataset.path:
         return ADAPTERS.get(dataset.name) if dataset.is_named else None
     return adapter_of(dataset.name)
 
 
 def _records(dataset: DatasetRef) -> Iterator[tuple[str, object]]:
+    if dataset.generated:
+        return generated_records(dataset.generated)
     if not dataset.path:
         return read_hub(_hub_place(dataset), name=dataset.name)
     known = _adapter(dataset)
@@ -114,15 +135,9 @@ def _hub_place(dataset: DatasetRef) -> HubPlace:
     """Location of a data set of the hub; a known data set fills in what the reference does not name."""
     if not dataset.repository:
         known = adapter_of(dataset.name).hub
-        return replace(known, revision=dataset.revision or known.revision)
-    adapter = adapter_at(dataset.repository, dataset.subset)
-    if adapter is None:
-        return HubPlace(
-            repository=dataset.repository,
-            revision=dataset.revision or newest_commit(dataset.repository),
-            split=dataset.split or "train",
-            subset=dataset.subset,
-        )
-    return replace(
-        adapter.hub, revision=dataset.revision or adapter.hub.revision, split=dataset.split or adapter.hub.split
-    )
+    elif adapter := adapter_at(dataset.repository, dataset.subset):
+        known = replace(adapter.hub, split=dataset.split or adapter.hub.split)
+    else:
+        split = dataset.split or "train"
+        known = HubPlace(repository=dataset.repository, revision="", split=split, subset=dataset.subset)
+    return replace(known, revision=dataset.revision or known.revision or newest_commit(known.repository))

@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 
+from gtpo_megatron.config.own_reward import run_with_own_reward
 from gtpo_megatron.config.problems import parse_dataset
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.data.source import pinned
+from gtpo_megatron.data.source import lacks_commit, pinned
 
 
 def pin_data_sets(config: RunConfig, before: RunConfig | None) -> RunConfig:
-    """The configuration with a commit in the name of every data set of the hub.
+    """The configuration with a commit in the name of every data set of the hub, and the reward of generated rows.
+
+    Generated sets get their size and seed into their names.
 
     Args:
         config: as it was asked for.
@@ -21,12 +24,14 @@ def pin_data_sets(config: RunConfig, before: RunConfig | None) -> RunConfig:
 
     def fixed(text: str, field: str) -> str:
         found = parse_dataset(text, field) if text.strip() else None
-        if found is None or not found.repository or found.revision:
+        if found is not None and found.generated:
+            return str(found)
+        if found is None or not lacks_commit(found):
             return text
         return known.get(_without_commit(text)) or pinned(text, field)
 
     data, evaluation = config.data, config.evaluation
-    return replace(
+    fixed_sets = replace(
         config,
         data=replace(
             data,
@@ -39,6 +44,7 @@ def pin_data_sets(config: RunConfig, before: RunConfig | None) -> RunConfig:
             benchmarks=tuple(fixed(text, "benchmarks") for text in evaluation.benchmarks),
         ),
     )
+    return run_with_own_reward(fixed_sets)
 
 
 def pin_date(config: RunConfig, date: str) -> RunConfig:

@@ -30,6 +30,7 @@ DISTRIBUTIONS = (
     "ray",
     "transformers",
     "math-verify",
+    "reasoning-gym",
 )
 
 _NO_CHECKOUT = "unknown (not a git checkout)"

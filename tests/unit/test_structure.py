@@ -83,6 +83,8 @@ OWN_JSON = {
     "gtpo_megatron/sandbox/inside/main.py": "its command line and jobs, from the process that started it",
     "gtpo_megatron/sandbox/inside/link.py": "inside the sandbox, which has no other reader: a program's; checked there",
     "gtpo_megatron/sandbox/inside/program.py": "arguments of a call, which program_tests.py has just made",
+    "gtpo_megatron/data/reasoning_tasks.py": "from the process that it has started",
+    "gtpo_megatron/data/reasoning_process.py": "its command line, written by the process that started it",
     "gtpo_megatron/rewards/processes/worker.py": "its command line, written by the process that started it",
     "gtpo_megatron/distributed/input_checks.py": "from the other ranks of this run",
     "tools/make_tiny_model.py": "what the tokenizers library has just made",

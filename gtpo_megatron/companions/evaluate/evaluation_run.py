@@ -25,6 +25,7 @@ from gtpo_megatron.companions.evaluate.verdict_file import (
     recorded_date,
 )
 from gtpo_megatron.config.evaluate import EvaluateConfig
+from gtpo_megatron.config.own_reward import evaluation_with_own_reward
 from gtpo_megatron.config.problems import DatasetRef
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.data.chat_template import TemplateInputs, load_tokenizer, stop_token_ids, today, unstopped_turn
@@ -79,6 +80,7 @@ def evaluate_model(
         RolloutError, WorkerError: sampling or grading failed.
     """
     check_request(config)
+    config = evaluation_with_own_reward(config)
     rewards = run_rewards(config.reward)
     check_threshold(rewards, config.success_threshold, option="--success-threshold")
     if any(one.statement.needs_sandbox for one in rewards):

@@ -20,6 +20,7 @@ from gtpo_megatron.companions.preflight.probes.trainer import answers
 from gtpo_megatron.companions.preflight.report import Report, shown_line, write_json, write_page
 from gtpo_megatron.companions.preflight.room import Room
 from gtpo_megatron.companions.preflight.runner import Budget, CheckRunner, chosen_checks
+from gtpo_megatron.config.own_reward import run_with_own_reward
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError, GTPOError
 from gtpo_megatron.mismatch.gate import MismatchGate
@@ -130,7 +131,7 @@ def _room(config: RunConfig, options: PreflightOptions, chosen: frozenset[str], 
         start_deadline_s=min(config.cluster.start_deadline_s, START_SHARE * options.seconds),
         stage_deadline_s=min(config.cluster.stage_deadline_s, STAGE_SHARE * options.seconds),
     )
-    config = replace(config, cluster=cluster)
+    config = run_with_own_reward(replace(config, cluster=cluster))
 
     def show(line: Line) -> None:
         console.print(shown_line(line), highlight=False, soft_wrap=True)
