@@ -42,7 +42,7 @@ def run_grouped(tmp_path, task):
         )
         for rank in range(task.config.parallel.num_ranks)
     ]
-    errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+    errors = [rank.communicate(timeout=300)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * len(ranks), errors[0][-3000:]
 
 
@@ -60,6 +60,7 @@ def resumed(rank, world_size, init_method, config, folder):
     return one_step(actor, config, 2)["optimizer/grad_norm"]
 
 
+@pytest.mark.timeout(600)  # nine processes that import torch, on a busy machine
 @pytest.mark.parametrize(
     ("family", "cpu", "gpu"),
     [
@@ -74,7 +75,7 @@ def test_a_checkpoint_goes_to_grouped_experts_and_back(tmp_path, family, cpu, gp
     make_expert_model(folder, family)
     source.mkdir()
     config = make_config(folder, LAYOUTS[cpu])
-    norms = run_processes(trained, config.parallel.num_ranks, config, str(source), timeout_s=120)
+    norms = run_processes(trained, config.parallel.num_ranks, config, str(source), timeout_s=300)
     grouped = make_config(folder, LAYOUTS[gpu])
     task = GroupedTask(config=grouped, init_method=f"file://{tmp_path}/store", source=str(source), target=str(target))
     run_grouped(tmp_path, task)
@@ -85,5 +86,5 @@ def test_a_checkpoint_goes_to_grouped_experts_and_back(tmp_path, family, cpu, gp
         left, right = (reader.read([name])[name] for reader in (one, other))
         rows = min(len(left), len(right))  # the vocabulary is padded for the layout
         assert torch.equal(left[:rows], right[:rows]), name
-    again = run_processes(resumed, config.parallel.num_ranks, config, str(target), timeout_s=120)
+    again = run_processes(resumed, config.parallel.num_ranks, config, str(target), timeout_s=300)
     assert again == pytest.approx(norms, rel=1e-6)

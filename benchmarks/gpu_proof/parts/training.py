@@ -29,6 +29,9 @@ MIB = 1 << 20
 PLAN_ERROR = 0.02
 """Between bytes that are planned and bytes that are there."""
 
+ACTIVATION_ERROR = 0.15
+"""The same for activations."""
+
 
 def run(report: Report, sizes: Sizes) -> None:
     for size in sizes.models:
@@ -76,7 +79,10 @@ def _activations(section: Section, actor: Any, arch: Architecture, size: ModelSi
         section.figure(
             f"activations of a micro-batch, by the {name}", value / MIB, "MiB", planned=round(planned / MIB, 2)
         )
-    section.require("activations: distance from the plan", abs(found["autograd"] / planned - 1), at_most=0.15)
+    beyond = found["autograd"] / planned - 1
+    section.require("activations: beyond the plan", beyond, at_most=ACTIVATION_ERROR)
+    if kernels == "te" or sizes.device.type == "cpu":  # on a GPU the plan is not of local layers, which fuse their gate
+        section.require("activations: short of the plan", -beyond, at_most=ACTIVATION_ERROR)
 
 
 def _kernels() -> Kernels:

@@ -49,12 +49,19 @@ def _shareable_memory() -> Iterator[None]:
 
     Ranks have expandable segments on; with them off, torch takes no block that one of them has left free.
     """
-    before = torch._C._accelerator_getAllocatorSettings()
+    before = _allocator_settings()
     torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
     try:
         yield
     finally:
         torch._C._accelerator_setAllocatorSettings(before)
+
+
+def _allocator_settings() -> str:
+    """The settings that torch's allocator was last given; torch 2.11 has them in its snapshot only."""
+    if hasattr(torch._C, "_accelerator_getAllocatorSettings"):
+        return torch._C._accelerator_getAllocatorSettings()
+    return str(torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"])
 
 
 def open_gpu_slots(file: SlotFile) -> Tensor:
