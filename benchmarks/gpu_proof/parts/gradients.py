@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_proof.models import rollouts_of, trainer
+from benchmarks.gpu_proof.models import kernels_of_layers, rollouts_of, trainer
 from benchmarks.gpu_proof.report import Report, Section
 from benchmarks.gpu_proof.sizes import ModelSize, Sizes
 from gtpo_megatron.batch import RolloutBatch, RolloutShard
@@ -24,8 +24,9 @@ from gtpo_megatron.weights.reshard import ShardCoordinates, hf_shapes, load_plan
 BF16 = 2**-8
 """Relative rounding error of bfloat16."""
 
-MORE_THAN_THEIRS = 1.25
-"""Our gap over that of transformers in bfloat16, which rounds logits too; ours are float32."""
+MORE_THAN_THEIRS: dict[str, float] = {"te": 1.25, "torch": 2.5}
+"""Our gap over that of transformers in bfloat16. Megatron's local layers add the bias of queries, keys and values to a
+product that is rounded already, so the same part of a bias is lost for every token: an average over many keeps it."""
 
 LEAST_GAP = BF16
 """Nats; a smaller gap is always right."""
@@ -51,7 +52,7 @@ def _compare(section: Section, size: ModelSize, sizes: Sizes) -> None:
         for name, found in (("logprobs", scores.old_logprobs), ("entropy", scores.token_entropy)):
             gap, theirs = ((side.float() - wanted[name]).abs() for side in (found, rounded[name]))
             for kind, pick in (("mean", torch.mean), ("largest", torch.max)):
-                bound = max(MORE_THAN_THEIRS * float(pick(theirs)), LEAST_GAP)
+                bound = max(MORE_THAN_THEIRS[kernels_of_layers()] * float(pick(theirs)), LEAST_GAP)
                 section.require(f"{kind} gap of {name}", float(pick(gap)), "nats", at_most=bound)
         gradients = _by_folder_names(_gradients(actor, rollouts, size), read_architecture(folder), actor)
     total = sum(float(one.double().square().sum()) for one in wanted["gradients"].values()) ** 0.5

@@ -19,8 +19,10 @@ MIB = 1 << 20
 TILE_ERROR = 2e-6
 """Of a tile's log-probs and entropies in float32, relative to the largest or in nats; torch's own are about as far."""
 
-BOUNDS = {"bfloat16": {"scores": 1e-4, "gradients": 1e-2}, "float32": {"scores": 1e-4, "gradients": 1e-4}}
-"""Of the whole layer: nats, and relative. Inputs are exact in both; bfloat16 gradients are rounded when stored."""
+BOUNDS = {"bfloat16": {"scores": 2e-4, "gradients": 1e-2}, "float32": {"scores": 1e-4, "gradients": 1e-4}}
+"""Of the whole layer: nats, and relative. Inputs are exact in both; bfloat16 gradients are rounded when stored.
+Of 5,120 bfloat16 products a tensor core's float32 sum is 4.9e-5 off on an H100, in a logit and again in the sum over
+all of them."""
 
 FORWARD = ("bare_forward", "bare_forward_tiled", "fused", "dense")
 TRAINING = ("bare_train", "fused_train", "fused_train_entropy", "dense_train")
