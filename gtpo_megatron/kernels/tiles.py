@@ -86,6 +86,10 @@ def spans(total: int, step: int) -> Iterator[slice]:
 
 
 def tile_columns(num_rows: int, tensor: Tensor) -> int:
-    """Number of columns of a tile of ``num_rows`` rows."""
+    """Number of columns of a tile of ``num_rows`` rows, a multiple of ``MIN_TILE_COLUMNS``.
+
+    A width that 8 does not divide would leave cuBLAS the kernels of older GPUs only: a third of the rate on an H100.
+    """
     elements = GPU_TILE_ELEMENTS if tensor.is_cuda else CPU_TILE_ELEMENTS
-    return max(MIN_TILE_COLUMNS, elements // max(1, num_rows))
+    whole = elements // max(1, num_rows) // MIN_TILE_COLUMNS
+    return max(1, whole) * MIN_TILE_COLUMNS

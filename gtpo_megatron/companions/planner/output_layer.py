@@ -6,7 +6,7 @@ GPU_TILE_ELEMENTS, CPU_TILE_ELEMENTS = 1 << 25, 1 << 22
 """Elements of a tile of logits; ``kernels/tiles.py`` has the same numbers."""
 
 MIN_TILE_COLUMNS = 512
-"""A tile is at least this wide."""
+"""A tile is at least this wide, and a multiple of it."""
 
 FLOAT32_BYTES = 4
 SUMS_BYTES = 64
@@ -50,7 +50,8 @@ def output_layer(
         tile_elements: logits of one tile.
     """
     chunk = min(chunk_tokens, tokens)
-    columns = min(vocab_rows, max(MIN_TILE_COLUMNS, tile_elements // max(1, chunk)))
+    whole = tile_elements // max(1, chunk) // MIN_TILE_COLUMNS
+    columns = min(vocab_rows, max(1, whole) * MIN_TILE_COLUMNS)
     tile = chunk * columns * FLOAT32_BYTES
     hidden = tokens * hidden_size * weight_bytes
     gathered = hidden if gathers else 0

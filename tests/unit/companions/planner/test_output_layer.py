@@ -50,6 +50,15 @@ def test_the_kernels_constants_are_ours():
     assert module.MIN_TILE_COLUMNS == tiles.MIN_TILE_COLUMNS
 
 
+@pytest.mark.parametrize("rows", [1, 7, 1000, 1024, 3072, 4096, 9999, 1 << 23])
+def test_tiles_are_as_wide_as_products_like_them(rows):
+    """cuBLAS has its fast kernels for widths that 8 divides."""
+    columns = tiles.tile_columns(rows, torch.zeros(1))
+    assert columns % tiles.MIN_TILE_COLUMNS == 0
+    assert columns == tiles.MIN_TILE_COLUMNS or rows * columns <= tiles.CPU_TILE_ELEMENTS
+    assert rows * (columns + tiles.MIN_TILE_COLUMNS) > tiles.CPU_TILE_ELEMENTS
+
+
 @pytest.mark.parametrize("scale", [0.1, 1.0, 100.0])
 @pytest.mark.parametrize("chunk", [128, 512, 1024])
 def test_scoring_holds_tiles_and_no_more(chunk, scale):
