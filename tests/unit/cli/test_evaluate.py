@@ -51,7 +51,7 @@ def rows(tmp_path, *lines, name="rows.jsonl"):
         ((MODEL, "--benchmarks", "aime24,aime42"), "unknown data set 'aime42'"),
         (
             (MODEL, "--benchmarks", "aime24,math-500"),
-            "known: dapo-math-17k, gsm8k, gsm8k-test, aime24, aime25, math500",
+            "known: dapo-math-17k, gsm8k, gsm8k-test, svamp, aime24, aime25, math500",
         ),
         ((MODEL, "--benchmarks", "aime24@main"), "must be a commit"),
         ((MODEL, "--benchmarks", "x=/nowhere.jsonl", *SHORT), "/nowhere.jsonl: cannot be read: no such file"),
