@@ -281,6 +281,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=896, help="H")
     parser.add_argument("--vocab", type=int, default=151_936, help="V")
     parser.add_argument("--chunk", type=int, default=512, help="tokens whose logits are made together")
+    parser.add_argument("--tile-elements", type=int, default=0, help="logits of a tile; 0: those of kernels/tiles.py")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=["forward", "train"], default=["forward", "train"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -292,6 +293,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.cpu_time:
         arguments.threads = 1
+    if arguments.tile_elements:
+        tiles.GPU_TILE_ELEMENTS = tiles.CPU_TILE_ELEMENTS = arguments.tile_elements
     torch.set_num_threads(arguments.threads)
     problem = Problem(arguments)
     if arguments.memory_of:

@@ -27,7 +27,7 @@ class HeadSize:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSize:
-    """A model of two layers, and a batch of equally long responses.
+    """A model, and a batch of equally long responses.
 
     Attributes:
         name: of the model whose widths it has.
@@ -53,7 +53,8 @@ class Sizes:
     Attributes:
         device: that they measure on.
         heads: output layers.
-        models: of the actor.
+        models: of the actor, two layers each.
+        whole: one with all of its layers, whose rates are measured too.
         dtype: of the models.
         checked_responses: of the batch whose gradients are compared.
         bucket_bytes: of a push.
@@ -64,6 +65,7 @@ class Sizes:
     device: torch.device
     heads: tuple[HeadSize, ...]
     models: tuple[ModelSize, ...]
+    whole: ModelSize
     dtype: str
     checked_responses: int
     bucket_bytes: int
@@ -105,6 +107,9 @@ def sizes_of(device: torch.device, *, small: bool) -> Sizes:
                 ModelSize(name="small, tied", config=_config(128, 160, 4, 2, 503, tied=True), **batch),
                 ModelSize(name="small", config=_config(128, 160, 4, 2, 503, tied=False), **batch),
             ),
+            whole=ModelSize(
+                name="small, whole", config=_config(128, 160, 4, 2, 503, tied=True) | {"num_hidden_layers": 4}, **batch
+            ),
             dtype="bfloat16",
             checked_responses=4,
             bucket_bytes=1 << 16,
@@ -123,6 +128,7 @@ def sizes_of(device: torch.device, *, small: bool) -> Sizes:
             ModelSize(name="0.5B widths", config=half, **batch),
             ModelSize(name="7B widths", config=seven, **batch),
         ),
+        whole=ModelSize(name="0.5B whole", config=half | {"num_hidden_layers": 24}, **batch),
         dtype="bfloat16",
         checked_responses=4,
         bucket_bytes=512 << 20,

@@ -52,6 +52,7 @@ def _compare(section: Section, size: ModelSize, sizes: Sizes) -> None:
         for name, found in (("logprobs", scores.old_logprobs), ("entropy", scores.token_entropy)):
             gap, theirs = ((side.float() - wanted[name]).abs() for side in (found, rounded[name]))
             for kind, pick in (("mean", torch.mean), ("largest", torch.max)):
+                section.figure(f"{kind} gap of {name}, of transformers in bfloat16", float(pick(theirs)), "nats")
                 bound = max(MORE_THAN_THEIRS[kernels_of_layers()] * float(pick(theirs)), LEAST_GAP)
                 section.require(f"{kind} gap of {name}", float(pick(gap)), "nats", at_most=bound)
         gradients = _by_folder_names(_gradients(actor, rollouts, size), read_architecture(folder), actor)

@@ -1,4 +1,4 @@
-"""The actor with two layers of a model's widths: rates of scoring and updating, and its bytes against the planner's."""
+"""The actor, with two layers of a model's widths or a whole model: rates, and its bytes against the planner's."""
 
 import statistics
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ ACTIVATION_ERROR = 0.15
 
 
 def run(report: Report, sizes: Sizes) -> None:
-    for size in sizes.models:
+    for size in (*sizes.models, sizes.whole):
         with report.section(f"{size.name}: score and update") as section, trainer(size, sizes) as (actor, folder):
             arch = read_architecture(folder)
             section.figure("layers of", {"te": "Transformer Engine", "torch": "Megatron, local"}[kernels_of_layers()])
