@@ -139,7 +139,7 @@ KINDS: dict[str, Kind] = {
 """The kinds of constraints, by the names that rewards/instructions.py checks them by."""
 
 RARE = ("paragraphs", "lowercase", "uppercase", "json", "quoted", "end")
-"""Kinds that SmolLM2-135M-Instruct hardly ever follows at temperature 1 (docs/rewards.md); drawn where asked for."""
+"""Kinds that SmolLM2-135M-Instruct hardly ever follows at temperature 1 (docs/tasks.md); drawn where asked for."""
 
 
 def instruction_records(term: GeneratedSet, num: int) -> Iterator[dict[str, object]]:

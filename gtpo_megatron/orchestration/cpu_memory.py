@@ -78,7 +78,8 @@ def engines_need(
     """
     workers = rollout.num_engines * rollout.tensor_parallel_size
     cache = cpu_cache_mib(rollout, architecture, max_tokens=max_tokens, free_bytes=free_bytes)
-    weights = architecture.num_parameters * ELEMENT_BYTES[rollout.dtype] * rollout.num_engines
+    # twice: as they were pushed, and packed for oneDNN's products
+    weights = 2 * architecture.num_parameters * ELEMENT_BYTES[rollout.dtype] * rollout.num_engines
     return [
         Taken(
             by="engines",
