@@ -3,13 +3,16 @@
 import logging
 import multiprocessing
 import signal
+import tempfile
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
+from gtpo_megatron.supervision import process_tree
 from tests.dist_utils import seed_all
 
 torch.set_num_threads(1)
@@ -29,6 +32,14 @@ RANK_MODULES = {
     "megatron": ["transformers", "gtpo_megatron.actor.actor"],
 }
 """By the mark of tests that need them."""
+
+
+@pytest.fixture
+def shared_memory(monkeypatch):
+    """A folder in place of ``/dev/shm``, where runs of tests beside this one sweep up what nobody has mapped."""
+    with tempfile.TemporaryDirectory(dir=process_tree.SHARED_MEMORY, prefix="test-") as folder:
+        monkeypatch.setattr(process_tree, "SHARED_MEMORY", Path(folder))
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 PROC = Path("/proc")
 SHARED_MEMORY = Path("/dev/shm")
+MAPPED_WITHIN_S = 0.2  # of a file's start
 
 # the inode number of a mapped file; a semaphore is mapped under another name than its final one
 _MAPPED = re.compile(rb" (\d+) +/dev/shm/", re.MULTILINE)
@@ -141,20 +142,30 @@ def shared_files() -> dict[str, int]:
 def remove_unused_shared(before: Collection[str], *, of: Collection[int] = ()) -> None:
     """Removes this user's files in ``/dev/shm`` that no process has mapped, of kinds that somebody always has.
 
+    It looks twice, since another run's process makes a file, or is told its name, a moment before it maps it.
+
     Args:
         before: names of files that stay.
         of: processes whose mappings do not count.
     """
+    unused = _unused_shared(before, of)
+    if unused:
+        time.sleep(MAPPED_WITHIN_S)
+        unused &= _unused_shared(before, of)
+    for name in unused:
+        with contextlib.suppress(OSError):  # gone
+            if (SHARED_MEMORY / name).stat().st_uid == os.geteuid():
+                (SHARED_MEMORY / name).unlink()
+
+
+def _unused_shared(before: Collection[str], of: Collection[int]) -> set[str]:
     # the files first, then who has mapped them: whoever makes one meanwhile keeps it
     fresh = {inode: name for name, inode in shared_files().items() if name not in before}
     fresh = {inode: name for inode, name in fresh.items() if _ALWAYS_MAPPED.fullmatch(name)}
     for pid in process_ids() - set(of) if fresh else ():
         for inode in mapped_shared(pid) & fresh.keys():
             del fresh[inode]
-    for name in fresh.values():
-        with contextlib.suppress(OSError):  # gone
-            if (SHARED_MEMORY / name).stat().st_uid == os.geteuid():
-                (SHARED_MEMORY / name).unlink()
+    return set(fresh.values())
 
 
 def _read(pid: int, name: str) -> bytes:

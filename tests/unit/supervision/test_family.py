@@ -1,18 +1,20 @@
 """Whom a driver, this process, takes for its run's, and what becomes of files in shared memory."""
 
+import contextlib
 import errno
+import mmap
 import os
 import signal
 import subprocess
 import sys
-from multiprocessing.shared_memory import SharedMemory
+import time
 from pathlib import Path
 
 import pytest
 
 from gtpo_megatron.supervision import family as module
 from gtpo_megatron.supervision.family import Family
-from gtpo_megatron.supervision.process_tree import SHARED_MEMORY, remove_unused_shared
+from gtpo_megatron.supervision.process_tree import remove_unused_shared
 
 
 @pytest.fixture
@@ -79,55 +81,63 @@ def test_without_descriptors_a_process_is_met_at_a_later_look(family, started, m
     assert family.cause().name == "rank 0"
 
 
-MAKES = (
-    "from multiprocessing import resource_tracker; from multiprocessing.shared_memory import SharedMemory; "
-    "s = SharedMemory(create=True, size=64); resource_tracker.unregister(s._name, 'shared_memory'); print(s.name)"
-)
+@pytest.fixture
+def mapped():
+    """Maps files of these paths."""
+    with contextlib.ExitStack() as stack:
+
+        def add(path):
+            with path.open("r+b") as file:
+                stack.enter_context(mmap.mmap(file.fileno(), 0))
+
+        yield add
 
 
-def test_a_file_that_nobody_has_mapped_goes_unless_it_was_there_before():
-    names = [subprocess.check_output([sys.executable, "-c", MAKES], text=True).strip() for _ in range(3)]
-    user = SharedMemory(name=names[1])
-    try:
-        remove_unused_shared({names[2]})
-        assert [(SHARED_MEMORY / name).exists() for name in names] == [False, True, True]
-        remove_unused_shared({names[2]}, of={os.getpid()})
-        assert [(SHARED_MEMORY / name).exists() for name in names] == [False, False, True]
-    finally:
-        user.close()
-        for name in names:
-            (SHARED_MEMORY / name).unlink(missing_ok=True)
+@pytest.fixture
+def files(shared_memory):
+    """Two that a sweep may remove, if nobody has mapped them."""
+    paths = [shared_memory / f"psm_{number}" for number in range(2)]
+    for path in paths:
+        path.write_bytes(b"queue")
+    return paths
 
 
-def test_what_others_put_into_shared_memory_stays(monkeypatch):
+def test_a_file_that_nobody_has_mapped_goes_unless_it_was_there_before(files, shared_memory, mapped):
+    before = shared_memory / "psm_2"
+    before.write_bytes(b"queue")
+    mapped(files[1])
+    remove_unused_shared({before.name})
+    assert [path.exists() for path in (*files, before)] == [False, True, True]
+    remove_unused_shared({before.name}, of={os.getpid()})
+    assert [path.exists() for path in (*files, before)] == [False, False, True]
+
+
+def test_a_file_that_is_mapped_a_moment_after_its_start_stays(files, mapped, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda _: mapped(files[1]))
+    remove_unused_shared(())
+    assert [path.exists() for path in files] == [False, True]
+
+
+def test_what_others_put_into_shared_memory_stays(shared_memory, files, monkeypatch):
     """A data set that nobody has mapped, another user's queue."""
-    data, queue = (SHARED_MEMORY / name for name in (f"torch_dataset_{os.getpid()}", f"psm_{os.getpid():08x}"))
+    data, queue = shared_memory / "torch_dataset", files[0]
     data.write_bytes(b"data")
-    queue.write_bytes(b"queue")
     if os.geteuid() == 0:
         os.chown(queue, 12345, -1)
     else:  # a file cannot be given away
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    try:
-        remove_unused_shared(())
-        assert (data.exists(), queue.exists()) == (True, True)
-    finally:
-        data.unlink()
-        queue.unlink()
+    remove_unused_shared(())
+    assert (data.exists(), queue.exists()) == (True, True)
 
 
-def test_a_file_that_cannot_be_removed_is_passed_over(monkeypatch):
+def test_a_file_that_cannot_be_removed_is_passed_over(files, monkeypatch):
     def refuse(path, missing_ok=False):
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
 
-    queue = SHARED_MEMORY / f"psm_{os.getpid():08x}"
-    queue.write_bytes(b"queue")
-    try:
-        monkeypatch.setattr(Path, "unlink", refuse)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
         remove_unused_shared(())
-    finally:
-        monkeypatch.undo()
-        queue.unlink()
+    assert files[0].exists()
 
 
 FORKING = """
