@@ -1,0 +1,1 @@
+"""Conversations of several turns: messages, their tokens, and the environments that answer."""

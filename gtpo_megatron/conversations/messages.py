@@ -1,0 +1,80 @@
+"""Messages of a conversation, and an environment's part in it.
+
+A page with an environment of one's own needs these records only; they import neither torch nor vLLM.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCall:
+    """A call of a tool that the policy asks for.
+
+    Attributes:
+        name: of the tool.
+        arguments: by name, as parsed from the policy's text.
+        call_id: that the policy gave it, if its family's form has one.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    call_id: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """One message.
+
+    Attributes:
+        role: who says it.
+        content: its text, without tool calls.
+        reasoning: thinking that the policy's family writes apart from its answer.
+        tool_calls: of the policy's message.
+        malformed_calls: per call in it that cannot be read, what is wrong with it.
+        tool: of a tool's result, the name of the tool.
+        call_id: of a tool's result, that of the call.
+    """
+
+    role: Role
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    malformed_calls: tuple[str, ...] = ()
+    tool: str = ""
+    call_id: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opening:
+    """What a conversation begins with.
+
+    Attributes:
+        messages: all up to the policy's first turn.
+        tools: that the policy may call, as OpenAI describes functions: ``{"type": "function", "function": {...}}``.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """An environment's answer to a turn of the policy.
+
+    Attributes:
+        messages: that the policy reads before its next turn; none if ``done``.
+        reward: of the turn; that of the last one is the outcome's.
+        done: the conversation has ended.
+        num_tool_errors: calls of the turn that failed or could not be read.
+    """
+
+    messages: tuple[Message, ...] = ()
+    reward: float = 0.0
+    done: bool = False
+    num_tool_errors: int = 0
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Parts of the reward, by name: metrics of the run, as those of a reward function."""
