@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 import tomllib
 import zipfile
@@ -27,6 +28,32 @@ def test_parts_take_at_most_eight_minutes_and_each_has_a_module():
     assert max(runner.PARTS.values()) <= 480
     found = {path.stem for path in (ROOT / "benchmarks" / "gpu_proof" / "parts").glob("[a-z]*.py")}
     assert found == set(runner.PARTS)
+
+
+BARE = """
+import sys
+
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1].split(","):
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+sys.meta_path.insert(0, Refused())
+from gtpo_megatron.actor import actor
+from benchmarks.gpu_proof.parts import gradients, kernels, push, sleep, training
+"""
+
+
+@pytest.mark.megatron
+def test_a_machine_needs_no_more_than_it_has_and_the_bundle_brings():
+    """Of what an installation depends on; what these need themselves is not looked for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {re.split("[<>=]", one)[0].strip() for one in (*wheels.NEEDED, *wheels.THERE)}
+    lacking = {re.split("[<>=]", one)[0].strip() for one in project} - names - {"pyyaml"}  # transformers needs it
+    refused = ",".join(name.replace("-", "_") for name in [*lacking, "vllm"])
+    done = subprocess.run([sys.executable, "-c", BARE, refused], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "sentencepiece" in refused
 
 
 def test_a_section_that_raises_is_told_and_the_others_are_kept(tmp_path):
