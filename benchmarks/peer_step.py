@@ -5,7 +5,7 @@
     python -m benchmarks.peer_step --size small --output peer_step_small.json
     python -m benchmarks.peer_step --size smollm2 --rounds 2 --steps 4 --output peer_step_smollm2.json
 
-Runs take turns, each with processes of its own: GTPO here (two Megatron ranks, a vLLM engine, Ray), once with entropies
+Runs take turns, each with processes of its own: GTPO here (Megatron ranks, a vLLM engine, Ray), once with entropies
 from the trainer and once from the sampler, and GRPO with TRL, whose engine is in its process. The model has random
 weights. TRL lets vLLM choose the engine's dtype, which for weights of float32 is bfloat16; ours is float32, so that
 sampler and trainer agree to 5e-5 nats. TRL is therefore timed a second time with a float32 engine, and a third time
@@ -47,8 +47,11 @@ SIZES: dict[str, tuple[int, dict[str, int]]] = {
 }
 """Responses of a step, and the model: 14.1, 1.1 and 134.5 million parameters."""
 
-MICRO_BATCH_TOKENS = {"large": 8192, "small": 8192, "smollm2": 2048}
+MICRO_BATCH_TOKENS = {"large": 8192, "small": 8192, "smollm2": 1024}
 """Of ours; TRL takes all responses of a rank at once."""
+
+RANKS = {"large": 2, "small": 2, "smollm2": 1}
+"""Data-parallel ranks on the two cores; one, as in recipes/smollm2_cpu.py, has the gradients in memory once."""
 
 TARGETS = {"large": 0.5, "small": 0.7, "smollm2": 0.5}
 """Upper bounds of our step over TRL's with the same dtype."""
@@ -125,6 +128,8 @@ def ours(model: Path, scratch: Path, options: Options, *, entropy_source: str) -
         "evaluation.sampling.max_response_tokens": RESPONSE_TOKENS,
         "rollout.entropy_source": entropy_source,
         "parallel.tensor_parallel_size": 1,
+        "parallel.num_ranks": RANKS[options.size],
+        "cluster.threads_per_rank": 2 // RANKS[options.size],
         "rollout.kv_cache_mib": 512,
         "update.micro_batch_tokens": MICRO_BATCH_TOKENS[options.size],
         "evaluation.every_steps": 0,
