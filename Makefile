@@ -1,5 +1,5 @@
 # Every target does its own set-up. `make quickstart` and `make test` are the two a newcomer needs.
-.PHONY: setup quickstart code-quickstart test test-dist test-slow test-slurm nightly test-gpu test-gpu-stack fuzz chaos fmt lint types arch docs golden bench-quickstart resolve check
+.PHONY: setup quickstart real-quickstart code-quickstart test test-dist test-slow test-slurm nightly test-gpu test-gpu-stack fuzz chaos fmt lint types arch docs golden bench-quickstart resolve check
 
 # byte code that is never written is compiled anew in every process of a run, a minute in all
 unexport PYTHONDONTWRITEBYTECODE
@@ -13,6 +13,7 @@ LATER := slow or nightly or slurm or gpu or network
 FAST := not ($(LATER) or gpu_stack or vllm or ray or megatron)
 RUN_DIR := runs/quickstart
 CODE_RUN_DIR := runs/code-quickstart
+REAL_RUN_DIR := runs/real-quickstart
 MINUTES := 10
 
 setup:
@@ -20,6 +21,10 @@ setup:
 
 quickstart: setup  ## trains the tiny model with GTPO, 3 to 6 minutes on two cores, each time anew; RUN_DIR=... for another folder
 	@$(BIN)/gtpo-megatron quickstart --run-dir "$(RUN_DIR)"
+
+real-quickstart: setup  ## a pretrained SmolLM2 learns to follow instructions: about 20 minutes on two cores
+	@[ "$(REAL_RUN_DIR)" != runs/real-quickstart ] || rm -rf runs/real-quickstart
+	@$(BIN)/gtpo-megatron train recipes.smollm2_cpu:gtpo --run-dir "$(REAL_RUN_DIR)"
 
 code-quickstart: setup  ## the tiny model learns to write programs that pass tests, in a sandbox: about 8 minutes on two cores
 	@tools/install_bubblewrap.sh

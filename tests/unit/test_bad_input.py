@@ -133,7 +133,6 @@ def test_the_assets_are_small_enough():
         "tiny_coder",
         "tiny_qwen2",
         "tiny_qwen3_moe",
-        "word_problems",
     }
 
 
