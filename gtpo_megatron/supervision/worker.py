@@ -3,9 +3,11 @@
 import contextlib
 import ctypes
 import os
+import re
 import resource
 import select
 import signal
+from pathlib import Path
 
 from gtpo_megatron.supervision.process_tree import descendants, end_all
 
@@ -38,10 +40,25 @@ def supervise(*, control: int, connection: int, parent: int) -> None:
             os._exit(1)
         return
     os.close(connection)
+    # The kernel sends it to a group with a stopped process whose parent ends, which is what happens here if the parent
+    # is killed: its pipes close before it counts as ended, and by then this process may have stopped the worker.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     status = _wait(worker, control=control, parent=parent)
     statuses = {} if status is None else {worker: status}
     end_all(lambda: _left(supervisor, statuses), within_s=END_PATIENCE_S)
     _leave_with(statuses[worker] if worker in statuses else os.waitpid(worker, 0)[1])
+
+
+def limit_memory(mib: int) -> None:
+    """Limits this process's memory to ``mib`` more than now; allocations beyond it raise MemoryError.
+
+    It counts private writable memory (``RLIMIT_DATA``), not mapped files. Shared memory and child processes are for
+    whoever has started it to watch.
+    """
+    now = re.search(r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
+    assert now is not None
+    limit = (int(now[1]) << 10) + (mib << 20)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def _wait(worker: int, *, control: int, parent: int) -> int | None:

@@ -6,11 +6,8 @@ It is a new interpreter instead of a multiprocessing child, so that the parent's
 import contextlib
 import json
 import os
-import re
-import resource
 import sys
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from gtpo_megatron.config.reward import JudgeConfig
@@ -18,6 +15,7 @@ from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.judge.client import JudgeSetup
 from gtpo_megatron.rewards.function import resolve_rewards, takes_several
 from gtpo_megatron.rewards.grade import RewardCaller
+from gtpo_megatron.supervision.worker import limit_memory
 
 
 class Ready(NamedTuple):
@@ -65,15 +63,3 @@ def main() -> None:
                 with contextlib.suppress(OSError, ValueError):  # the function may have closed them
                     stream.flush()  # what it printed belongs to these rows
             connection.send(verdicts)
-
-
-def limit_memory(mib: int) -> None:
-    """Limits this process's memory to ``mib`` more than now; allocations beyond it raise MemoryError.
-
-    It counts private writable memory (``RLIMIT_DATA``), not mapped files. The pool watches shared memory and child
-    processes.
-    """
-    now = re.search(r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
-    assert now is not None
-    limit = (int(now[1]) << 10) + (mib << 20)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

@@ -1,13 +1,7 @@
 """The pool's side of one grading process, which is replaced when it dies or exceeds a limit."""
 
-import contextlib
-import json
-import logging
 import math
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,15 +16,7 @@ from gtpo_megatron.rewards.grade import OUT_OF_MEMORY, Verdict
 from gtpo_megatron.rewards.processes.worker import Ready
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.supervision.process_tree import memory_bytes, process_stat
-from gtpo_megatron.supervision.worker import END_PATIENCE_S
-
-logger = logging.getLogger(__name__)
-
-START_LIMIT_S = 120.0
-"""Time for a worker to import the reward function; generous, because a cold file system is slow."""
-
-EXIT_PATIENCE_S = 1.0
-"""Time for a process to end after its pipe was closed, before it is killed."""
+from gtpo_megatron.supervision.supervised_process import EXIT_PATIENCE_S, START_LIMIT_S, SupervisedProcess
 
 WATCH_EVERY_S = 0.2
 """Interval of memory readings during a row; a shorter row is not measured."""
@@ -38,22 +24,8 @@ WATCH_EVERY_S = 0.2
 ASYNC_PATIENCE_S = 1.0
 """Time in which a function that is async ends its late rows itself, before its process is replaced."""
 
-PRINTED_BYTES = 10_000
-"""Limit of a row's output; the rest is dropped."""
-
 FREE_SHARE = 0.5
 """Fraction of a batch's time that is given to the first rows; the rest is divided equally."""
-
-_BOOTSTRAP = """\
-import json, sys
-sys.path[:] = json.loads(sys.argv.pop(1))
-told = json.loads(sys.argv[1])
-from gtpo_megatron.supervision.worker import supervise
-supervise(control=told["control"], connection=told["descriptor"], parent=told["parent"])
-from gtpo_megatron.rewards.processes.worker import main
-main()
-"""
-"""Sets the parent's module path in the child, so that it can import the same functions."""
 
 OVER_BUDGET = Verdict(
     "over_budget",
@@ -122,7 +94,7 @@ class WorkerProcess:
     @property
     def supervisor_id(self) -> int:
         """Process id of the supervisor, whose child the worker is."""
-        return self._child.process.pid
+        return self._child.process.supervisor_id
 
     def grade(self, requests: Sequence[RewardRequest], *, budget: BatchBudget | None = None) -> list[Verdict]:
         """Grades the rows of one call within its limits.
@@ -152,7 +124,7 @@ class WorkerProcess:
         if ready is None:
             return [OVER_BUDGET] * len(requests)
         child, was_sent = self._child, False
-        child.output.pass_on(is_new_row=True)
+        child.process.output.pass_on(is_new=True)
         try:
             child.connection.send(requests)
             was_sent = True
@@ -189,7 +161,7 @@ class WorkerProcess:
         try:
             told = child.receive(min(deadline, child.start_deadline))
         except (EOFError, OSError):
-            reason = f"ended the process with status {child.end(EXIT_PATIENCE_S)}"
+            reason = f"ended the process with status {child.process.end(EXIT_PATIENCE_S)}"
         else:
             if isinstance(told, str):
                 raise ConfigError(told)
@@ -209,11 +181,11 @@ class WorkerProcess:
         """Ends the process and its descendants, without a replacement."""
         with self._lock:
             self._has_ended = True
-            self._child.end()
+            self._child.process.end()
 
     def _replace(self, *, patience_s: float = 0.0) -> int:
         """Replaces the process; returns the exit status of the old one, which may take so long to end itself."""
-        status = self._child.end(patience_s)
+        status = self._child.process.end(patience_s)
         self._child.connection.close()
         with self._lock:
             if self._has_ended:
@@ -230,9 +202,8 @@ class _Child:
     """A grading process under its supervisor.
 
     Attributes:
-        process: the supervisor.
+        process: it, its supervisor and its output.
         connection: to the worker.
-        output: what the worker prints.
         ready: its first message, once that has come.
         start_deadline: by when that must come.
         memory_limit: bytes that the worker and its descendants may have, including shared mappings.
@@ -240,29 +211,15 @@ class _Child:
 
     def __init__(self, limits: Limits) -> None:
         self.connection, theirs = Pipe()
-        control, self._control = os.pipe()
-        output, printed = os.pipe()
-        self.output = _Output(output)
         self.ready: Ready | None = None
         self.memory_limit = math.inf
-        self._lock = threading.Lock()
-        told = {"descriptor": theirs.fileno(), "control": control, "parent": os.getpid(), "limits": asdict(limits)}
-        try:
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-c", _BOOTSTRAP),
-                    *(json.dumps([str(entry) for entry in sys.path]), json.dumps(told)),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=printed,  # a reward's output must not mix with the caller's
-                stderr=printed,
-                pass_fds=[theirs.fileno(), control],
-                process_group=0,  # Ctrl-C is for the parent
+        with theirs:
+            self.process = SupervisedProcess(
+                "gtpo_megatron.rewards.processes.worker",
+                {"limits": asdict(limits)},
+                descriptor=theirs.fileno(),
+                what="the reward function",
             )
-        finally:
-            theirs.close()
-            os.close(control)
-            os.close(printed)
         self.start_deadline = time.monotonic() + START_LIMIT_S
 
     def receive(self, deadline: float, *, watched: int = 0) -> Any:
@@ -275,82 +232,16 @@ class _Child:
         Raises:
             EOFError: the process has closed its end.
         """
-        sources: list[Any] = [self.connection, self.output.descriptor]
+        output = self.process.output
+        sources: list[Any] = [self.connection, output.descriptor]
         while (left := deadline - time.monotonic()) > 0:
             ready = wait(sources, min(left, WATCH_EVERY_S) if watched else left)
-            if self.output.descriptor in ready and not self.output.pass_on():
-                sources.remove(self.output.descriptor)
+            if output.descriptor in ready and not output.pass_on():
+                sources.remove(output.descriptor)
             if self.connection in ready:
                 message = self.connection.recv()
-                self.output.pass_on()  # output was written before the message
+                output.pass_on()  # output was written before the message
                 return message
             if not ready and watched and self.memory_limit < math.inf and memory_bytes(watched) > self.memory_limit:
                 return Verdict("memory", failure=OUT_OF_MEMORY)
         return None
-
-    def end(self, patience_s: float = 0.0) -> int:
-        """Ends it with its descendants, unless it ends itself within ``patience_s``; returns its exit status."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(patience_s)
-        with self._lock:
-            if self._control >= 0:
-                os.close(self._control)  # the supervisor ends everything below it, then itself
-                self._control = -1
-                try:
-                    self.process.wait(2 * END_PATIENCE_S)
-                except subprocess.TimeoutExpired:
-                    logger.warning("the supervisor %d of a reward worker does not answer", self.process.pid)
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(self.process.pid, signal.SIGKILL)
-                self.output.close()
-        return self.process.wait()
-
-
-class _Output:
-    """Forwards the first bytes that a row prints to our stderr, and drops the rest.
-
-    Args:
-        descriptor: the reading end of the worker's pipe; owned by this object.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        os.set_blocking(descriptor, False)
-        self.descriptor = descriptor
-        self._left = PRINTED_BYTES
-        self._lock = threading.Lock()  # the pool may be closed while a row runs
-        self._is_open = True
-
-    def pass_on(self, *, is_new_row: bool = False) -> bool:
-        """Reads available output, which belongs to the row before if a new one begins; False at its end."""
-        with self._lock:
-            goes_on = self._is_open and self._pass_on()
-            self._left = PRINTED_BYTES if is_new_row else self._left
-            return goes_on
-
-    def _pass_on(self) -> bool:
-        for _ in range(16):  # at most a megabyte, so that the wait for a verdict continues
-            try:
-                text = os.read(self.descriptor, 1 << 16)
-            except BlockingIOError:
-                return True
-            if not text:
-                return False
-            if self._left > 0:
-                _write_to_stderr(text[: self._left])
-                if len(text) > self._left:
-                    _write_to_stderr(f"\n[the reward function printed more than {PRINTED_BYTES} bytes: cut]\n".encode())
-            self._left -= len(text)
-        return True
-
-    def close(self) -> None:
-        """Forwards the last output."""
-        with self._lock:
-            self._pass_on()
-            self._is_open = False
-            os.close(self.descriptor)
-
-
-def _write_to_stderr(text: bytes) -> None:
-    with contextlib.suppress(OSError):  # a failed write must not lose a verdict
-        while text:
-            text = text[os.write(2, text) :]
