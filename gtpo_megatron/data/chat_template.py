@@ -147,17 +147,30 @@ def render_prompt(
         return tuple(tokenizer.encode(prompt, verbose=False))  # the caller judges how long a prompt may be
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
     # The template writes every special token itself, so the tokenizer must not add its own.
-    text = _rendered(tokenizer, messages, given or TemplateInputs())
+    text = render_text(tokenizer, messages, given or TemplateInputs())
     return tuple(tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
 
-def _rendered(
+def render_text(
     tokenizer: "PreTrainedTokenizerBase",
-    messages: list[dict[str, str]],
+    messages: Sequence[Mapping[str, object]],
     given: TemplateInputs,
     *,
+    tools: Sequence[Mapping[str, object]] = (),
     add_generation_prompt: bool = True,
 ) -> str:
+    """Messages as the chat template writes them.
+
+    Args:
+        tokenizer: with the template.
+        messages: in transformers' form: ``role``, ``content``, and ``tool_calls`` or ``tool_call_id`` where there are.
+        given: to the template besides them.
+        tools: JSON schemas of functions.
+        add_generation_prompt: end with what the assistant's turn begins with.
+
+    Raises:
+        DataError: there is no template, or it refuses the messages.
+    """
     if not tokenizer.chat_template:
         raise DataError(
             f"the tokenizer of {tokenizer.name_or_path} has no chat template; "
@@ -166,11 +179,12 @@ def _rendered(
     day = datetime.datetime.fromisoformat(given.date)
     try:
         text = tokenizer.apply_chat_template(
-            messages,
+            list(messages),
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             **{CLOCK: day.strftime},  # in the place of transformers' own, which asks the machine
             **given.options,
+            **({"tools": list(tools)} if tools else {}),
         )
     except Exception as error:  # jinja2's errors, such as for an unknown role
         raise DataError(
@@ -225,7 +239,7 @@ def unstopped_turn(
         return ""
     turn = [{"role": "user", "content": "?"}, {"role": "assistant", "content": SAMPLE_ANSWER}]
     try:
-        text = _rendered(tokenizer, turn, given, add_generation_prompt=False)
+        text = render_text(tokenizer, turn, given, add_generation_prompt=False)
     except DataError:  # a template of prompts alone
         return ""
     after = text.rpartition(SAMPLE_ANSWER)[2].strip()

@@ -145,26 +145,30 @@ class _LateError(Exception):
     """A row took too long; its text is the whole reason."""
 
 
-def checked(returned: object) -> Reward:
+def checked(returned: object, *, by: str = "the reward function") -> Reward:
     """Returns a function's result for one row as a reward of finite numbers.
 
     A number of numpy or torch is allowed.
+
+    Args:
+        returned: the result.
+        by: in errors, what has returned it.
 
     Raises:
         DataError: it returned something else, or a number of more than ``LARGEST_REWARD`` in magnitude.
     """
     if not isinstance(returned, Reward):
-        return Reward(_number(returned, "the reward function returned"))
-    value = _number(returned.value, "the reward function returned a Reward of value")
+        return Reward(_number(returned, f"{by} returned"))
+    value = _number(returned.value, f"{by} returned a Reward of value")
     named: Any = returned.parts  # the user's, whatever the annotation says
     info: Any = returned.info
     if not isinstance(named, Mapping) or not isinstance(info, Mapping):
-        raise DataError(f"the reward function returned {shown(returned)}; expected mappings as parts and info")
+        raise DataError(f"{by} returned {shown(returned)}; expected mappings as parts and info")
     parts: dict[str, float] = {}
     for name, part in named.items():
         if not isinstance(name, str) or not _PART.fullmatch(name):
-            raise DataError(f"the reward function named a part {shown(name)}; expected lower case letters, digits, _")
-        parts[name] = _number(part, f"the reward function returned in the part {name!r}")
+            raise DataError(f"{by} named a part {shown(name)}; expected lower case letters, digits, _")
+        parts[name] = _number(part, f"{by} returned in the part {name!r}")
     return Reward(value, parts, info)
 
 

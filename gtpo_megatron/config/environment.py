@@ -1,0 +1,38 @@
+"""The environment that conversations of several turns are held with."""
+
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+
+from gtpo_megatron.config.checks import require_fraction
+from gtpo_megatron.config.configuration import configuration
+from gtpo_megatron.errors import ConfigError
+
+
+@configuration
+class EnvironmentConfig:
+    """An environment, and the limits of its episodes.
+
+    Attributes:
+        name: ``module:Name`` or ``FILE.py:Name``, a class or a function without arguments, which gives the rewards too;
+            "": none, so that a response is one turn, graded by ``reward.function``.
+        num_workers: processes per engine; each has many episodes.
+        timeout_s: time that a call of the environment may take before its episode has failed.
+        memory_limit_mib: memory of a process, for all of its episodes; 0: no limit.
+        max_turns: most turns of the policy in an episode.
+        max_turn_tokens: a longer turn is cut. None: it may use up ``rollout.sampling.max_response_tokens``, which is
+            the limit of all tokens after the prompt, whoever wrote them.
+        discount: factor per turn by which a later turn's reward counts less; 1: rewards of an episode are added up.
+    """
+
+    name: str = ""
+    num_workers: PositiveInt = 2
+    timeout_s: PositiveFloat = 30.0
+    memory_limit_mib: NonNegativeInt = 4096
+    max_turns: PositiveInt = 8
+    max_turn_tokens: PositiveInt | None = None
+    discount: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_fraction(discount=self.discount)
+        module, colon, attribute = self.name.partition(":")
+        if self.name and not (colon and module and attribute):
+            raise ConfigError(f"environment name={self.name!r}: must be written module:Name or FILE.py:Name")

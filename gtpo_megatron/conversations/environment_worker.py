@@ -1,0 +1,208 @@
+"""The child's side of an environment pool: many episodes in one event loop, until its parent ends.
+
+Environments that are async wait in the loop together. Each other one has a thread of its own, for the whole episode, so
+that it may keep what belongs to a thread; of these ``CALLS_AT_ONCE`` are called at the same time.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from gtpo_megatron.conversations.environment import Episode, NamedEnvironment, resolve_environment
+from gtpo_megatron.conversations.frames import Frame, FrameReader, Kind, packed
+from gtpo_megatron.conversations.openai_form import message_from, opening_json, reply_json
+from gtpo_megatron.errors import ConfigError, DataError, GTPOError
+from gtpo_megatron.supervision.worker import limit_memory
+
+T = TypeVar("T")
+
+CALLS_AT_ONCE = 16
+"""Calls of environments that are not async that run at the same time in a worker; the limit of time begins with one."""
+
+CANCEL_PATIENCE_S = 1.0
+"""Time in which an async call that is late may end."""
+
+STACK_BYTES = 1 << 20
+"""Of a thread; it counts to the worker's memory, and an engine has hundreds of episodes."""
+
+
+def main() -> None:
+    """Entry point of the child, whose argument is JSON: a descriptor, the environment's name and the limits."""
+    told = json.loads(sys.argv[1])
+    connection = socket.socket(fileno=told["descriptor"])
+    connection.set_inheritable(False)  # or what the environment starts would keep the pipe open
+    threading.stack_size(STACK_BYTES)
+    try:
+        environment = resolve_environment(told["name"])
+    except ConfigError as error:
+        connection.sendall(packed(Kind.READY, body=json.dumps({"error": str(error)}).encode()))
+        return
+    if told["memory_limit_mib"]:
+        limit_memory(told["memory_limit_mib"])
+    os.register_at_fork(after_in_child=connection.close)  # a fork has no part in the conversation
+    worker = _Worker(environment, connection, timeout_s=told["timeout_s"])
+    try:
+        asyncio.run(worker.serve())
+    except BaseException:  # noqa: BLE001 - SystemExit of a task that the environment has made, for instance
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(1)  # without waiting for threads that hang
+
+
+class _Served:
+    """An episode as its worker has it."""
+
+    def __init__(self, number: int, environment: NamedEnvironment) -> None:
+        self.number = number
+        self.thread = ThreadPoolExecutor(1)  # which begins with the first call
+        self.episode = Episode(environment, self._in_thread)
+        self.frames: asyncio.Queue[Frame] = asyncio.Queue()
+        self.began_at = time.monotonic()
+        self.hangs = False
+
+    @property
+    def seconds(self) -> float:
+        """Since the call under way has begun."""
+        return time.monotonic() - self.began_at
+
+    async def _in_thread(self, method: Callable[[], Any]) -> Any:
+        def caught() -> tuple[Any, BaseException | None]:
+            try:
+                return method(), None
+            except BaseException as error:  # noqa: BLE001 - a future does not take a StopIteration
+                return None, error
+
+        returned, error = await asyncio.get_running_loop().run_in_executor(self.thread, caught)
+        if error is not None:
+            raise error
+        return returned
+
+
+class _Worker:
+    """Serves the episodes that the pool opens."""
+
+    def __init__(self, environment: NamedEnvironment, connection: socket.socket, *, timeout_s: float) -> None:
+        self._environment = environment
+        self._where = f"environment {environment.name!r}"
+        self._connection = connection
+        self._timeout_s = timeout_s
+        self._process_id = os.getpid()
+        self._reader = FrameReader()
+        self._served: dict[int, _Served] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(CALLS_AT_ONCE)
+        self._ended = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Says that it is ready, and serves until the pool closes the connection."""
+        asyncio.get_running_loop().add_reader(self._connection, self._receive)
+        self._send(Kind.READY, body={"process_id": self._process_id})
+        await self._ended.wait()
+
+    def _receive(self) -> None:
+        self._leave_if_forked()
+        data = b""
+        with contextlib.suppress(OSError):
+            data = self._connection.recv(1 << 16)
+        if not data:
+            self._ended.set()
+        for frame in self._reader.feed(data):
+            if frame.kind is Kind.OPEN:
+                served = self._served[frame.episode] = _Served(frame.episode, self._environment)
+                task = asyncio.create_task(self._serve_episode(served))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            if frame.episode in self._served:
+                self._served[frame.episode].frames.put_nowait(frame)
+
+    async def _serve_episode(self, served: _Served) -> None:
+        """Makes the calls of an episode one after the other, then forgets it."""
+        goes_on = True
+        while goes_on and (frame := await served.frames.get()).kind is not Kind.END:
+            goes_on = await self._answer(served, frame)
+        if not served.hangs:
+            try:
+                await self._limited(served, served.episode.close(), "close")
+            except (DataError, MemoryError) as error:
+                sys.stderr.write(f"{error}\n")  # the episode is over; the log says so
+        served.thread.shutdown(wait=False)
+        del self._served[served.number]
+        self._send(Kind.CLOSED, served.number)
+
+    async def _answer(self, served: _Served, frame: Frame) -> bool:
+        """Makes a call and sends what comes of it; whether the episode goes on."""
+        try:
+            given = json.loads(frame.body)
+            if frame.kind is Kind.OPEN:
+                opening = await self._limited(served, served.episode.open(given), "reset")
+                self._send(Kind.OPENING, served.number, {"seconds": served.seconds, **opening_json(opening)})
+                return True
+            message = message_from(given, "the policy's message")
+            reply = await self._limited(served, served.episode.step(message), "step")
+            self._send(Kind.REPLY, served.number, {"seconds": served.seconds, **reply_json(reply)})
+            return not reply.done
+        except MemoryError:
+            self._fail(served, f"{self._where}: MemoryError: the episode needs more memory than its worker has left")
+            self._send(Kind.RETIRES, body={"reason": "it has run out of memory"})
+        except GTPOError as error:
+            self._fail(served, str(error))
+        except (TypeError, ValueError, RecursionError) as error:  # of JSON, from which numbers and depth may be barred
+            self._fail(served, f"{self._where}: a message cannot be sent: {error}")
+        return False
+
+    async def _limited(self, served: _Served, call: Coroutine[Any, Any, T], what: str) -> T:
+        """The result of a call within its limit of time.
+
+        Raises:
+            DataError: it took longer.
+        """
+        async with self._slots if served.episode.may_block else contextlib.nullcontext():
+            served.began_at = time.monotonic()
+            self._send(Kind.BEGUN, served.number)
+            task = asyncio.ensure_future(call)
+            await asyncio.wait({task}, timeout=self._timeout_s)
+            if task.done():
+                return task.result()
+            task.cancel()
+            await asyncio.wait({task}, timeout=CANCEL_PATIENCE_S)
+            if task.done() and not task.cancelled():
+                task.exception()  # which nobody else would read
+            if served.episode.may_block or not task.done():
+                served.hangs = True
+                self._send(Kind.RETIRES, body={"reason": f"a call of {what} goes on in it"})
+            raise DataError(f"{self._where}: {what} took longer than {self._timeout_s:g} s")
+
+    def _fail(self, served: _Served, reason: str) -> None:
+        self._send(Kind.FAILED, served.number, {"reason": reason, "seconds": served.seconds})
+
+    def _send(self, kind: Kind, episode: int = 0, body: dict[str, Any] | None = None) -> None:
+        """Sends a frame; the pool reads at all times, so this does not wait for long.
+
+        Raises:
+            DataError: it is too long.
+            TypeError, ValueError, RecursionError: JSON does not have it.
+        """
+        self._leave_if_forked()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # the environment may have closed them
+                stream.flush()  # what was printed belongs to what went before
+        frame = packed(kind, episode, b"" if body is None else json.dumps(body).encode())
+        try:
+            self._connection.sendall(frame)
+        except OSError:
+            os._exit(1)  # the parent has gone, or the environment has closed the pipe
+
+    def _leave_if_forked(self) -> None:
+        """Ends a fork of the environment's that has returned into this code."""
+        if os.getpid() != self._process_id:
+            os._exit(1)

@@ -1,0 +1,249 @@
+"""Messages as OpenAI writes them, and checks of what an environment returns.
+
+The one form serves users who have plain dicts, and the pipe to environments' processes.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from gtpo_megatron.conversations.messages import Message, Opening, Reply, Role, ToolCall
+from gtpo_megatron.errors import DataError
+from gtpo_megatron.rewards.grade import checked
+from gtpo_megatron.rewards.request import Reward
+from gtpo_megatron.untrusted.json_text import parse_json
+from gtpo_megatron.untrusted.text import shown
+
+ROLES = get_args(Role)
+
+_KEYS = ("role", "content", "reasoning_content", "tool_calls", "malformed_calls", "name", "tool_call_id")
+"""Keys of a message. ``malformed_calls`` is ours: OpenAI has none."""
+
+
+def message_from(value: object, where: str) -> Message:
+    """A message, given as one or as OpenAI's dict.
+
+    Args:
+        value: what somebody has for a message; arguments of calls may be an object or its JSON text.
+        where: in errors, who has given it.
+
+    Raises:
+        DataError: it is none.
+    """
+    if isinstance(value, Message):
+        return _checked_message(value, where)
+    if not isinstance(value, Mapping):
+        raise DataError(f"{where}: got {shown(value)}, expected a Message or a dict with role and content")
+    if unknown := [key for key in value if key not in _KEYS]:
+        raise DataError(f"{where}: a message has the key {shown(unknown[0])}; known: {', '.join(_KEYS)}")
+    message = Message(
+        role=value.get("role", ""),
+        content=_or_empty(value, "content", ""),
+        reasoning=_or_empty(value, "reasoning_content", ""),
+        tool_calls=tuple(_call_from(call, where) for call in _listed(value, "tool_calls", where)),
+        malformed_calls=tuple(_listed(value, "malformed_calls", where)),
+        tool=_or_empty(value, "name", ""),
+        call_id=_or_empty(value, "tool_call_id", ""),
+    )
+    return _checked_message(message, where)
+
+
+def openai_message(message: Message) -> dict[str, Any]:
+    """A message as OpenAI's dict, whose call arguments are objects, as chat templates expect; without empty keys."""
+    calls = [
+        {
+            **({"id": call.call_id} if call.call_id else {}),
+            "type": "function",
+            "function": {"name": call.name, "arguments": dict(call.arguments)},
+        }
+        for call in message.tool_calls
+    ]
+    rest = {
+        "reasoning_content": message.reasoning,
+        "tool_calls": calls,
+        "malformed_calls": list(message.malformed_calls),
+        "name": message.tool,
+        "tool_call_id": message.call_id,
+    }
+    return {"role": message.role, "content": message.content} | {key: value for key, value in rest.items() if value}
+
+
+def opening_from(returned: object, where: str) -> Opening:
+    """What ``reset`` returned as an opening: one, messages, or the text of a user's message.
+
+    Raises:
+        DataError: it is none of these, or a message or a tool in it is wrong.
+    """
+    if isinstance(returned, str):
+        returned = [Message(role="user", content=returned)]
+    if not isinstance(returned, Opening):
+        if not isinstance(returned, Sequence) or isinstance(returned, bytes | bytearray):
+            raise DataError(f"{where} returned {shown(returned)}; expected an Opening, a list of messages or a text")
+        returned = Opening(messages=tuple(returned))
+    messages = _messages_from(returned.messages, where)
+    if not messages or messages[-1].role == "assistant":
+        found = "one of the assistant" if messages else "none"
+        raise DataError(f"{where} returned messages of which the last is {found}; expected one that the policy answers")
+    return Opening(messages=messages, tools=_checked_tools(returned.tools, where))
+
+
+def reply_from(returned: object, where: str) -> Reply:
+    """What ``step`` returned as a reply of checked messages and finite numbers.
+
+    Raises:
+        DataError: it is no Reply, a value in it is wrong, it has messages and is done, or has none and is not.
+    """
+    if not isinstance(returned, Reply):
+        raise DataError(f"{where} returned {shown(returned)}; expected a Reply")
+    if not isinstance(returned.done, bool):
+        raise DataError(f"{where} returned done={shown(returned.done)}; expected True or False")
+    errors: Any = returned.num_tool_errors  # the user's, whatever the annotation says
+    if not isinstance(errors, int) or errors < 0:
+        raise DataError(f"{where} returned num_tool_errors={shown(errors)}; expected a number of calls")
+    reward = checked(Reward(returned.reward, returned.parts), by=where)
+    messages = _messages_from(returned.messages, where)
+    if returned.done and messages:
+        raise DataError(f"{where} returned done with messages: the policy would never read them")
+    if not returned.done and not messages:
+        raise DataError(f"{where} returned neither done nor a message: the policy would have nothing to answer")
+    if any(message.role == "assistant" for message in messages):
+        raise DataError(f"{where} returned a message of the assistant, for which the policy speaks")
+    return Reply(
+        messages=messages, reward=reward.value, done=returned.done, num_tool_errors=int(errors), parts=reward.parts
+    )
+
+
+def opening_json(opening: Opening) -> dict[str, Any]:
+    """An opening as JSON has it; :func:`opening_of_json` reads it."""
+    return {
+        "messages": [openai_message(one) for one in opening.messages],
+        "tools": [dict(one) for one in opening.tools],
+    }
+
+
+def opening_of_json(value: Mapping[str, Any], where: str) -> Opening:
+    """An opening from what :func:`opening_json` wrote, checked anew.
+
+    Raises:
+        DataError: as :func:`opening_from`.
+    """
+    return opening_from(Opening(messages=value.get("messages", ()), tools=value.get("tools", ())), where)
+
+
+def reply_json(reply: Reply) -> dict[str, Any]:
+    """A reply as JSON has it; :func:`reply_of_json` reads it."""
+    return {
+        "messages": [openai_message(one) for one in reply.messages],
+        "reward": reply.reward,
+        "done": reply.done,
+        "num_tool_errors": reply.num_tool_errors,
+        "parts": dict(reply.parts),
+    }
+
+
+def reply_of_json(value: Mapping[str, Any], where: str) -> Reply:
+    """A reply from what :func:`reply_json` wrote, checked anew.
+
+    Raises:
+        DataError: as :func:`reply_from`.
+    """
+    return reply_from(
+        Reply(
+            messages=value.get("messages", ()),
+            reward=value.get("reward", 0.0),
+            done=value.get("done", False),
+            num_tool_errors=value.get("num_tool_errors", 0),
+            parts=value.get("parts", {}),
+        ),
+        where,
+    )
+
+
+def _messages_from(value: object, where: str) -> tuple[Message, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray):
+        raise DataError(f"{where} returned {shown(value)} as messages; expected a list")
+    return tuple(message_from(one, where) for one in value)
+
+
+def _checked_message(message: Message, where: str) -> Message:
+    if message.role not in ROLES:
+        raise DataError(f"{where}: a message has role={shown(message.role)}; expected one of {', '.join(ROLES)}")
+    for name in ("content", "reasoning", "tool", "call_id"):
+        _check_text(getattr(message, name), f"{where}: a message has {name}=")
+    if message.role != "assistant" and (message.tool_calls or message.malformed_calls):
+        raise DataError(f"{where}: a message of role {message.role!r} calls tools; only the assistant's may")
+    calls: Any = message.tool_calls  # the user's, whatever the annotation says
+    for call in calls:
+        if not isinstance(call, ToolCall) or not isinstance(call.arguments, Mapping):
+            raise DataError(f"{where}: got the call {shown(call)}, expected a ToolCall with arguments by name")
+        _check_text(call.name, f"{where}: a call has name=")
+        _check_text(call.call_id, f"{where}: a call has call_id=")
+    for malformed in message.malformed_calls:
+        _check_text(malformed, f"{where}: a malformed call is ")
+    return message
+
+
+def _check_text(value: object, what: str) -> None:
+    if not isinstance(value, str):
+        raise DataError(f"{what}{shown(value)}; expected text")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"{what}text with half a surrogate pair, which no tokenizer takes") from error
+
+
+def _checked_tools(value: object, where: str) -> tuple[Mapping[str, Any], ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray):
+        raise DataError(f"{where} returned {shown(value)} as tools; expected a list")
+    names: list[str] = []
+    for tool in value:
+        function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise DataError(
+                f"{where} returned the tool {shown(tool)}; expected {{'type': 'function', 'function': {{'name': ...}}}}"
+            )
+        names.append(function["name"])
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"{where} returned two tools called {shown(twice[0])}")
+    try:
+        json.dumps(list(value), default=plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"{where} returned tools that JSON does not have: {error}") from error
+    return tuple(value)
+
+
+def plain(value: object) -> object:
+    """A mapping that is no dict as one, as ``default`` of ``json.dumps``."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"a value of the type {type(value).__name__}")
+
+
+def _call_from(value: object, where: str) -> ToolCall:
+    if isinstance(value, ToolCall):
+        return value
+    function = value.get("function") if isinstance(value, Mapping) else None
+    if not isinstance(value, Mapping) or not isinstance(function, Mapping):
+        raise DataError(
+            f"{where}: got the call {shown(value)}, expected {{'function': {{'name': ..., 'arguments': ...}}}}"
+        )
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        arguments = parse_json(arguments or "{}", f"{where}: arguments of a call", half_pairs=True)
+    if not isinstance(arguments, Mapping):
+        raise DataError(f"{where}: a call has arguments {shown(arguments)}; expected an object")
+    return ToolCall(name=function.get("name", ""), arguments=arguments, call_id=_or_empty(value, "id", ""))
+
+
+def _listed(value: Mapping[str, Any], key: str, where: str) -> Sequence[Any]:
+    found = _or_empty(value, key, ())
+    if not isinstance(found, Sequence) or isinstance(found, str):
+        raise DataError(f"{where}: a message has {key}={shown(found)}; expected a list")
+    return found
+
+
+def _or_empty(value: Mapping[str, Any], key: str, empty: Any) -> Any:
+    """The value of a key; ``empty`` if it is missing or None, which OpenAI writes for no content."""
+    found = value.get(key)
+    return empty if found is None else found

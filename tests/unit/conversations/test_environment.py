@@ -1,0 +1,174 @@
+import asyncio
+import dataclasses
+
+import pytest
+
+from gtpo_megatron.conversations.environment import Episode, resolve_environment
+from gtpo_megatron.conversations.messages import Message, Opening, Reply, ToolCall
+from gtpo_megatron.conversations.openai_form import (
+    message_from,
+    openai_message,
+    opening_from,
+    opening_json,
+    opening_of_json,
+    reply_json,
+    reply_of_json,
+)
+from gtpo_megatron.errors import ConfigError, DataError
+
+HERE = "tests.unit.conversations.environments"
+
+
+def episode(name):
+    async def run(method):
+        return method()
+
+    return Episode(resolve_environment(f"{HERE}:{name}"), run)
+
+
+def play(name, row, *contents):
+    """What an environment says to the messages, and its last reply."""
+
+    async def played():
+        one = episode(name)
+        said: list = [await one.open(row)]
+        said += [await one.step(Message(role="assistant", content=content)) for content in contents]
+        await one.close()
+        return said
+
+    return asyncio.run(played())
+
+
+def test_an_environment_is_played():
+    opening, first, last = play("Echo", {"prompt": "hello"}, "a", "done")
+    assert opening == Opening(messages=(Message(role="user", content="hello"),))
+    assert first == Reply(messages=(Message(role="user", content="1 a"),), reward=0.5)
+    assert last == Reply(done=True, reward=2.0, parts={"turns": 2.0})
+
+
+@pytest.mark.parametrize("name", ["Waiting", "made"])
+def test_an_async_one_and_one_that_a_function_makes_are_played_too(name):
+    assert play(name, {"prompt": "x"}, "go")[-1] == Reply(done=True)
+
+
+def test_tools_are_played_in_both_shapes():
+    assert [tool["function"]["name"] for tool in play("OfTrl", {"prompt": "x"})[0].tools] == ["add", "step"]
+    assert play("Calculator", {"prompt": "x", "answer": "3"}, "3")[-1].reward == 1.0
+    assert play("AsyncTools", {"prompt": "x"}, "3")[-1].reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Ecko", "did you mean .*:Echo"),
+        ("NOT_A_CLASS", "lacks it"),
+        ("NeedsMore", "it cannot be made without arguments: missing a required argument: 'needed'"),
+        ("NoReset", r"it has no reset; expected reset\(row\) and step\(message\), or reset"),
+        ("Undescribed", "Undescribed': tool 'tool': its argument 'what' has no annotation"),
+    ],
+)
+def test_what_is_no_environment_is_a_config_error(name, said):
+    with pytest.raises(ConfigError, match=said):
+        resolve_environment(f"{HERE}:{name}")
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("nan", "step returned a Reward of value nan; expected a finite number"),
+        ("huge", "scale it down"),
+        ("text", "step returned 'a text'; expected a Reply"),
+        ("none", "step returned None; expected a Reply"),
+        ("done-with-messages", "step returned done with messages"),
+        ("nothing", "step returned neither done nor a message"),
+        ("assistant", "step returned a message of the assistant, for which the policy speaks"),
+        ("role", "step: a message has role='robot'; expected one of system, user, assistant, tool"),
+        ("key", "step: a message has the key 'contents'; known: role, content"),
+        ("number", "step: a message has content=3; expected text"),
+        ("surrogate", "half a surrogate pair"),
+        ("part", "named a part 'Bad Name'"),
+        ("errors", "num_tool_errors=-1"),
+    ],
+)
+def test_what_an_environment_returns_is_checked_in_a_line_that_names_it(what, said):
+    with pytest.raises(DataError, match=said) as caught:
+        play("Obedient", {"prompt": "fine"}, f"give {what}")
+    assert str(caught.value).startswith(f"environment '{HERE}:Obedient': step")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (3, "returned 3; expected an Opening"),
+        ([], "of which the last is none"),
+        ([Message(role="assistant")], "the last is one of the assistant"),
+        ([Message(role="user"), 3], "got 3, expected a Message"),
+        (
+            Opening(messages=(Message(role="user"),), tools=({"name": "f"},)),
+            "returned the tool {'name': 'f'}; expected",
+        ),
+        (
+            Opening(messages=(Message(role="user"),), tools=({"type": "function", "function": {"name": "f"}},) * 2),
+            "two tools called 'f'",
+        ),
+        (
+            Opening(
+                messages=(Message(role="user"),),
+                tools=({"type": "function", "function": {"name": "f", "parameters": {1, 2}}},),
+            ),
+            "tools that JSON does not have",
+        ),
+        ([{"role": "user", "tool_calls": [{"function": {"name": "f"}}]}], "only the assistant's may"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1"}}]}], "not valid JSON"),
+        ([{"role": "assistant", "tool_calls": [{"name": "f"}]}], "got the call {'name': 'f'}, expected"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 3}}]}], "arguments 3; expected"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "expected text"),
+    ],
+)
+def test_openings_are_checked(returned, said):
+    with pytest.raises(DataError, match=said.replace("[", r"\[").replace("{", r"\{")):
+        opening_from(returned, "reset")
+
+
+def test_an_exception_is_one_line_and_its_traceback_goes_to_stderr(capsys):
+    with pytest.raises(DataError, match=r"Obedient': step raised ValueError: no such unit$"):
+        play("Obedient", {"prompt": "fine"}, "raise no such\n unit")
+    assert "in obey" in capsys.readouterr().err
+    with pytest.raises(DataError, match="step raised SystemExit: 3"):
+        play("Obedient", {"prompt": "fine"}, "exit")
+
+
+def test_no_reply_comes_before_reset_or_after_done():
+    with pytest.raises(DataError, match="asked for a reply after done"):
+        play("Echo", {"prompt": "x"}, "done", "done")
+    with pytest.raises(DataError, match="asked for a reply before reset"):
+        asyncio.run(episode("Echo").step(Message(role="assistant")))
+
+
+FULL = Message(
+    role="assistant",
+    content="né",
+    reasoning="why",
+    tool_calls=(ToolCall(name="f", arguments={"a": [1, {"b": None}]}, call_id="c"), ToolCall(name="g", arguments={})),
+    malformed_calls=("no brace",),
+)
+
+
+def test_openais_form_and_back_is_the_same_message():
+    result = Message(role="tool", content="3", tool="f", call_id="c")
+    for message in (FULL, result, Message(role="user"), Message(role="system", content="x")):
+        assert message_from(openai_message(message), "here") == message
+    assert openai_message(FULL)["tool_calls"][1] == {"type": "function", "function": {"name": "g", "arguments": {}}}
+    written = {"function": {"name": "f", "arguments": '{"a": 1}'}}  # as OpenAI's service has it
+    made = message_from({"role": "assistant", "content": None, "tool_calls": [written]}, "here")
+    assert made == Message(role="assistant", tool_calls=(ToolCall(name="f", arguments={"a": 1}),))
+
+
+def test_openings_and_replies_survive_the_pipe():
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    opening = Opening(messages=(FULL, Message(role="user", content="x")), tools=(tool,))
+    assert opening_of_json(opening_json(opening), "here") == opening
+    reply = Reply(messages=(Message(role="user"),), reward=-0.1, num_tool_errors=2, parts={"a": 1.0})
+    assert reply_of_json(reply_json(reply), "here") == reply
+    assert {one.name for one in dataclasses.fields(Reply)} == reply_json(reply).keys()

@@ -1,0 +1,59 @@
+"""What a newcomer tries: the command that plays an environment, the example, and the pages in the docs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gtpo_megatron.conversations.play import main
+
+ROOT = Path(__file__).resolve().parents[3]
+CALCULATOR = f"{ROOT}/examples/own_environment/calculator.py:Calculator"
+ROW = '{"prompt": "What is 12 * 7 + 5?", "answer": "89"}'
+
+
+def page(tmp_path, name):
+    """A page of docs/conversations.md as a file."""
+    text = (ROOT / "docs/conversations.md").read_text(encoding="utf-8")
+    [code] = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if f"class {name}" in block]
+    file = tmp_path / "page.py"
+    file.write_text(code)
+    return f"{file}:{name}"
+
+
+def test_the_example_is_played(capsys):
+    turns = ['multiply({"a": 12, "b": 7})', 'add({"a": 84})\nadd({"a": 84, "b": 5})', "It is 89"]
+    assert main([CALCULATOR, ROW, *turns, "never said"]) == 0
+    said = capsys.readouterr().out
+    assert "tool multiply: 84.0\n  reward 0\n" in said
+    assert "tool add: Error: the argument 'b' is missing\ntool add: 89.0\n  reward 0, 1 calls failed\n" in said
+    assert said.endswith("assistant: It is 89\n  reward 1, tool_calls 2, done\n")
+
+
+def test_the_pages_in_the_docs_work(capsys, tmp_path):
+    assert main([page(tmp_path, "Guess"), '{"answer": "30"}', "50", "20", "30"]) == 0
+    assert capsys.readouterr().out.count("user: No, ") == 2
+    (tmp_path / "more").mkdir()
+    assert main([page(tmp_path / "more", "Calculator"), '{"prompt": "1+2?", "answer": "3"}', "3"]) == 0
+    assert capsys.readouterr().out.endswith("reward 1, done\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([CALCULATOR.replace("Calculator", "Calcolator"), ROW], "did you mean"),
+        ([CALCULATOR, '{"prompt": "?"}'], "reset needs the column 'answer'"),
+        ([CALCULATOR, "[]"], "the row: expected an object"),
+        ([CALCULATOR, ROW, "add({1})"], "not valid JSON"),
+    ],
+)
+def test_what_is_wrong_is_one_line(capsys, arguments, said):
+    assert main(arguments) == 1
+    printed = capsys.readouterr().out.splitlines()[-1]
+    assert printed.startswith("error: ")
+    assert said in printed
+
+
+def test_without_arguments_it_says_how_it_is_called(capsys):
+    assert main([]) == 2
+    assert "python -m gtpo_megatron.conversations.play" in capsys.readouterr().out

@@ -1,0 +1,188 @@
+import json
+import random
+import re
+
+import pytest
+
+from gtpo_megatron.conversations.messages import ToolCall
+from gtpo_megatron.conversations.tool_calls import FORMS, MAX_CALLS, find_form, parse_calls
+from tests.unit.conversations.families import FAMILIES, TEMPLATES
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "text": {"type": "string"}}},
+        },
+    }
+]
+
+DEEPSEEK_R1 = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n"
+    '{"a": 7, "text": "8"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+)
+DEEPSEEK_V3_1 = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>"
+    '{"a":7,"text":"8"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+)
+GLM = (
+    "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>7</arg_value>\n"
+    "<arg_key>text</arg_key>\n<arg_value>8</arg_value>\n</tool_call>"
+)
+QWEN3_CODER = (
+    "<tool_call>\n<function=add>\n<parameter=a>\n7\n</parameter>\n"
+    "<parameter=text>\n8\n</parameter>\n</function>\n</tool_call>"
+)
+
+WRITTEN = [
+    ("hermes", '<tool_call>\n{"name": "add", "arguments": {"a": 7, "text": "8"}}\n</tool_call>'),
+    ("hermes", '<tool_call>{"arguments":"{\\"a\\":7,\\"text\\":\\"8\\"}","name":"add"}</tool_call>'),
+    ("hermes", '<tool_call>\n{"name": "add", "arguments": {"a": 7, "text": "8"}}'),
+    ("qwen3_coder", QWEN3_CODER),
+    ("glm", GLM),
+    ("glm", GLM.replace("\n", "")),
+    ("llama3", '{"name": "add", "parameters": {"a": 7, "text": "8"}}'),
+    ("llama3", '<|python_tag|>{"type": "function", "name": "add", "parameters": {"a": 7, "text": "8"}}'),
+    ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"a": 7, "text": "8"}, "id": "abcdefgh1"}]'),
+    ("mistral", '[TOOL_CALLS]add[CALL_ID]abcdefgh1[ARGS]{"a": 7, "text": "8"}'),
+    ("mistral", '[TOOL_CALLS]add{"a": 7, "text": "8"}'),
+    ("deepseek", DEEPSEEK_R1),
+    ("deepseek", DEEPSEEK_V3_1),
+    ("harmony", '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 7, "text": "8"}'),
+    ("harmony", ' to=functions.add<|channel|>commentary json<|message|>{"a": 7, "text": "8"}<|call|>'),
+]
+
+
+@pytest.mark.parametrize(("form", "text"), WRITTEN)
+def test_a_call_of_every_form_is_read(form, text):
+    found = parse_calls(text, form, tools=TOOLS)
+    assert found.malformed == ()
+    assert found.content == ""
+    (call,) = found.calls
+    assert (call.name, call.arguments) == ("add", {"a": 7, "text": "8"})
+    assert call.call_id == ("abcdefgh1" if "abcdefgh1" in text else "")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_form_is_that_of_the_template(name):
+    assert find_form((TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")) == FAMILIES[name].form
+
+
+def test_text_around_calls_is_the_content_and_text_without_calls_is_left_alone():
+    two = 'Let me see.\n<tool_call>{"name": "f"}</tool_call>\n<tool_call>{"name": "g"}</tool_call>'
+    found = parse_calls(two, "hermes")
+    assert found.content == "Let me see."
+    assert found.calls == (ToolCall(name="f", arguments={}), ToolCall(name="g", arguments={}))
+    for form in FORMS:
+        assert parse_calls("  7 + 8 = {15}\n", form).content == "  7 + 8 = {15}\n"
+
+
+def test_an_answer_that_is_json_is_no_call_of_llama_s():
+    for text in ('{"answer": 7}', '{"name": "Ada", "age": 36}', "[1, 2]"):
+        assert parse_calls(text, "llama3").content == text
+    assert parse_calls('{"name": "add", "parameters": ', "llama3").malformed
+
+
+def test_an_argument_without_quotes_is_json_unless_its_schema_says_text():
+    assert parse_calls(GLM, "glm").calls[0].arguments == {"a": 7, "text": 8}
+    odd = QWEN3_CODER.replace("\n8\n", '\n1, "b": 2\n').replace("\n7\n", "\n1e999\n")
+    assert parse_calls(odd, "qwen3_coder").calls[0].arguments == {"a": "1e999", "text": '1, "b": 2'}
+    lines = QWEN3_CODER.replace("\n8\n", "\n\ntwo\nlines\n\n")
+    assert parse_calls(lines, "qwen3_coder", tools=TOOLS).calls[0].arguments["text"] == "\ntwo\nlines\n"
+
+
+def test_channels_of_harmony_are_told_apart():
+    text = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I add.<|end|>"
+        '<|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>'
+    )
+    found = parse_calls(text, "harmony")
+    assert (found.reasoning, found.content) == ("Hm.", "I add.")
+    assert found.calls == (ToolCall(name="add", arguments={"a": 1}),)
+    assert parse_calls("<|channel|>final<|message|>15", "harmony").content == "15"
+    assert parse_calls("<|channel|>ana", "harmony", is_truncated=True).content == ""
+
+
+MALFORMED = [
+    ('{"name": "add", "arguments": {"a": 1', "not valid JSON"),
+    ('{"name": "add", "arguments": {"a": 1, "a": 2}}', "the key 'a' is there twice"),
+    ('{"name": "add", "arguments": {"a": NaN}}', "not finite"),
+    ('{"name": "add", "arguments": {"a": 1e999}}', "not finite"),
+    ('{"name": "add", "arguments": {"a": "\\ud83d"}}', "surrogate"),
+    ('{"name": "add", "arguments": {"a": ' + "9" * 400 + "}}", "an integer of 400 digits"),
+    ('{"name": "add", "arguments": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested more than 64 deep"),
+    ('{"name": "add", "arguments": ' + '{"a":' * 70 + "1" + "}" * 70 + "}", "nested more than 64 deep"),
+    ('{"name": "add", "arguments": [1]}', r"the arguments are \[1\], expected a JSON object"),
+    ('{"name": "add", "arguments": "[1]"}', "expected an object"),
+    ('{"name": 7, "arguments": {}}', "the name of the tool is 7"),
+    ('{"name": "", "arguments": {}}', "the name of the tool is ''"),
+    ('{"name": "' + "a" * 1000 + '"}', "at most 256 characters"),
+    ('{"function": "add"}', "lacks name"),
+    ("[]", "expected a JSON object"),
+    ("", "not valid JSON"),
+    ("add(1, 2)", "not valid JSON"),
+]
+
+
+@pytest.mark.parametrize(("body", "words"), MALFORMED)
+def test_a_malformed_call_is_said_in_a_line(body, words):
+    (line,) = parse_calls(f"<tool_call>{body}</tool_call>", "hermes").malformed
+    assert re.search(words, line), line
+    assert line.startswith("call 1: ")
+    assert len(line) < 250
+    assert "\n" not in line
+
+
+def test_a_call_that_was_cut_says_so():
+    for form, text in WRITTEN:
+        cut = text[: text.rindex("8") + 1]
+        found = parse_calls(cut, form, is_truncated=True)
+        assert not found.calls, cut
+        assert found.malformed == ("call 1: cut off by the length limit",), cut
+        assert parse_calls(cut, form).malformed or form in ("glm", "qwen3_coder"), cut
+
+
+def test_no_more_than_a_bound_of_calls_is_read():
+    one = '<tool_call>{"name": "f"}</tool_call>'
+    found = parse_calls(one * (MAX_CALLS + 500), "hermes")
+    assert (len(found.calls), len(found.malformed)) == (MAX_CALLS, 1)
+    assert "only 64 calls" in found.malformed[0]
+    listed = "[TOOL_CALLS]" + json.dumps([{"name": "f"}] * 500)
+    assert len(parse_calls(listed, "mistral").calls) == MAX_CALLS
+
+
+PIECES = [
+    *("<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>", ">", "<arg_key>"),
+    *("</arg_key>", "<arg_value>", "</arg_value>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "[", "]"),
+    *("<|channel|>", "<|start|>", "<|message|>", "<|end|>", "<|call|>", "to=", "analysis", "final", "```json", "```"),
+    *(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "{",
+        "}",
+        '"',
+        ":",
+        ",",
+    ),
+    *('{"name": "f", "arguments": {}}', '"name"', "parameters", "\n", " ", "é", "😀", "\ud83d", "\x00", "1e999", "NaN"),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_text_is_an_error(form):
+    rng = random.Random(form)
+    for _ in range(1000):
+        text = "".join(rng.choice(PIECES) for _ in range(rng.randint(0, 40)))
+        found = parse_calls(text, form, is_truncated=rng.random() < 0.5, tools=TOOLS)
+        assert all("\n" not in line and len(line) < 300 for line in found.malformed)
+        json.dumps([dict(call.arguments) for call in found.calls], allow_nan=False).encode()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_quarter_of_a_megabyte_is_read_once(form):
+    """Were the work quadratic, the test would run into the limit of time."""
+    for piece in PIECES:
+        parse_calls(piece * (250_000 // len(piece)), form)
