@@ -52,19 +52,27 @@ class Case:
     old_logprobs: Rows
     kept: Rows | None = None
     is_double: bool = False
+    turns: Rows | None = None
 
     def rows(self, rows: list[int]) -> "Case":
         picked = {
             name: None if getattr(self, name) is None else [getattr(self, name)[i] for i in rows]
-            for name in ("entropies", "rewards", "groups", "old_logprobs", "kept")
+            for name in ("entropies", "rewards", "groups", "old_logprobs", "turns", "kept")
         }
         return replace(self, **picked)
 
     def arguments(self, draw: random.Random, *, most_holes: int) -> dict[str, Tensor]:
-        """Keyword arguments of ``assign_credit``; with up to ``most_holes`` foreign tokens a row, anywhere."""
+        """Keyword arguments of ``assign_credit``; with up to ``most_holes`` foreign tokens a row, anywhere.
+
+        If turns are told apart, foreign tokens are between them only, and at both ends.
+        """
         lengths = [len(row) for row in self.entropies]
-        width = max(lengths, default=0) + draw.randint(0, most_holes)
-        places = [sorted(draw.sample(range(width), n)) if most_holes else list(range(n)) for n in lengths]
+        if getattr(self.config, "entropy_axis", "") == "turn":
+            places = [turn_places(row, draw, most_holes) for row in self.turns or [[0] * n for n in lengths]]
+            width = max((row[-1] + 1 for row in places if row), default=0) + draw.randint(0, most_holes)
+        else:
+            width = max(lengths, default=0) + draw.randint(0, most_holes)
+            places = [sorted(draw.sample(range(width), n)) if most_holes else list(range(n)) for n in lengths]
         dtype = torch.float64 if self.is_double else torch.float32
 
         def spread(rows: Rows, foreign: list[Any], kind: torch.dtype) -> Tensor:
@@ -84,6 +92,17 @@ class Case:
         if self.kept is not None:
             arguments["shaping_mask"] = spread(self.kept, [False, True], torch.bool)
         return arguments
+
+
+def turn_places(turns: list[int], draw: random.Random, most_holes: int) -> list[int]:
+    """Columns of a response's own tokens, with at least one foreign token between two turns."""
+    places: list[int] = []
+    column = draw.randint(0, most_holes)
+    for index, turn in enumerate(turns):
+        column += (1 + draw.randint(0, most_holes)) if index and turn != turns[index - 1] else 0
+        places.append(column)
+        column += 1
+    return places
 
 
 def float32(value: float) -> float:
@@ -132,12 +151,14 @@ def draw_batch(draw: random.Random) -> dict[str, Any]:
     if draw.random() < 0.3:
         share = draw.choice([0.0, 0.5, 0.8, 1.0])
         kept = [[draw.random() < share for _ in row] for row in entropies]
+    turn_tokens = draw.choice([1, 2, 3, 9])
     logprob = draw.choice([lambda: -1.0, lambda: -draw.uniform(0, 4), lambda: draw.choice([0.0, -1e-3, -20.0])])
     return {
         "entropies": entropies,
         "rewards": [outcome(i) for i in range(count)],
         "groups": groups,
         "old_logprobs": [[logprob() if is_double else float32(logprob()) for _ in row] for row in entropies],
+        "turns": [[t // turn_tokens for t in range(n)] for n in lengths],
         "kept": kept,
         "is_double": is_double,
     }
@@ -204,7 +225,7 @@ def draw_config(draw: random.Random) -> AlgorithmConfig:
         "shaped_sides": draw.choice(["both", "both", "positive", "negative"]),
     }
     if is_gtpo:
-        return GTPOConfig(**common, entropy_axis=draw.choice(["position", "response", "matrix"]))
+        return GTPOConfig(**common, entropy_axis=draw.choice(["position", "turn", "response", "matrix"]))
     return GRPOSConfig(**common, sequence_entropy_mean=draw.choice(["arithmetic", "geometric"]))
 
 

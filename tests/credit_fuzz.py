@@ -171,7 +171,7 @@ def expected(case: Case) -> tuple[Rows, Rows, list[list[float] | None]] | None:
         }.get(config.weight_source)
         if weights is None or any(h + config.entropy_floor <= 0 for row in weights for h in row):
             return None
-        rules = reference_rules(config, penalties=penalties, kept=case.kept)
+        rules = reference_rules(config, penalties=penalties, kept=case.kept, turns=case.turns)
         if isinstance(config, GTPOConfig):
             rewards, advantages = reference.gtpo(weights, correct, case.groups, rules)
             return rewards, advantages, reference.pools(rewards, correct, case.groups, rules)

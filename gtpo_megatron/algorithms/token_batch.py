@@ -40,6 +40,17 @@ class Tokens:
         before = torch.cumsum(self.lengths, 0) - self.lengths
         return torch.arange(len(self.row), device=self.row.device).sub_(self.spread(before))
 
+    def turns(self) -> tuple[Tensor, Tensor]:
+        """The turn of each token, and its place in the turn, both ``[N]`` int64 from 0.
+
+        A turn is a stretch of the policy's own tokens; between two there is always another's.
+        """
+        begins = self.mask.clone()
+        begins[:, 1:] &= ~self.mask[:, :-1]
+        columns = torch.arange(self.mask.shape[1], device=self.mask.device)
+        begun_at = torch.where(begins, columns, 0).cummax(1).values if len(columns) else begins.to(torch.int64)
+        return (begins.cumsum(1) - 1).masked_select(self.mask), (columns - begun_at).masked_select(self.mask)
+
     def pick(self, matrix: Tensor) -> Tensor:
         """``[B, T]`` -> ``[N]``, detached."""
         return matrix.detach().masked_select(self.mask)

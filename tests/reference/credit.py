@@ -29,6 +29,7 @@ class Rules:
     penalties: list[float] = field(default_factory=list)
     sides: str = "both"
     kept: list[list[bool]] | None = None  # tokens that are compared; the others have share 1
+    turns: list[list[int]] | None = None  # of each token, for the axis "turn"
 
 
 def mean(values):
@@ -57,6 +58,9 @@ def shares(H, r, g, rules):
             peers = [k for k in range(len(H)) if r[k] == r[i] and (rules.entropy_scope == "batch" or g[k] == g[i])]
             if rules.axis == "position":
                 column = [(k, t) for k in peers if len(H[k]) > t]
+            elif rules.axis == "turn":
+                spot = place_in_turn(rules.turns[i], t)
+                column = [(k, u) for k in peers for u in range(len(H[k])) if place_in_turn(rules.turns[k], u) == spot]
             elif rules.axis == "response":
                 column = [(i, u) for u in range(len(row))]
             else:
@@ -65,6 +69,11 @@ def shares(H, r, g, rules):
             weights = compared if r[i] else [1 / h for h in compared]
             result[i].append(relative(row[t] if r[i] else 1 / row[t], weights, rules.geometric))
     return result
+
+
+def place_in_turn(turns, t):
+    """Turn of token ``t``, and how many tokens of the turn are before it."""
+    return turns[t], turns[:t].count(turns[t])
 
 
 def relative(own, weights, geometric):

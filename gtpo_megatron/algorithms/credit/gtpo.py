@@ -66,12 +66,16 @@ def compared_tokens(config: GTPOConfig, batch: CreditBatch) -> tuple[Tensor, Ten
     """Keys of this rank's tokens, equal for tokens that are compared, and how many tokens have each key.
 
     A token is compared within its *side*, O+ or O- of its group (or of the batch), along one axis [S sec. 5]: with the
-    tokens at the same ``t`` (``position``, the equations of the paper), with all tokens of its response (``response``)
-    or with all tokens of its side (``matrix``). ``t`` counts the policy's own tokens.
+    tokens at the same ``t`` (``position``, the equations of the paper), with those at the same place in the same turn
+    (``turn``), with all tokens of its response (``response``) or with all tokens of its side (``matrix``). ``t`` counts
+    the policy's own tokens, over all turns.
 
     Returns:
         ``[N]`` int64 in [0, K), and ``[K]`` int64 over all ranks, the same on every rank. ``K`` is sides times the
-        batch's longest response for ``position``: 8 MiB a number at 128 groups of up to 4,096 tokens.
+        batch's longest response for ``position``: 8 MiB a number at 128 groups of up to 4,096 tokens; for ``turn``
+        sides times most turns times the longest turn.
+
+    Collectives: for ``turn`` one ``max`` of two numbers and one ``sum`` of ``[K]``; with a shaping mask one ``sum``.
     """
     table = batch.table
     side, num_sides = table.sides(spans_batch=config.entropy_scope == "batch")
@@ -82,6 +86,13 @@ def compared_tokens(config: GTPOConfig, batch: CreditBatch) -> tuple[Tensor, Ten
             last = (longest * side + table.lengths - 1)[table.is_live]
             ends = torch.bincount(last, minlength=num_sides * longest).view(num_sides, longest)
             count = ends.flip(1).cumsum(1).flip(1).flatten()  # a response is there at t if it ends at t or later
+        case "turn":
+            turn, place = batch.tokens.turns()
+            sizes = torch.stack([turn.max() + 1, place.max() + 1]) if len(turn) else turn.new_zeros(2)
+            num_turns, longest = batch.reduction.max(sizes).tolist()
+            key = (batch.on_tokens(side) * num_turns + turn) * longest + place
+            compared = key if batch.compared is None else key[batch.compared]
+            return key, batch.reduction.sum(torch.bincount(compared, minlength=num_sides * num_turns * longest))
         case "response":
             key, count = batch.tokens.row.to(torch.int64) + table.mine.start, table.lengths
         case "matrix":

@@ -19,7 +19,7 @@ WeightSource: TypeAlias = Literal["entropy", "uniform", "shuffled", "surprisal"]
 Side: TypeAlias = Literal["both", "positive", "negative"]
 Pool: TypeAlias = Literal["joint_zero", "per_set", "combined"]
 Mean: TypeAlias = Literal["arithmetic", "geometric"]
-Axis: TypeAlias = Literal["position", "response", "matrix"]
+Axis: TypeAlias = Literal["position", "turn", "response", "matrix"]
 
 
 @configuration
@@ -124,8 +124,9 @@ class GTPOConfig(EntropyCreditSettings):
     Attributes:
         alpha1: weight of the outcome; 1 in ``v1`` and plain ``v2``.
         alpha2: weight of the entropy bonus; the ``alpha`` of ``v1``.
-        entropy_axis: what an entropy is compared with: the same ``position`` of other responses, the rest of its own
-            ``response``, or the whole ``matrix`` of its set [S sec. 5].
+        entropy_axis: what an entropy is compared with: the same ``position`` of other responses, in conversations the
+            same place in the same ``turn`` (ours), the rest of its own ``response``, or the whole ``matrix`` of its
+            set [S sec. 5].
         advantage_scope: tokens are standardised over the whole batch or their group [S 14].
     """
 
