@@ -87,6 +87,7 @@ class RolloutBatch:
             ``N`` tokens to, in the order of the router. Rows follow one another without padding, each with the tokens
             that the sampler has run: all of prompt and response but the last (:attr:`routed_lengths`). None if the
             sampler was not asked for it.
+        environment_rewards: what the environment gave each response; None if there is none.
     """
 
     prompt_ids: Tensor
@@ -101,6 +102,7 @@ class RolloutBatch:
     token_entropy: Tensor | None = None
     token_versions: Tensor | None = None
     routed_experts: Tensor | None = None
+    environment_rewards: "RewardBatch | None" = None
 
     def __post_init__(self) -> None:
         batch = self.response_ids.shape[0]
@@ -119,6 +121,10 @@ class RolloutBatch:
             )
         if bool((self.loss_mask & ~self.response_mask).any()):
             raise ShapeError("loss_mask: True outside a response; the policy can only have written response tokens")
+        self._check_extras()
+
+    def _check_extras(self) -> None:
+        """What not every sampler is asked for."""
         if self.token_entropy is not None and self.token_entropy.shape != self.response_ids.shape:
             raise ShapeError(
                 f"token_entropy {tuple(self.token_entropy.shape)}, response_ids {tuple(self.response_ids.shape)}: "
@@ -129,6 +135,9 @@ class RolloutBatch:
                 f"token_versions {tuple(self.token_versions.shape)}, response_ids {tuple(self.response_ids.shape)}: "
                 f"one version a token is needed"
             )
+        given = self.environment_rewards
+        if given is not None and given.rewards.shape != (self.num_responses,):
+            raise ShapeError(f"environment_rewards of {len(given.rewards)} responses, expected {self.num_responses}")
         if self.routed_experts is not None:
             num_run = int(self.routed_lengths.sum())
             if self.routed_experts.ndim != 3 or len(self.routed_experts) != num_run:
@@ -191,7 +200,8 @@ def take_rows(
         may_mix: allow batches of different policy versions; the result then has ``token_versions``.
 
     Raises:
-        ShapeError: no batch, different policy versions, or only some batches have the sampler's entropies or routing.
+        ShapeError: no batch, different policy versions, or only some batches have the sampler's entropies or routing,
+            or an environment's rewards.
     """
     _check_fit(batches, may_mix=may_mix)
     found: list[tuple[list[int], list[int]]] = [([], []) for _ in batches]
@@ -238,6 +248,7 @@ def take_rows(
         if is_mixed
         else None,
         routed_experts=_take_routed(batches, places),
+        environment_rewards=_take_rewards(batches, places),
     )
 
 
@@ -249,6 +260,14 @@ def _take_routed(batches: Sequence[RolloutBatch], places: Sequence[tuple[int, in
     ends = [[0, *batch.routed_lengths.cumsum(0).tolist()] for batch in batches]
     chosen = [routed[batch][ends[batch][row] : ends[batch][row + 1]] for batch, row in places]  # type: ignore[index]
     return torch.cat(chosen) if chosen else routed[0][:0]
+
+
+def _take_rewards(batches: Sequence[RolloutBatch], places: Sequence[tuple[int, int]]) -> "RewardBatch | None":
+    given = [batch.environment_rewards for batch in batches if batch.environment_rewards is not None]
+    if not given:
+        return None
+    firsts = [0, *torch.tensor([batch.num_responses for batch in batches]).cumsum(0).tolist()]
+    return RewardBatch.joined(given).select([firsts[batch] + row for batch, row in places])
 
 
 def _index(rows: list[int]) -> slice | Tensor:
@@ -266,6 +285,8 @@ def _check_fit(batches: Sequence[RolloutBatch], *, may_mix: bool) -> None:
         raise ShapeError("some batches carry the sampler's entropies and some do not")
     if len({batch.routed_experts is not None for batch in batches}) != 1:
         raise ShapeError("some batches carry the sampler's routing and some do not")
+    if len({batch.environment_rewards is not None for batch in batches}) != 1:
+        raise ShapeError("some batches carry an environment's rewards and some do not")
 
 
 def _token_versions(batch: RolloutBatch) -> Tensor:

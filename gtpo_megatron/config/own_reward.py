@@ -20,11 +20,8 @@ def run_with_own_reward(config: RunConfig) -> RunConfig:
 
     With it goes the threshold of a correct response, if that is the default too.
     """
-    name = (
-        own_reward([config.data.train.generated])
-        if config.reward.function == _default(RewardConfig, "function")
-        else ""
-    )
+    is_default = config.reward.function == _default(RewardConfig, "function") and not config.environment.name
+    name = own_reward([config.data.train.generated]) if is_default else ""
     if not name:
         return config
     logger.info(_SAID, name, OWN_THRESHOLD)

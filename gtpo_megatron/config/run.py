@@ -9,6 +9,7 @@ from gtpo_megatron.config.algorithm.base import GroupRelativeLengthPenalty, Refe
 from gtpo_megatron.config.checks import require_seed, require_text
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.config.configuration import check_fields, configuration
+from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.model import BalanceConfig, ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.output import CheckpointConfig, LoggingConfig, ProfileConfig
@@ -39,6 +40,7 @@ class RunConfig:
     parallel: ParallelConfig
     seed: int = 0
     rollout: RolloutConfig = RolloutConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     reward: RewardConfig = RewardConfig()
     update: UpdateConfig = UpdateConfig()
     reference: ReferenceConfig = ReferenceConfig()
@@ -58,6 +60,7 @@ class RunConfig:
         self._check_batch()
         self._check_sampling()
         self._check_entropy_source()
+        self._check_environment()
         if self.update.routing_replay == "rollout" and not self.rollout.returns_routing:
             raise ConfigError(
                 "update.routing_replay='rollout' with rollout.returns_routing=False: the sampler must return what its "
@@ -233,6 +236,20 @@ class RunConfig:
             raise ConfigError(
                 f"rollout.entropy_source='rollout' with balance.aux_loss_coef={self.balance.aux_loss_coef}: the loss "
                 f"takes the experts' loads from the scoring pass; use entropy_source='actor' or aux_loss_coef=0"
+            )
+
+    def _check_environment(self) -> None:
+        if not self.environment.name:
+            return
+        if self.reward.function != RewardConfig().function:
+            raise ConfigError(
+                f"reward.function={self.reward.function!r} with environment.name={self.environment.name!r}: the "
+                f"environment gives the rewards; call the function there, and leave reward.function at its default"
+            )
+        if self.rollout.returns_routing:
+            raise ConfigError(
+                f"rollout.returns_routing=True with environment.name={self.environment.name!r}: routing is not kept "
+                f"over turns; use update.routing_replay='score' or 'none'"
             )
 
     def _check_best_checkpoints(self) -> None:

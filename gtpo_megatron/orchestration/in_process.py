@@ -45,7 +45,7 @@ class LocalEngines(Engines):
     """One engine, which is in this process; a handle has the batch itself."""
 
     def __init__(self, engine: "VllmEngine") -> None:
-        super().__init__((HOST,), workers_per_engine=engine.num_workers)
+        super().__init__((HOST,), workers_per_engine=engine.num_workers, has_environment=engine.has_environment)
         self._engine = engine
 
     def call(self, stage: str, functions: "Mapping[int, Callable[[VllmEngine], Result]]") -> dict[int, Result]:
@@ -127,6 +127,8 @@ def local_stages(
                 config.rollout,
                 max_sequence_tokens=config.model.max_sequence_tokens,
                 seed=config.seed,
+                environment=config.environment,
+                data=config.data,
                 awaits_push=True,
             )
         # before the trainer's: vLLM leaves the world's groups, and raises if they are gone

@@ -106,7 +106,7 @@ class RewardScorer:
                 for first in range(0, len(requests), self._rows_per_call)
                 for verdict in self._graded_here(requests[first : first + self._rows_per_call])
             ]
-        _report_failures(verdicts)
+        report_failures([verdict.failure for verdict in verdicts])
         return _batch(verdicts)
 
     def close(self) -> None:
@@ -152,14 +152,18 @@ def _batch(verdicts: Sequence[Verdict]) -> RewardBatch:
     )
 
 
-def _report_failures(verdicts: Sequence[Verdict]) -> None:
-    """Logs the number of rows without a verdict and the most frequent reasons; as an error if no row has a verdict."""
-    reasons = Counter(verdict.failure for verdict in verdicts if verdict.failure is not None)
+def report_failures(failures: Sequence[str | None]) -> None:
+    """Logs the number of rows without a verdict and the most frequent reasons; as an error if no row has a verdict.
+
+    Args:
+        failures: per row why it has none; None: it has one.
+    """
+    reasons = Counter(failure for failure in failures if failure is not None)
     if reasons:
-        first = {verdict.failure: row for row, verdict in reversed(list(enumerate(verdicts)))}
+        first = {failure: row for row, failure in reversed(list(enumerate(failures)))}
         commonest = "; ".join(
             f"{count} x {reason} (row {first[reason]}{' first' if count > 1 else ''})"
             for reason, count in reasons.most_common(3)
         )
-        level = logging.ERROR if reasons.total() == len(verdicts) else logging.WARNING
-        logger.log(level, "%d of %d responses have no reward: %s", reasons.total(), len(verdicts), commonest)
+        level = logging.ERROR if reasons.total() == len(failures) else logging.WARNING
+        logger.log(level, "%d of %d responses have no reward: %s", reasons.total(), len(failures), commonest)

@@ -1,30 +1,149 @@
-"""The batches of requests inside a vLLM engine, of which several can be in flight.
+"""The responses inside an engine: each is an episode of one or more turns, and several batches can be in flight.
 
-A step of vLLM advances all requests. Results of other batches are kept here until they are taken.
+A step of vLLM advances all turns that are being sampled. When a turn ends, the episode has ended, or an environment is
+asked what follows; the engine works for the others meanwhile.
 """
 
 import time
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from gtpo_megatron.errors import RolloutError, WeightSyncError
 from gtpo_megatron.rollout.requests import SampleRequest
 
+LOOK_S = 0.5
+"""Longest wait for an environment before the time limit is looked at again."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Batch:
-    """Requests that were added together.
+class Outcome:
+    """The environment's account of an episode, so far or at its end.
 
     Attributes:
-        requests: the requests in order.
-        numbers: vLLM's number of each request.
-        version: policy version when they were added; no token is older.
+        reward: discounted sum of the turns' rewards.
+        parts: parts of the reward, and counts of what happened, by name.
+        failure: why there is no reward; "": there is one.
     """
 
-    requests: tuple[SampleRequest, ...]
-    numbers: range
+    reward: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    failure: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What follows the beginning or a turn of an episode.
+
+    Attributes:
+        context_ids: tokens that the policy reads before its next turn: all of the prompt before the first one, then
+            what others say. None: the episode has ended.
+        outcome: so far.
+    """
+
+    context_ids: tuple[int, ...] | None
+    outcome: Outcome
+
+
+class Environment(Protocol):
+    """Who answers the turns of the policy; every call returns at once. Implemented in ``rollout/conversation.py``."""
+
+    in_rounds: bool
+    """Whether the next turns are sampled together once all have been answered, so that a run repeats bit for bit."""
+
+    def open(self, episode: int, request: SampleRequest) -> None:
+        """Begins an episode; its first answer is the prompt."""
+        ...
+
+    def turn_ended(self, episode: int, token_ids: Sequence[int], *, is_truncated: bool) -> None:
+        """Asks what follows a turn; ``is_truncated``: a limit ended it, not the policy."""
+        ...
+
+    def answers(self, *, within_s: float) -> dict[int, Answer]:
+        """Waits until there is at least one answer, or so long; returns those that there are, by episode.
+
+        An answer that ends the episode may come at any time, also while a turn is sampled.
+        """
+        ...
+
+    def forget(self, episode: int) -> None:
+        """Ends an episode that nothing more is asked about."""
+        ...
+
+
+@dataclass(kw_only=True, slots=True)
+class Turn:
+    """A turn of the policy.
+
+    Attributes:
+        context_ids: tokens before it that are not the policy's, since its last turn; of the first turn, the prompt.
+        number: vLLM's number of the request.
+        completion: vLLM's ``CompletionOutput``; None while it is sampled.
+    """
+
+    context_ids: tuple[int, ...]
+    number: int
+    completion: Any = None
+
+
+@dataclass(kw_only=True, slots=True)
+class Episode:
+    """A response.
+
+    Attributes:
+        request: that it answers.
+        turns: so far; none if its environment could not begin.
+        is_cut: an answer did not fit into the length limit.
+        outcome: the environment's; None without one.
+    """
+
+    request: SampleRequest
+    turns: list[Turn] = field(default_factory=list)
+    is_cut: bool = False
+    outcome: Outcome | None = None
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """What the first turn has read."""
+        return self.turns[0].context_ids if self.turns else self.request.prompt_ids
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All tokens so far, with the prompt."""
+        ids: list[int] = []
+        for turn in self.turns:
+            ids += turn.context_ids
+            ids += turn.completion.token_ids if turn.completion is not None else ()
+        return ids
+
+    @property
+    def num_response_tokens(self) -> int:
+        """All tokens after the prompt, whoever wrote them."""
+        return len(self.token_ids) - len(self.prompt_ids) if self.turns else 0
+
+
+AddTurn = Callable[[SampleRequest, Sequence[int], int, int], int]
+"""Adds a turn to vLLM: takes the request, the tokens before the turn, its index, and how many tokens the response has
+so far; returns vLLM's number of it."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Batch:
+    """Requests that were begun together.
+
+    Attributes:
+        episodes: their keys, in order.
+        open: keys of those that have not ended.
+        version: policy version when they were begun; no token is older.
+        add_turn: samples a turn of theirs.
+        limit: most tokens of a response.
+    """
+
+    episodes: tuple[int, ...]
+    open: set[int]
     version: int
+    add_turn: AddTurn
+    limit: int
 
 
 class InFlight:
@@ -32,36 +151,57 @@ class InFlight:
 
     Args:
         engine: vLLM's ``LLMEngine``.
+        environment: who answers the turns; None: an episode has one turn, after the request's prompt.
     """
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, environment: Environment | None = None) -> None:
         self._engine = engine
+        self._environment = environment
         self._batches: dict[Hashable, _Batch] = {}
-        self._missing: dict[Hashable, set[int]] = {}  # ticket -> numbers of requests that have not ended
-        self._tickets: dict[int, Hashable] = {}  # number of a request that has not ended -> its batch's ticket
-        self._ended: dict[int, Any] = {}
+        self._episodes: dict[int, Episode] = {}
+        self._tickets: dict[int, Hashable] = {}  # of an episode that has not ended, its batch's
+        self._numbers: dict[int, int] = {}  # vLLM's number of a turn that is sampled -> its episode
+        self._waiting: set[int] = set()  # episodes that wait for their environment
+        self._answers: dict[int, Answer] = {}
+        self._next = 0
 
-    def add(self, requests: Sequence[SampleRequest], first: int, *, version: int, ticket: Hashable = None) -> Hashable:
-        """Records requests that were added to vLLM.
+    def begin(
+        self,
+        requests: Sequence[SampleRequest],
+        add_turn: AddTurn,
+        *,
+        version: int,
+        limit: int,
+        ticket: Hashable = None,
+    ) -> Hashable:
+        """Begins an episode for each request.
 
         Args:
-            requests: the requests of one batch.
-            first: vLLM's number of the first; the others follow.
+            requests: of one batch.
+            add_turn: adds a turn of theirs to vLLM.
             version: current policy version.
-            ticket: of the batch; None: ``first``.
+            limit: most tokens of a response, whoever wrote them.
+            ticket: of the batch; None: a number.
 
         Returns:
             The batch's ticket.
         """
-        numbers = range(first, first + len(requests))
-        ticket = first if ticket is None else ticket
-        self._batches[ticket] = _Batch(requests=tuple(requests), numbers=numbers, version=version)
-        self._missing[ticket] = set(numbers)
-        self._tickets |= dict.fromkeys(numbers, ticket)
+        keys = tuple(range(self._next, self._next + len(requests)))
+        self._next += len(requests)
+        ticket = keys[0] if ticket is None else ticket
+        self._batches[ticket] = _Batch(episodes=keys, open=set(keys), version=version, add_turn=add_turn, limit=limit)
+        self._tickets |= dict.fromkeys(keys, ticket)
+        self._episodes |= {key: Episode(request=request) for key, request in zip(keys, requests, strict=True)}
+        for key, request in zip(keys, requests, strict=True):
+            if self._environment is None:
+                self._sample(key, request.prompt_ids)
+            else:
+                self._environment.open(key, request)
+                self._waiting.add(key)
         return ticket
 
     def advance(self, *, limit_s: float) -> list[Hashable]:
-        """Runs steps of vLLM until all requests have ended or the time is up.
+        """Runs steps of vLLM, and takes answers of the environment, until all episodes have ended or the time is up.
 
         Args:
             limit_s: seconds after which no further step is started.
@@ -74,31 +214,38 @@ class InFlight:
         """
         deadline = time.monotonic() + limit_s
         while self._tickets:
-            if not self._engine.has_unfinished_requests():
-                raise RolloutError(
-                    f"vLLM lost {len(self._tickets)} requests: none is unfinished, but they did not come back; one of "
-                    f"them is number {min(self._tickets)}"
-                )
-            self._step()
+            if self._numbers:
+                if not self._engine.has_unfinished_requests():
+                    raise RolloutError(
+                        f"vLLM lost {len(self._numbers)} requests: none is unfinished, but they did not come back; one "
+                        f"of them is number {min(self._numbers)}"
+                    )
+                self._step()
+            self._take_answers(deadline)
             if time.monotonic() >= deadline:
                 break
-        return [ticket for ticket, missing in self._missing.items() if not missing]
+        return [ticket for ticket, batch in self._batches.items() if not batch.open]
 
-    def take(self, ticket: Hashable) -> tuple[tuple[SampleRequest, ...], range, list[Any]]:
-        """Removes a complete batch; returns its requests, vLLM's numbers and ``CompletionOutput`` of each."""
+    def take(self, ticket: Hashable) -> list[Episode]:
+        """Removes a complete batch; returns its episodes in order."""
         batch = self._batches.pop(ticket)
-        assert not self._missing.pop(ticket), "advance says when a batch is done"
-        return batch.requests, batch.numbers, [self._ended.pop(number) for number in batch.numbers]
+        assert not batch.open, "advance says when a batch is done"
+        return [self._episodes.pop(key) for key in batch.episodes]
 
-    def abort(self, ticket: Hashable) -> range:
-        """Removes a batch, and its requests from vLLM; returns their numbers."""
+    def abort(self, ticket: Hashable) -> list[int]:
+        """Removes a batch, and its turns from vLLM; returns their numbers."""
         batch = self._batches.pop(ticket)
-        missing = self._missing.pop(ticket)
-        self._engine.abort_request([str(number) for number in sorted(missing)])
-        for number in batch.numbers:
-            self._tickets.pop(number, None)
-            self._ended.pop(number, None)
-        return batch.numbers
+        running = [number for number, key in self._numbers.items() if key in batch.open]
+        self._engine.abort_request([str(number) for number in running])
+        for number in running:
+            del self._numbers[number]
+        for key in batch.open:
+            del self._tickets[key]
+            self._waiting.discard(key)
+            self._answers.pop(key, None)
+            if self._environment is not None:
+                self._environment.forget(key)
+        return [turn.number for key in batch.episodes for turn in self._episodes.pop(key).turns]
 
     def check_push(self, version: int, *, max_staleness: int) -> None:
         """Checks that no batch in flight becomes too stale by a push.
@@ -113,14 +260,64 @@ class InFlight:
         for batch in self._batches.values():
             if version - batch.version > max_staleness:
                 raise WeightSyncError(
-                    f"policy version {version} is pushed while {len(batch.numbers)} requests are in flight that were "
+                    f"policy version {version} is pushed while {len(batch.episodes)} requests are in flight that were "
                     f"begun with version {batch.version}; rollout.max_staleness={max_staleness} allows at most so "
                     f"many versions between them: their step must take them first"
                 )
 
+    def _sample(self, key: int, context_ids: Sequence[int]) -> None:
+        """Begins the next turn of an episode."""
+        episode, batch = self._episodes[key], self._batches[self._tickets[key]]
+        tokens = [*episode.token_ids, *context_ids]
+        num_tokens = len(tokens) - len(episode.prompt_ids) if episode.turns else 0
+        number = batch.add_turn(episode.request, tokens, len(episode.turns), num_tokens)
+        episode.turns.append(Turn(context_ids=tuple(context_ids), number=number))
+        self._numbers[number] = key
+
     def _step(self) -> None:
         for output in self._engine.step():
             if output.finished:
-                number = int(output.request_id)
-                self._ended[number] = output.outputs[0]
-                self._missing[self._tickets.pop(number)].discard(number)
+                key = self._numbers.pop(int(output.request_id))
+                turn = self._episodes[key].turns[-1]
+                turn.completion = output.outputs[0]
+                if self._environment is None:
+                    self._end(key)
+                else:
+                    is_truncated = turn.completion.finish_reason == "length"
+                    self._environment.turn_ended(key, turn.completion.token_ids, is_truncated=is_truncated)
+                    self._waiting.add(key)
+
+    def _take_answers(self, deadline: float) -> None:
+        if self._environment is None or not self._waiting:
+            return
+        is_idle = not self._numbers
+        if self._environment.in_rounds and not is_idle:
+            return
+        self._answers |= self._environment.answers(
+            within_s=min(max(deadline - time.monotonic(), 0.0), LOOK_S) if is_idle else 0.0
+        )
+        # an environment may also end an episode whose turn is being sampled; that answer waits for the turn
+        answered = self._answers.keys() & self._waiting
+        if self._environment.in_rounds and answered != self._waiting:
+            return
+        for key in sorted(answered):
+            self._go_on(key, self._answers.pop(key))
+
+    def _go_on(self, key: int, answer: Answer) -> None:
+        """Begins the turn after an answer, or ends the episode."""
+        episode = self._episodes[key]
+        self._waiting.discard(key)
+        episode.outcome = answer.outcome
+        context = answer.context_ids
+        if context is not None:
+            used = episode.num_response_tokens + len(context) if episode.turns else 0
+            if used < self._batches[self._tickets[key]].limit:
+                self._sample(key, context)
+                return
+            episode.is_cut = True
+        assert self._environment is not None
+        self._environment.forget(key)
+        self._end(key)
+
+    def _end(self, key: int) -> None:
+        self._batches[self._tickets.pop(key)].open.discard(key)

@@ -5,7 +5,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gtpo_megatron.batch import PromptBatch
+from gtpo_megatron.batch import Problem, PromptBatch
 
 REQUEST_KEY = "gtpo_response"
 """In ``SamplingParams.extra_args``: the number of a response of which entropies or routing are wanted."""
@@ -19,22 +19,39 @@ class SampleRequest:
         prompt_ids: tokens of the prompt.
         group_id: label of the prompt's group.
         sample: number of the response in its group.
+        problem: that an environment begins with; None without one.
     """
 
     prompt_ids: tuple[int, ...]
     group_id: int
     sample: int
+    problem: Problem | None = None
 
-    def seed(self, seed: int) -> int:
-        """Seed of its random numbers in ``[0, 2^63)``: a hash of run seed, group and sample."""
-        digest = hashlib.blake2b(f"{seed}:{self.group_id}:{self.sample}".encode(), digest_size=8).digest()
+    def seed(self, seed: int, turn: int = 0) -> int:
+        """Seed of a turn's random numbers in ``[0, 2^63)``: a hash of run seed, group, sample and turn.
+
+        With one seed for all, later turns would tend to repeat the first one.
+        """
+        name = f"{seed}:{self.group_id}:{self.sample}" + (f":{turn}" if turn else "")
+        digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 1
 
 
-def requests_for(prompts: PromptBatch, samples_per_prompt: int) -> list[SampleRequest]:
-    """Requests in prompt-major order: all samples of prompt 0, then of prompt 1, ..."""
+def requests_for(prompts: PromptBatch, samples_per_prompt: int, *, with_problems: bool = False) -> list[SampleRequest]:
+    """Requests in prompt-major order: all samples of prompt 0, then of prompt 1, ...
+
+    Args:
+        prompts: the prompts.
+        samples_per_prompt: responses of each.
+        with_problems: for engines with an environment; the columns of a row can be large.
+    """
     return [
-        SampleRequest(prompt_ids=problem.prompt_ids, group_id=group_id, sample=sample)
+        SampleRequest(
+            prompt_ids=problem.prompt_ids,
+            group_id=group_id,
+            sample=sample,
+            problem=problem if with_problems else None,
+        )
         for problem, group_id in zip(prompts.problems, prompts.group_ids, strict=True)
         for sample in range(samples_per_prompt)
     ]

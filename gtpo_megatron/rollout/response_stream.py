@@ -29,7 +29,7 @@ class SampledResponse:
 
 def stream_responses(
     engine: Any,
-    add: Callable[[Sequence[SampleRequest]], int],
+    add: Callable[[SampleRequest], int],
     requests: Sequence[SampleRequest],
     *,
     max_concurrent: int,
@@ -40,7 +40,7 @@ def stream_responses(
 
     Args:
         engine: vLLM's engine.
-        add: adds requests to it and returns the number of the first; the others follow.
+        add: adds a request to it and returns its number.
         requests: all requests.
         max_concurrent: sequences that vLLM decodes together.
 
@@ -53,7 +53,7 @@ def stream_responses(
         while waiting or inside:
             while waiting and len(inside) < QUEUE_FACTOR * max_concurrent:
                 index, request = waiting.popleft()
-                inside[str(add([request]))] = index
+                inside[str(add(request))] = index
             if not engine.has_unfinished_requests():
                 raise RolloutError(f"vLLM lost {len(inside)} requests: none is unfinished, but they did not come back")
             for output in engine.step():

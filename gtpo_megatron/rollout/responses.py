@@ -1,64 +1,105 @@
-"""Converts vLLM's results to a `RolloutBatch`."""
+"""Converts what vLLM sampled to a `RolloutBatch`."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gtpo_megatron.batch import RolloutBatch
+from gtpo_megatron.batch import RewardBatch, RolloutBatch
 from gtpo_megatron.data.routing import expert_dtype
 from gtpo_megatron.errors import RolloutError
+from gtpo_megatron.rollout.in_flight import Episode, Outcome
 from gtpo_megatron.rollout.requests import SampleRequest
 
 
 def to_rollout_batch(
-    requests: Sequence[SampleRequest],
-    completions: Sequence[Any],
+    episodes: Sequence[Episode],
     *,
-    entropies: Sequence[Sequence[float]] | None,
+    version: int,
+    entropies: Mapping[int, Sequence[float]] | None,
     routing: Sequence[Tensor] | None = None,
 ) -> RolloutBatch:
-    """Builds a batch with one row per request, in order.
+    """Builds a batch with one row per episode, in order.
 
     Args:
-        requests: the requests.
-        completions: vLLM's ``CompletionOutput`` of each.
-        entropies: of each sampled token, possibly one too many; None if not requested.
+        episodes: all ended.
+        version: policy version of a batch without a token.
+        entropies: by vLLM's number of a turn, those of its sampled tokens, possibly one too many; None if not
+            requested.
         routing: per response the experts of the tokens that were run; None if not requested.
 
     Raises:
-        RolloutError: a response has no tokens, too few log-probs or entropies, or tokens without a weight version.
+        RolloutError: a turn has no tokens, too few log-probs or entropies, or tokens without a weight version.
     """
-    ids = [list(completion.token_ids) for completion in completions]
-    logprobs = [
-        _logprobs(request, tokens, completion)
-        for request, tokens, completion in zip(requests, ids, completions, strict=True)
-    ]
-    versions = [
-        _versions(request, tokens, completion)
-        for request, tokens, completion in zip(requests, ids, completions, strict=True)
-    ]
-    found = {version for row in versions for version in row}
-    entropy = None
-    if entropies is not None:
-        for request, tokens, values in zip(requests, ids, entropies, strict=True):
-            if len(values) < len(tokens):
-                raise RolloutError(f"{_name(request)}: {len(tokens)} tokens but {len(values)} entropies")
-        entropy = _padded([values[: len(tokens)] for tokens, values in zip(ids, entropies, strict=True)])
+    rows = [_row(episode, entropies) for episode in episodes]
+    found = {version for row in rows for version, is_own in zip(row.versions, row.is_own, strict=True) if is_own}
+    outcomes = [episode.outcome for episode in episodes if episode.outcome is not None]
     return RolloutBatch(
-        prompt_ids=_padded([request.prompt_ids for request in requests], torch.int64),
-        prompt_lengths=torch.tensor([len(request.prompt_ids) for request in requests]),
-        response_ids=_padded(ids, torch.int64),
-        response_lengths=torch.tensor([len(tokens) for tokens in ids]),
-        loss_mask=_padded([[True] * len(tokens) for tokens in ids], torch.bool),
-        rollout_logprobs=_padded(logprobs),
-        group_ids=torch.tensor([request.group_id for request in requests]),
-        truncated=torch.tensor([completion.finish_reason == "length" for completion in completions]),
-        policy_version=min(found),
-        token_entropy=entropy,
-        token_versions=_padded(versions, torch.int64) if len(found) > 1 else None,
+        prompt_ids=_padded([episode.prompt_ids for episode in episodes], torch.int64),
+        prompt_lengths=torch.tensor([len(episode.prompt_ids) for episode in episodes]),
+        response_ids=_padded([row.token_ids for row in rows], torch.int64),
+        response_lengths=torch.tensor([len(row.token_ids) for row in rows]),
+        loss_mask=_padded([row.is_own for row in rows], torch.bool),
+        rollout_logprobs=_padded([row.logprobs for row in rows]),
+        group_ids=torch.tensor([episode.request.group_id for episode in episodes]),
+        truncated=torch.tensor([_is_truncated(episode) for episode in episodes]),
+        policy_version=min(found, default=version),
+        token_entropy=_padded([row.entropies for row in rows]) if entropies is not None else None,
+        token_versions=_padded([row.versions for row in rows], torch.int64) if len(found) > 1 else None,
         routed_experts=torch.cat(list(routing)) if routing is not None else None,
+        environment_rewards=_rewards(outcomes) if outcomes else None,
+    )
+
+
+@dataclass(slots=True)
+class _Row:
+    """The tokens of a response, one value each."""
+
+    token_ids: list[int] = field(default_factory=list)
+    is_own: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+
+
+def _row(episode: Episode, entropies: Mapping[int, Sequence[float]] | None) -> _Row:
+    row, request = _Row(), episode.request
+    for index, turn in enumerate(episode.turns):
+        tokens = list(turn.completion.token_ids)
+        logprobs = _logprobs(request, tokens, turn.completion)
+        versions = _versions(request, tokens, turn.completion)
+        values = [0.0] * len(tokens) if entropies is None else list(entropies[turn.number])
+        if len(values) < len(tokens):
+            raise RolloutError(f"{_name(request)}: {len(tokens)} tokens but {len(values)} entropies")
+        context = list(turn.context_ids) if index else []  # the first one is the prompt
+        row.token_ids += context + tokens
+        row.is_own += [False] * len(context) + [True] * len(tokens)
+        row.logprobs += [0.0] * len(context) + logprobs
+        row.versions += [versions[0]] * len(context) + versions
+        row.entropies += [0.0] * len(context) + values[: len(tokens)]
+    return row
+
+
+def _is_truncated(episode: Episode) -> bool:
+    if episode.is_cut:
+        return True
+    # an environment may go on after a turn that was cut
+    return bool(episode.turns) and episode.turns[-1].completion.finish_reason == "length"
+
+
+def _rewards(outcomes: Sequence[Outcome]) -> RewardBatch:
+    names = sorted({name for outcome in outcomes for name in outcome.parts})
+    failures = [outcome.failure for outcome in outcomes]
+    return RewardBatch(
+        rewards=torch.tensor([0.0 if outcome.failure else outcome.reward for outcome in outcomes]),
+        failed=torch.tensor([bool(failure) for failure in failures]),
+        parts={name: torch.tensor([outcome.parts.get(name, torch.nan) for outcome in outcomes]) for name in names},
+        info=tuple(json.dumps({"failure": failure}, ensure_ascii=False) if failure else "" for failure in failures)
+        if any(failures)
+        else (),
     )
 
 

@@ -3,19 +3,22 @@
 import logging
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gtpo_megatron.batch import RolloutBatch
+from gtpo_megatron.config.environment import EnvironmentConfig
+from gtpo_megatron.config.problems import DataConfig
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.data.chat_template import load_tokenizer, stop_token_ids
 from gtpo_megatron.errors import RolloutError, WeightSyncError
 from gtpo_megatron.observability.memory import return_free_memory
 from gtpo_megatron.rollout.cache_size import log_cpu_cache
-from gtpo_megatron.rollout.in_flight import InFlight
+from gtpo_megatron.rollout.conversation import Conversation
+from gtpo_megatron.rollout.in_flight import Episode, InFlight
 from gtpo_megatron.rollout.requests import REQUEST_KEY, SampleRequest
 from gtpo_megatron.rollout.response_stream import SampledResponse, stream_responses
 from gtpo_megatron.rollout.responses import returned_routing, to_rollout_batch
@@ -42,6 +45,8 @@ the trainer may use the rest when an engine is replaced. The cache's size is set
 ALL_MEMORY = frozenset({"weights", "kv_cache"})
 """vLLM's tags of the memory that a sleeping engine releases."""
 
+NO_ENVIRONMENT = EnvironmentConfig()
+
 UNUSABLE = -1
 """Policy version of an engine after a failed push."""
 
@@ -56,6 +61,8 @@ class VllmEngine:
         max_sequence_tokens: maximum length of prompt plus response.
         seed: vLLM's own seed; each response has its own.
         num_threads: of this process, on a CPU; 0: as they are.
+        environment: answers the policy's turns; one without a name: a response is one turn.
+        data: how prompts are rendered, for an environment.
         awaits_push: nothing is sampled before the first push, so that no weights are read from the folder: of 64 GPUs
             each engine would read the whole model to throw it away.
     """
@@ -68,6 +75,8 @@ class VllmEngine:
         max_sequence_tokens: int,
         seed: int,
         num_threads: int = 0,
+        environment: EnvironmentConfig = NO_ENVIRONMENT,
+        data: DataConfig | None = None,
         awaits_push: bool = False,
     ) -> None:
         from vllm import LLM
@@ -127,8 +136,20 @@ class VllmEngine:
         self._max_concurrent = config.max_concurrent_sequences
         self._max_staleness = config.max_staleness
         self._keeps_requests = config.partial
-        self._in_flight = InFlight(self._llm.llm_engine)
+        self.has_environment = bool(environment.name)
+        self._max_turn_tokens = environment.max_turn_tokens or max_sequence_tokens
+        self._conversation: Conversation | None = None
         self._stop_ids = _stop_token_ids(model_path)
+        if self.has_environment:
+            assert data is not None, "an environment's prompts are rendered as the data's"
+            self._conversation = Conversation(
+                environment,
+                data,
+                load_tokenizer(model_path),
+                stop_ids=[*self._stop_ids, *config.sampling.stop_token_ids],
+                in_rounds=not config.is_continuous,
+            )
+        self._in_flight = InFlight(self._llm.llm_engine, self._conversation)
         self._vocab_size = self._llm.model_config.get_vocab_size()
         self._next_response = 0
         self._version = UNUSABLE
@@ -178,8 +199,16 @@ class VllmEngine:
             RolloutError: the engine has no usable weights.
         """
         self._check_weights()
-        first = self._add(requests, sampling, seed, priority=priority)
-        return self._in_flight.add(requests, first, version=self._version, ticket=ticket)
+
+        def add_turn(request: SampleRequest, tokens: Sequence[int], turn: int, num_sampled: int) -> int:
+            left = min(sampling.max_response_tokens - num_sampled, self._max_turn_tokens)
+            return self._add(
+                tokens, replace(sampling, max_response_tokens=left), request.seed(seed, turn), priority=priority
+            )
+
+        return self._in_flight.begin(
+            requests, add_turn, version=self._version, limit=sampling.max_response_tokens, ticket=ticket
+        )
 
     def advance(self, *, limit_s: float) -> list[Hashable]:
         """Processes all requests in flight, until all have ended or the time is up.
@@ -209,19 +238,19 @@ class VllmEngine:
         Raises:
             RolloutError: as ``generate``.
         """
-        requests, numbers, completions = self._in_flight.take(ticket)
+        episodes = self._in_flight.take(ticket)
         return to_rollout_batch(
-            requests,
-            completions,
-            entropies=self._take_entropies(numbers) if self._keeps_entropies else None,
-            routing=self._take_routing(requests, numbers, completions) if self._returns_routing else None,
+            episodes,
+            version=self._version,
+            entropies=self._take_entropies(episodes) if self._keeps_entropies else None,
+            routing=self._take_routing(episodes) if self._returns_routing else None,
         )
 
     def abort(self, ticket: Hashable) -> None:
         """Ends requests; what they have is forgotten."""
         numbers = self._in_flight.abort(ticket)
         if self._keeps_entropies or self._captures_routing:
-            self._llm.collective_rpc("gtpo_forget", args=(list(numbers),))
+            self._llm.collective_rpc("gtpo_forget", args=(numbers,))
 
     def stream(
         self, requests: Sequence[SampleRequest], sampling: SamplingConfig, *, seed: int
@@ -235,8 +264,8 @@ class VllmEngine:
         """
         self._check_weights()
 
-        def add(some: Sequence[SampleRequest]) -> int:
-            return self._add(some, sampling, seed, with_logprobs=False)
+        def add(request: SampleRequest) -> int:
+            return self._add(request.prompt_ids, sampling, request.seed(seed), with_logprobs=False)
 
         return stream_responses(self._llm.llm_engine, add, requests, max_concurrent=self._max_concurrent)
 
@@ -249,68 +278,65 @@ class VllmEngine:
 
     def _add(
         self,
-        requests: Sequence[SampleRequest],
+        tokens: Sequence[int],
         sampling: SamplingConfig,
         seed: int,
         *,
         with_logprobs: bool = True,
         priority: int = 0,
     ) -> int:
-        """Adds requests to vLLM; returns vLLM's number of the first, the others follow."""
+        """Adds a request to go on after these tokens to vLLM; returns vLLM's number of it."""
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
         keeps_more = self._keeps_entropies or self._captures_routing
-        first = self._next_response
-        self._next_response += len(requests)
-        for number, request in enumerate(requests, first):
-            params = SamplingParams(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                max_tokens=sampling.max_response_tokens,
-                stop=list(sampling.stop_strings),
-                stop_token_ids=[*self._stop_ids, *sampling.stop_token_ids],
-                logprobs=0 if with_logprobs else None,
-                flat_logprobs=with_logprobs,
-                seed=request.seed(seed),
-                detokenize=bool(sampling.stop_strings),  # needed to find stop strings
-                output_kind=RequestOutputKind.FINAL_ONLY,
-                extra_args={REQUEST_KEY: number} if keeps_more and with_logprobs else None,
-            )
-            self._llm.llm_engine.add_request(
-                str(number),
-                # no request finds keys and values of other weights, also if the cache was not emptied
-                tokens_input(list(request.prompt_ids), cache_salt=str(self._version)),
-                params,
-                priority=priority,
-            )
-        return first
+        number = self._next_response
+        self._next_response += 1
+        params = SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=sampling.max_response_tokens,
+            stop=list(sampling.stop_strings),
+            stop_token_ids=[*self._stop_ids, *sampling.stop_token_ids],
+            logprobs=0 if with_logprobs else None,
+            flat_logprobs=with_logprobs,
+            seed=seed,
+            detokenize=bool(sampling.stop_strings),  # needed to find stop strings
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args={REQUEST_KEY: number} if keeps_more and with_logprobs else None,
+        )
+        self._llm.llm_engine.add_request(
+            str(number),
+            # no request finds keys and values of other weights, also if the cache was not emptied
+            tokens_input(list(tokens), cache_salt=str(self._version)),
+            params,
+            priority=priority,
+        )
+        return number
 
-    def _take_entropies(self, numbers: Sequence[int]) -> list[list[float]]:
-        taken, vocab_size = self._llm.collective_rpc("gtpo_take_entropies", args=(list(numbers),))[0]
+    def _take_entropies(self, episodes: Sequence[Episode]) -> dict[int, list[float]]:
+        numbers = [turn.number for episode in episodes for turn in episode.turns]
+        taken, vocab_size = self._llm.collective_rpc("gtpo_take_entropies", args=(numbers,))[0]
         if vocab_size != self._vocab_size:
             raise RolloutError(
                 f"vLLM sampled from {vocab_size} columns, the model's config.json says vocab_size={self._vocab_size}; "
                 f"entropies would be of another distribution than the trainer's: use entropy_source='actor'"
             )
-        return [taken[number] for number in numbers]
+        return {number: taken[number] for number in numbers}
 
-    def _take_routing(
-        self, requests: Sequence[SampleRequest], numbers: Sequence[int], completions: Sequence[Any]
-    ) -> list[Tensor]:
-        """Per response the experts of the tokens that were run, ``[n, M, k]``."""
-        num_tokens = [
-            len(request.prompt_ids) + len(completion.token_ids) - 1
-            for request, completion in zip(requests, completions, strict=True)
-        ]
+    def _take_routing(self, episodes: Sequence[Episode]) -> list[Tensor]:
+        """Per response of one turn the experts of the tokens that were run, ``[n, M, k]``."""
+        last = [episode.turns[-1] for episode in episodes]
+        num_tokens = [len(episode.token_ids) - 1 for episode in episodes]
         if self._captures_routing:
-            taken: list[Tensor] = self._llm.collective_rpc("gtpo_take_routing", args=(list(numbers), num_tokens))[0]
+            numbers = [turn.number for turn in last]
+            taken: list[Tensor] = self._llm.collective_rpc("gtpo_take_routing", args=(numbers, num_tokens))[0]
             return taken
         return [
-            returned_routing(request, completion, count, num_experts=self._num_experts)
-            for request, completion, count in zip(requests, completions, num_tokens, strict=True)
+            returned_routing(episode.request, turn.completion, count, num_experts=self._num_experts)
+            for episode, turn, count in zip(episodes, last, num_tokens, strict=True)
         ]
 
     def open_slots(self, workers: Sequence[int], shape: SlotShape) -> dict[int, SharedSlots]:
@@ -378,6 +404,8 @@ class VllmEngine:
 
     def close(self) -> None:
         """Ends the workers and frees their shared memory; the engine cannot be used afterwards."""
+        if self._conversation is not None:
+            self._conversation.close()
         self._llm.llm_engine.engine_core.shutdown()
 
     def on_worker_death(self, callback: Callable[[], None]) -> None:

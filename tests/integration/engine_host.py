@@ -18,10 +18,16 @@ class EngineHost:
     """Owns the process."""
 
     def __init__(
-        self, config: RolloutConfig, *, model: str = MODEL, max_sequence_tokens: int = 224, **environment: str
+        self,
+        config: RolloutConfig,
+        *,
+        model: str = MODEL,
+        max_sequence_tokens: int = 224,
+        conversation: dict[str, Any] | None = None,
+        **environment: str,
     ) -> None:
         self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
-        self._pool.submit(_start, model, config, max_sequence_tokens, environment).result()
+        self._pool.submit(_start, model, config, max_sequence_tokens, conversation or {}, environment).result()
 
     def ask(self, question: str, *args: Any) -> Any:
         """``question(engine, *args)``, a function of ``engine_questions``, which imports vLLM."""
@@ -33,15 +39,26 @@ class EngineHost:
 
     def close(self) -> None:
         """Ends the process."""
+        self._pool.submit(_close).result()
         self._pool.shutdown()
 
 
-def _start(model: str, config: RolloutConfig, max_sequence_tokens: int, environment: dict[str, str]) -> None:
+def _start(
+    model: str,
+    config: RolloutConfig,
+    max_sequence_tokens: int,
+    conversation: dict[str, Any],
+    environment: dict[str, str],
+) -> None:
     global _engine
     os.environ.update(engine_environment(config, has_gpus=False) | environment)
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
-    _engine = VllmEngine(model, config, max_sequence_tokens=max_sequence_tokens, seed=0, num_threads=1)
+    _engine = VllmEngine(model, config, max_sequence_tokens=max_sequence_tokens, seed=0, num_threads=1, **conversation)
+
+
+def _close() -> None:
+    _engine.close()
 
 
 def _ask(question: str, *args: Any) -> Any:

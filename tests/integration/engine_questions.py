@@ -90,3 +90,8 @@ def tokens_of_cache(engine):
     """Tokens whose keys and values vLLM found room for."""
     cache = engine._llm.llm_engine.vllm_config.cache_config
     return cache.num_gpu_blocks * cache.block_size
+
+
+def forget_prefixes(engine):
+    """Empties the prefix cache."""
+    engine.forget_prefixes()

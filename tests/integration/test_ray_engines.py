@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gtpo_megatron.batch import Problem, PromptBatch, RolloutBatch
-from gtpo_megatron.config.rollout import SamplingConfig
+from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.errors import EngineLostError, RolloutError, WorkerError
 from gtpo_megatron.orchestration.on_ray.collect import collect
 from gtpo_megatron.orchestration.on_ray.engines import RayEngines
@@ -168,9 +168,8 @@ class World:
         self.fleet = EngineFleet(
             [self.processes.remote(index, self._notes) for index in range(num_engines)],
             hosts=["here"] * num_engines,
-            workers_per_engine=1,
+            rollout=RolloutConfig(max_engine_restarts=max_restarts),
             restart=self.restart,
-            max_restarts=max_restarts,
             deadline_s=DEADLINE_S,
             open_link=self.open_link,
         )

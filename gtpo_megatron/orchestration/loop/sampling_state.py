@@ -27,9 +27,12 @@ def from_plain(plain: dict[str, Any], hold: Callable[[RolloutBatch], RolloutHand
     """The inverse of ``to_plain``; ``hold`` makes the handle of the responses. ``seconds`` is empty."""
     metrics: dict[str, Metric] = {name: _METRICS[kind](**fields) for name, (kind, fields) in plain["metrics"].items()}
     problems = tuple(problem_from_plain(fields) for fields in plain["problems"])
+    rollouts = dict(plain["rollouts"])
+    if rollouts["environment_rewards"] is not None:
+        rollouts["environment_rewards"] = RewardBatch(**rollouts["environment_rewards"])
     return Sampled(
         prompts=PromptBatch(problems=problems, group_ids=tuple(plain["group_ids"])),
-        rollouts=hold(RolloutBatch(**plain["rollouts"])),
+        rollouts=hold(RolloutBatch(**rollouts)),
         rewards=RewardBatch(**plain["rewards"]),
         metrics=metrics,
     )

@@ -37,7 +37,9 @@ class RayEngines(Engines):
     """
 
     def __init__(self, fleet: EngineFleet, *, push_again: Callable[[int], None] | None) -> None:
-        super().__init__(fleet.hosts, workers_per_engine=fleet.workers_per_engine)
+        super().__init__(
+            fleet.hosts, workers_per_engine=fleet.workers_per_engine, has_environment=fleet.has_environment
+        )
         self._fleet = fleet
         self._push_again = push_again
 
@@ -157,7 +159,9 @@ class RayGroupSampler:
             return
         requests = {
             attempt: requests_for(
-                PromptBatch(problems=(problem,), group_ids=(attempt.group,)), self._samples_per_prompt
+                PromptBatch(problems=(problem,), group_ids=(attempt.group,)),
+                self._samples_per_prompt,
+                with_problems=self._fleet.has_environment,
             )
             for attempt, problem in begin.items()
         }

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import EngineLostError, WorkerError
 from gtpo_megatron.orchestration.on_ray.collect import collect_survivors
 from gtpo_megatron.weights.push.sender import Checksums
@@ -27,9 +28,9 @@ class EngineFleet:
     Args:
         processes: remote ``EngineProcess`` objects; a replacement takes the index of its predecessor.
         hosts: host of each.
-        workers_per_engine: tensor parallel size of an engine.
+        rollout: the engines' configuration.
+        has_environment: requests need their problems.
         restart: restarts the engine with this index and waits until it is ready.
-        max_restarts: restarts allowed in the run.
         deadline_s: longest time for one call.
         open_link: opens a new link from the trainer to all engines, unattended.
         expect_end: called with the name of an engine before it is killed on purpose.
@@ -37,7 +38,8 @@ class EngineFleet:
     Attributes:
         names: names of the engines.
         hosts: as above.
-        workers_per_engine: as above.
+        workers_per_engine: tensor parallel size of an engine.
+        has_environment: as above.
         version: policy version of the last push.
         num_restarts: restarts so far.
         deadline_s: as above.
@@ -48,21 +50,22 @@ class EngineFleet:
         processes: list[Any],
         *,
         hosts: Sequence[str],
-        workers_per_engine: int,
+        rollout: RolloutConfig,
+        has_environment: bool = False,
         restart: Callable[[int], Any],
-        max_restarts: int,
         deadline_s: float,
         open_link: Callable[[], None],
         expect_end: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._processes = processes
         self._restart_one = restart
-        self._max_restarts = max_restarts
+        self._max_restarts = rollout.max_engine_restarts
         self._open_link = open_link
         self._expect_end = expect_end
         self.names = engine_names(len(processes))
         self.hosts = list(hosts)
-        self.workers_per_engine = workers_per_engine
+        self.workers_per_engine = rollout.tensor_parallel_size
+        self.has_environment = has_environment
         self.deadline_s = deadline_s
         self.version = 0
         self.num_restarts = 0

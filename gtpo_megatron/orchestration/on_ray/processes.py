@@ -128,6 +128,8 @@ class EngineProcess(_Process):
             self._config.rollout,
             max_sequence_tokens=self._config.model.max_sequence_tokens,
             seed=self._config.seed,
+            environment=self._config.environment,
+            data=self._config.data,
             awaits_push=True,
         )
         self.instance.on_worker_death(self._end)

@@ -154,9 +154,9 @@ def _fleet(
     return EngineFleet(
         [processes[name] for name in names],
         hosts=[node.host for node in placement.engines],
-        workers_per_engine=config.rollout.tensor_parallel_size,
+        rollout=config.rollout,
+        has_environment=bool(config.environment.name),
         restart=restart,
-        max_restarts=config.rollout.max_engine_restarts,
         deadline_s=config.cluster.stage_deadline_s,
         open_link=open_link,
         expect_end=supervisor.expects,

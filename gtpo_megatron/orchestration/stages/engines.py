@@ -82,11 +82,13 @@ class Engines(ABC):
     Args:
         hosts: the host of every engine.
         workers_per_engine: tensor parallel size of an engine.
+        has_environment: requests need their problems.
     """
 
-    def __init__(self, hosts: Sequence[str], *, workers_per_engine: int) -> None:
+    def __init__(self, hosts: Sequence[str], *, workers_per_engine: int, has_environment: bool = False) -> None:
         self.hosts = tuple(hosts)
         self._workers_per_engine = workers_per_engine
+        self._has_environment = has_environment
 
     # --------------------------------------------------------------------------------------------- calling the engines
     @abstractmethod
@@ -135,7 +137,7 @@ class Engines(ABC):
         self, prompts: PromptBatch, sampling: SamplingConfig, *, samples_per_prompt: int, seed: int
     ) -> RolloutHandle:
         """Samples responses, prompt-major."""
-        requests = requests_for(prompts, samples_per_prompt)
+        requests = requests_for(prompts, samples_per_prompt, with_problems=self._has_environment)
         dealt = assign_to_engines(
             requests, max_response_tokens=sampling.max_response_tokens, loads=[0] * len(self.hosts)
         )

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, RolloutBatch
@@ -12,7 +13,7 @@ from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.errors import ShapeError
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.rewards.request import RewardRequest
-from gtpo_megatron.rewards.reward import RewardScorer
+from gtpo_megatron.rewards.reward import RewardScorer, report_failures
 
 GRADING_SHARE = 0.75
 """Fraction of the stage's deadline after which rows without a verdict count as failed."""
@@ -45,15 +46,26 @@ class RewardGrader:
         self._scorer = scorer
 
     def grade(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
-        """Grades every response, with one group's tokens in memory at a time.
+        """Grades every response, with one group's tokens in memory at a time; an environment has graded its own.
 
         Raises:
             ShapeError: the group of a response is not among the prompts.
         """
         responses: list[DecodedResponse | None] = [None] * len(rollouts.places)
+        given: list[RewardBatch] = []
+        order: list[int] = []
         for indices, group in rollouts.by_object():
+            if group.environment_rewards is not None:
+                given.append(group.environment_rewards)
+                order += indices
+                continue
             for index, response in zip(indices, self.decode(group), strict=True):
                 responses[index] = response
+        if given:
+            rewards = RewardBatch.joined(given).select(torch.tensor(order).argsort().tolist())
+            reasons = rewards.info or ("",) * len(order)
+            report_failures([text if bool(no) else None for text, no in zip(reasons, rewards.failed, strict=True)])
+            return rewards
         return self.grade_decoded([response for response in responses if response is not None], prompts)
 
     def decode(self, rollouts: RolloutBatch) -> list[DecodedResponse]:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from gtpo_megatron.errors import RolloutError, WeightSyncError
-from gtpo_megatron.rollout.in_flight import InFlight
+from gtpo_megatron.rollout.in_flight import Answer, InFlight, Outcome
 from gtpo_megatron.rollout.requests import SampleRequest
 
 
@@ -41,18 +41,37 @@ def requests(num):
     return [SampleRequest(prompt_ids=(1,), group_id=0, sample=sample) for sample in range(num)]
 
 
+class Begins:
+    """``InFlight.begin`` with vLLM's numbers in order; keeps what each turn was to go on from."""
+
+    def __init__(self, in_flight):
+        self.in_flight = in_flight
+        self.turns = []
+
+    def __call__(self, num, *, version=5, limit=99, ticket=None):
+        return self.in_flight.begin(requests(num), self._add, version=version, limit=limit, ticket=ticket)
+
+    def _add(self, request, tokens, turn, num_sampled):
+        self.turns.append((request.sample, tuple(tokens), turn, num_sampled))
+        return len(self.turns) - 1
+
+
+def texts(episodes):
+    return [episode.turns[-1].completion for episode in episodes]
+
+
 def test_all_move_on_together_and_each_batch_is_taken_alone():
     engine = Engine(1, 4, 2, 3)
     in_flight = InFlight(engine)
-    first = in_flight.add(requests(2), 0, version=5)
-    second = in_flight.add(requests(2), 2, version=5)
+    begin = Begins(in_flight)
+    first, second = begin(2), begin(2)
     found = [in_flight.advance(limit_s=0) for _ in range(4)]
     assert found == [[], [], [second], [first, second]]
-    _, numbers, completions = in_flight.take(second)
-    assert list(numbers) == [2, 3]
-    assert completions == ["text 2", "text 3"]
+    taken = in_flight.take(second)
+    assert [episode.turns[0].number for episode in taken] == [2, 3]
+    assert texts(taken) == ["text 2", "text 3"]
     assert in_flight.advance(limit_s=math.inf) == [first]
-    assert in_flight.take(first)[2] == ["text 0", "text 1"]
+    assert texts(in_flight.take(first)) == ["text 0", "text 1"]
     assert in_flight.advance(limit_s=math.inf) == []
     assert engine.num_steps == 4
 
@@ -60,10 +79,10 @@ def test_all_move_on_together_and_each_batch_is_taken_alone():
 def test_an_aborted_batch_is_forgotten_and_the_others_go_on():
     engine = Engine(1, 9, 2)
     in_flight = InFlight(engine)
-    slow = in_flight.add(requests(2), 0, version=5)
-    other = in_flight.add(requests(1), 2, version=5)
+    begin = Begins(in_flight)
+    slow, other = begin(2), begin(1)
     in_flight.advance(limit_s=0)
-    assert list(in_flight.abort(slow)) == [0, 1]
+    assert in_flight.abort(slow) == [0, 1]
     assert engine.aborted == ["1"]
     assert in_flight.advance(limit_s=math.inf) == [other]
     in_flight.take(other)
@@ -73,7 +92,7 @@ def test_an_aborted_batch_is_forgotten_and_the_others_go_on():
 def test_requests_that_vllm_lost_are_an_error():
     engine = Engine(1, 9)
     in_flight = InFlight(engine)
-    in_flight.add(requests(2), 0, version=5)
+    Begins(in_flight)(2)
     assert not in_flight.advance(limit_s=0)
     engine.left.clear()
     with pytest.raises(RolloutError, match="vLLM lost 1 requests: .* one of them is number 1"):
@@ -83,7 +102,7 @@ def test_requests_that_vllm_lost_are_an_error():
 def test_weights_that_would_make_a_batch_too_old_are_refused():
     in_flight = InFlight(Engine(1))
     in_flight.check_push(9, max_staleness=0)
-    in_flight.add(requests(1), 0, version=5)
+    Begins(in_flight)(1)
     in_flight.check_push(5, max_staleness=0)  # the same weights again, for an engine that was replaced
     in_flight.check_push(6, max_staleness=1)
     with pytest.raises(WeightSyncError, match=r"version 7 is pushed while 1 requests .* begun with version 5; .*=1"):
@@ -93,9 +112,156 @@ def test_weights_that_would_make_a_batch_too_old_are_refused():
 def test_a_batch_has_the_name_that_it_was_given():
     engine = Engine(1, 3)
     in_flight = InFlight(engine)
-    assert in_flight.add(requests(1), 0, version=5, ticket=("group", 7)) == ("group", 7)
-    in_flight.add(requests(1), 1, version=5, ticket=("group", 8))
+    begin = Begins(in_flight)
+    assert begin(1, ticket=("group", 7)) == ("group", 7)
+    begin(1, ticket=("group", 8))
     assert in_flight.advance(limit_s=0) == [("group", 7)]
-    assert in_flight.take(("group", 7))[2] == ["text 0"]
+    assert texts(in_flight.take(("group", 7))) == ["text 0"]
     in_flight.abort(("group", 8))
     assert engine.aborted == ["1"]
+
+
+class TurnEngine:
+    """Ends every request in one step, with the tokens 100 + its number; ``endless`` ones at no time."""
+
+    def __init__(self, *, endless=()):
+        self.running = {}
+        self.endless = set(endless)
+        self.steps = []
+
+    def add(self, request, tokens, turn, num_sampled):
+        number = len(self.running) + sum(len(ended) for ended in self.steps)
+        self.running[number] = (request.sample, tuple(tokens), turn, num_sampled)
+        return number
+
+    def has_unfinished_requests(self):
+        return bool(self.running)
+
+    def abort_request(self, numbers):
+        for number in numbers:
+            del self.running[int(number)]
+
+    def step(self):
+        ended = {number: row for number, row in self.running.items() if number not in self.endless}
+        self.steps.append(ended)
+        self.running = {number: row for number, row in self.running.items() if number in self.endless}
+        return [
+            SimpleNamespace(
+                request_id=str(number),
+                finished=True,
+                outputs=[SimpleNamespace(token_ids=[100 + number], finish_reason="stop")],
+            )
+            for number in ended
+        ]
+
+
+class Script:
+    """An environment whose answers are given by sample: token ids, or None for the end; ``late`` ones take a look."""
+
+    def __init__(self, *answers, in_rounds=True, late=()):
+        self.in_rounds = in_rounds
+        self._answers = [list(row) for row in answers]
+        self._samples = {}
+        self._ready = {}
+        self._late = {sample: {} for sample in late}
+        self.forgotten = []
+
+    def open(self, episode, request):
+        self._samples[episode] = request.sample
+        self._say(episode)
+
+    def turn_ended(self, episode, token_ids, *, is_truncated):
+        self._say(episode)
+
+    def _say(self, episode):
+        sample = self._samples[episode]
+        context = self._answers[sample].pop(0)
+        answer = Answer(context_ids=context, outcome=Outcome(reward=float(sample)))
+        self._late.get(sample, self._ready)[episode] = answer
+
+    def answers(self, *, within_s):
+        found, self._ready = self._ready, {}
+        for late in self._late.values():
+            self._ready |= late
+            late.clear()
+        return found
+
+    def forget(self, episode):
+        self.forgotten.append(self._samples[episode])
+
+
+def played(script, engine=None, *, num=2, limit=99):
+    engine = engine or TurnEngine()
+    in_flight = InFlight(engine, script)
+    ticket = in_flight.begin(requests(num), engine.add, version=5, limit=limit)
+    assert in_flight.advance(limit_s=math.inf) == [ticket]
+    return engine, in_flight.take(ticket)
+
+
+def test_a_turn_goes_on_from_all_tokens_before_it():
+    engine, (first, second) = played(Script([(7, 8), (9,), None], [(6,), None]))
+    assert engine.steps == [{0: (0, (7, 8), 0, 0), 1: (1, (6,), 0, 0)}, {2: (0, (7, 8, 100, 9), 1, 2)}]
+    assert (first.prompt_ids, first.token_ids, first.num_response_tokens) == ((7, 8), [7, 8, 100, 9, 102], 3)
+    assert (second.prompt_ids, second.token_ids) == ((6,), [6, 101])
+    assert (first.outcome.reward, second.outcome.reward) == (0.0, 1.0)
+    assert [first.is_cut, second.is_cut] == [False, False]
+
+
+@pytest.mark.parametrize("in_rounds", [True, False])
+def test_rounds_do_not_depend_on_when_an_answer_comes(in_rounds):
+    answers = [[(7,), (9,), None], [(6,), (5,), None]]
+    steps = [
+        [sorted(step) for step in played(Script(*answers, in_rounds=in_rounds, late=late))[0].steps]
+        for late in ((), (0,), (1,))
+    ]
+    assert (steps[0] == steps[1] == steps[2]) == in_rounds
+
+
+def test_an_answer_that_does_not_fit_ends_the_episode():
+    script = Script([(7,), (9, 9), (9,), None], [(6,), None])
+    _, (first, second) = played(script, limit=5)
+    assert (first.token_ids, first.is_cut) == ([7, 100, 9, 9, 102], True)  # one more, and there is no token for a turn
+    assert not second.is_cut
+    assert sorted(script.forgotten) == [0, 1]
+
+
+def test_an_episode_that_could_not_begin_has_no_turn():
+    _, (first, second) = played(Script([None], [(6,), None]))
+    assert (first.turns, first.prompt_ids, first.token_ids, first.num_response_tokens) == ([], (1,), [], 0)
+    assert second.token_ids == [6, 100]
+
+
+def test_others_are_sampled_while_an_environment_thinks():
+    script = Script([(7,), (9,), None], [(6,), None], in_rounds=False, late=(0,))
+    engine, _ = played(script)
+    assert [sorted(step) for step in engine.steps] == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("in_rounds", [True, False])
+def test_an_environment_that_ends_while_a_turn_is_sampled_ends_the_episode_after_it(in_rounds):
+    script = Script([(7,)], [(6,), (5,), None], in_rounds=in_rounds)
+    engine = TurnEngine()
+    in_flight = InFlight(engine, script)
+    ticket = in_flight.begin(requests(2), engine.add, version=5, limit=9)
+    add = script.turn_ended
+    script.turn_ended = lambda episode, *rest, **more: (
+        None if script._samples[episode] == 0 else add(episode, *rest, **more)
+    )
+    in_flight.advance(limit_s=0)  # both turns begin
+    script._ready[0] = Answer(context_ids=None, outcome=Outcome(failure="its process ended"))
+    assert in_flight.advance(limit_s=math.inf) == [ticket]
+    first, second = in_flight.take(ticket)
+    assert (first.token_ids, first.outcome.failure) == ([7, 100], "its process ended")
+    assert second.token_ids == [6, 101, 5, 102]
+
+
+def test_an_aborted_episode_is_forgotten_whatever_it_waits_for():
+    script = Script([(7,), None], [(6,), None], [(6,), None], in_rounds=False, late=(1,))
+    engine = TurnEngine(endless=[0])
+    in_flight = InFlight(engine, script)
+    ticket = in_flight.begin(requests(2), engine.add, version=5, limit=9)
+    in_flight.advance(limit_s=0)
+    assert in_flight.abort(ticket) == [0]
+    assert sorted(script.forgotten) == [0, 1]
+    assert in_flight.advance(limit_s=math.inf) == []
+    assert not engine.running

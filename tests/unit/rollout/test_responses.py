@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from gtpo_megatron.batch import take_rows
 from gtpo_megatron.errors import RolloutError
+from gtpo_megatron.rollout.in_flight import Episode, Outcome, Turn
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.rollout.responses import returned_routing, to_rollout_batch
 
@@ -24,7 +26,11 @@ def completion(tokens, *, reason="stop", spans=None):
 
 
 def convert(completions, entropies=None):
-    return to_rollout_batch(REQUESTS, completions, entropies=entropies)
+    episodes = [
+        Episode(request=request, turns=[Turn(context_ids=request.prompt_ids, number=number, completion=one)])
+        for number, (request, one) in enumerate(zip(REQUESTS, completions, strict=True))
+    ]
+    return to_rollout_batch(episodes, version=3, entropies=None if entropies is None else dict(enumerate(entropies)))
 
 
 def test_rows_are_padded_on_the_right():
@@ -96,3 +102,35 @@ def test_routing_that_vllm_returns_is_cut_to_the_tokens_that_were_run():
 def test_routing_of_too_few_tokens_is_refused(found, count):
     with pytest.raises(RolloutError, match=f"response 2 of group 5: routing of {count} of 4 tokens"):
         returned_routing(REQUESTS[0], SimpleNamespace(routed_experts=found), 4, num_experts=8)
+
+
+def test_what_others_say_is_in_a_row_but_not_the_policys():
+    turns = [
+        Turn(context_ids=(1, 2), number=4, completion=completion((7, 8), spans=[span(3, 0, 1), span(4, 1, 2)])),
+        Turn(context_ids=(5, 5, 5), number=9, completion=completion((9,), reason="length", spans=[span(4, 0, 1)])),
+    ]
+    ended = Episode(request=REQUESTS[0], turns=turns, outcome=Outcome(reward=0.5, parts={"turns": 2.0}))
+    never_begun = Episode(request=REQUESTS[1], outcome=Outcome(failure="reset raised"))
+    batch = to_rollout_batch([ended, never_begun], version=3, entropies={4: [1.0, 2.0, 99.0], 9: [3.0]})
+    assert batch.prompt_ids.tolist() == [[1, 2, 0], [1, 2, 3]]
+    assert batch.response_ids.tolist() == [[7, 8, 5, 5, 5, 9], [0] * 6]
+    assert batch.response_lengths.tolist() == [6, 0]
+    assert batch.loss_mask.tolist() == [[True, True, False, False, False, True], [False] * 6]
+    assert batch.own_lengths.tolist() == [3, 0]
+    assert batch.rollout_logprobs.tolist() == [[-3.5, -4.0, 0, 0, 0, -4.5], [0] * 6]
+    assert batch.token_entropy.tolist() == [[1, 2, 0, 0, 0, 3], [0] * 6]
+    assert batch.token_versions.tolist()[0] == [3, 4, 4, 4, 4, 4]
+    assert batch.policy_version == 3
+    assert batch.truncated.tolist() == [True, False]
+    rewards = batch.environment_rewards
+    assert (rewards.rewards.tolist(), rewards.failed.tolist()) == ([0.5, 0.0], [False, True])
+    assert rewards.parts["turns"][0] == 2
+    assert rewards.info == ("", '{"failure": "reset raised"}')
+    chosen = take_rows([batch, batch], [(1, 1), (0, 0)])
+    assert chosen.environment_rewards.failed.tolist() == [True, False]
+
+
+def test_a_batch_without_a_token_has_the_engines_version():
+    never_begun = Episode(request=REQUESTS[0], outcome=Outcome(failure="reset raised"))
+    batch = to_rollout_batch([never_begun], version=8, entropies=None)
+    assert (batch.policy_version, batch.token_versions, batch.num_responses) == (8, None, 1)

@@ -23,6 +23,7 @@ class Engine:
     """Response tokens spell the request; log-probs the engine."""
 
     num_workers = 1
+    has_environment = False
 
     def __init__(self, index, told):
         self.index, self.told = index, told

@@ -1,12 +1,15 @@
 """Decoding and grading: answers find their responses, whatever the order."""
 
+import dataclasses
+
 import pytest
 import torch
 
-from gtpo_megatron.batch import Problem, PromptBatch, RolloutBatch, mask_of_lengths
+from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, RolloutBatch, mask_of_lengths
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.errors import ShapeError
 from gtpo_megatron.orchestration.stages.grading import RewardGrader
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.rewards.reward import RewardScorer
 
 
@@ -53,3 +56,23 @@ def test_a_response_of_no_prompt_is_an_error():
     grader = RewardGrader(Letters(), RewardScorer(RewardConfig(function=f"{__name__}:exact", num_workers=0)))
     with pytest.raises(ShapeError, match="group 72 have no prompt"):
         grader.grade_decoded(grader.decode(rollouts([70, 72, 70])), prompts())
+
+
+def test_what_an_environment_gave_is_in_the_responses_order_and_its_failures_are_told(caplog):
+    """Groups are several objects, and responses of one object need not stand together."""
+    given = RewardBatch(
+        rewards=torch.tensor([0.25, 0.0, 0.75]),
+        failed=torch.tensor([False, True, False]),
+        parts={"turns": torch.tensor([1.0, 0.0, 3.0])},
+        info=("", '{"failure": "reset raised"}', ""),
+    )
+    batch = dataclasses.replace(rollouts([70, 71, 70]), environment_rewards=given)
+    handle = RolloutHandle.of_groups(batch, put=lambda group: group)
+    grader = RewardGrader(Letters(), RewardScorer(RewardConfig(function=f"{__name__}:exact", num_workers=0)))
+    with caplog.at_level("WARNING"):
+        found = grader.grade(handle, prompts())
+    assert found.rewards.tolist() == [0.25, 0.0, 0.75]
+    assert found.failed.tolist() == [False, True, False]
+    assert found.parts["turns"].tolist() == [1.0, 0.0, 3.0]
+    assert '1 of 3 responses have no reward: 1 x {"failure": "reset raised"} (row 1)' in caplog.text
+    grader.close()

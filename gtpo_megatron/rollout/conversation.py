@@ -1,0 +1,148 @@
+"""The environment's side of an engine's episodes: what it says becomes tokens, what the policy says a message."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from gtpo_megatron.config.environment import EnvironmentConfig
+from gtpo_megatron.config.problems import DataConfig
+from gtpo_megatron.conversations.environment_processes import EnvironmentPool, Event
+from gtpo_megatron.conversations.messages import Opening, Reply
+from gtpo_megatron.conversations.template_bridge import TemplateBridge
+from gtpo_megatron.data.chat_template import TemplateInputs, today
+from gtpo_megatron.errors import DataError, RolloutError
+from gtpo_megatron.rollout.in_flight import Answer, Outcome
+from gtpo_megatron.rollout.requests import SampleRequest
+
+TURNS, TOOL_ERRORS, SECONDS = "turns", "tool_errors", "environment_s"
+"""Parts of every outcome: turns of the policy, failed calls of tools, seconds that the environment took."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Account:
+    """What has happened in an episode so far.
+
+    Attributes:
+        last_turn: tokens of the policy's last turn; None before the first.
+        tools: that the policy may call.
+        has_ended: the environment has, so that nothing more can be asked of it.
+    """
+
+    last_turn: tuple[int, ...] | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    has_ended: bool = False
+    num_turns: int = 0
+    reward: float = 0.0
+    num_tool_errors: int = 0
+    seconds: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+
+    def outcome(self, failure: str = "") -> Outcome:
+        own = {TURNS: float(self.num_turns), TOOL_ERRORS: float(self.num_tool_errors), SECONDS: self.seconds}
+        return Outcome(reward=self.reward, parts={**self.parts, **own}, failure=failure)
+
+
+class Conversation:
+    """``in_flight.Environment`` with environments in processes of their own.
+
+    Args:
+        config: the environment and its limits.
+        tokenizer: of the model, with its chat template.
+        stop_ids: tokens that end a turn.
+        data: how prompts are rendered; an opening of more than ``max_prompt_tokens`` fails its episode.
+        in_rounds: see ``in_flight.Environment``.
+
+    Raises:
+        ConfigError: there is no such environment, or the chat template does not allow turns to be appended.
+    """
+
+    def __init__(
+        self,
+        config: EnvironmentConfig,
+        data: DataConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        stop_ids: Sequence[int],
+        in_rounds: bool,
+    ) -> None:
+        self.in_rounds = in_rounds
+        self._config = config
+        given = TemplateInputs(options=data.template_options, date=data.template_date or today())
+        self._bridge = TemplateBridge(tokenizer, stop_ids=stop_ids, given=given)
+        self._max_prompt_tokens = data.max_prompt_tokens
+        self._accounts: dict[int, _Account] = {}
+        self._pool = EnvironmentPool(
+            config.name,
+            num_workers=config.num_workers,
+            timeout_s=config.timeout_s,
+            memory_limit_mib=config.memory_limit_mib,
+        )
+
+    def open(self, episode: int, request: SampleRequest) -> None:
+        """Calls ``reset`` with the problem's row."""
+        problem = request.problem
+        if problem is None:
+            raise RolloutError("a request for an episode has no problem that its environment could begin with")
+        self._accounts[episode] = _Account()
+        row: dict[str, Any] = {**json.loads(problem.columns_json), "prompt": problem.prompt, "answer": problem.answer}
+        self._pool.open(episode, row)
+
+    def turn_ended(self, episode: int, token_ids: Sequence[int], *, is_truncated: bool) -> None:
+        """Calls ``step`` with the turn as a message."""
+        account = self._accounts[episode]
+        account.last_turn = tuple(token_ids)
+        account.num_turns += 1
+        if account.has_ended:  # with its process, while the turn was sampled; the answer that says so is there already
+            return
+        self._pool.step(episode, self._bridge.parse(token_ids, is_truncated=is_truncated, tools=account.tools))
+
+    def answers(self, *, within_s: float) -> dict[int, Answer]:
+        """Answers that there are, by episode."""
+        found: dict[int, Answer] = {}
+        for event in self._pool.poll(within_s):
+            account = self._accounts.get(event.episode)
+            if account is None:  # forgotten meanwhile
+                continue
+            account.seconds += event.seconds
+            account.has_ended = bool(event.failure)
+            try:
+                found[event.episode] = self._answer(account, event)
+            except DataError as error:  # the chat template refuses what the environment says
+                found[event.episode] = Answer(context_ids=None, outcome=account.outcome(str(error)))
+        return found
+
+    def forget(self, episode: int) -> None:
+        """Ends the environment of an episode."""
+        if self._accounts.pop(episode, None) is not None:
+            self._pool.end(episode)
+
+    def close(self) -> None:
+        """Ends the environments' processes."""
+        self._pool.close()
+
+    def _answer(self, account: _Account, event: Event) -> Answer:
+        if event.opening is not None:
+            return self._opened(account, event.opening)
+        if event.reply is not None:
+            return self._replied(account, event.reply)
+        return Answer(context_ids=None, outcome=account.outcome(event.failure))
+
+    def _opened(self, account: _Account, opening: Opening) -> Answer:
+        account.tools = opening.tools
+        tokens = self._bridge.opening(opening)
+        if len(tokens) > self._max_prompt_tokens:
+            failure = f"the opening has {len(tokens)} tokens, data.max_prompt_tokens={self._max_prompt_tokens}"
+            return Answer(context_ids=None, outcome=account.outcome(failure))
+        return Answer(context_ids=tokens, outcome=account.outcome())
+
+    def _replied(self, account: _Account, reply: Reply) -> Answer:
+        account.reward += self._config.discount ** (account.num_turns - 1) * reply.reward
+        account.num_tool_errors += reply.num_tool_errors
+        account.parts |= reply.parts
+        if reply.done or account.num_turns >= self._config.max_turns:
+            return Answer(context_ids=None, outcome=account.outcome())
+        assert account.last_turn is not None, "an environment replies to a turn"
+        return Answer(context_ids=self._bridge.next_turn(account.last_turn, reply.messages), outcome=account.outcome())

@@ -1,0 +1,124 @@
+"""A real vLLM engine holds conversations: a calculator answers its calls, and every token is kept as it was sampled."""
+
+import json
+
+import pytest
+import torch
+
+from gtpo_megatron.batch import Problem
+from gtpo_megatron.config.environment import EnvironmentConfig
+from gtpo_megatron.config.problems import DataConfig
+from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
+from gtpo_megatron.data.chat_template import load_tokenizer
+from gtpo_megatron.rollout.requests import SampleRequest
+from recipes.tiny_cpu import ASSETS
+from tests.integration.engine_host import EngineHost
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("a rollout engine"),
+    pytest.mark.filterwarnings("ignore"),  # of transformers' readers
+]
+
+MODEL = str(ASSETS / "tiny_tool_user")
+CONFIG = RolloutConfig(
+    group_size=2, dtype="float32", kv_cache_mib=64, max_concurrent_sequences=64, entropy_source="rollout"
+)
+SAMPLING = SamplingConfig(temperature=0.9, max_response_tokens=128)
+TALK = {
+    "environment": EnvironmentConfig(name="recipes.calculator:Calculator", num_workers=1, max_turns=4),
+    "data": DataConfig(train_path="none.jsonl", max_prompt_tokens=96),
+}
+
+
+@pytest.fixture(scope="module")
+def host():
+    found = EngineHost(CONFIG, model=MODEL, conversation=TALK)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def problems():
+    rows = map(json.loads, (ASSETS / "arithmetic" / "heldout.jsonl").read_text().splitlines()[:12])
+    return [
+        Problem(problem_id=row["id"], prompt_ids=(1,), answer=row["answer"], prompt=tuple(row["prompt"]))
+        for row in rows
+    ]
+
+
+def requests(problems, samples=8):
+    return [
+        SampleRequest(prompt_ids=problem.prompt_ids, group_id=group, sample=sample, problem=problem)
+        for group, problem in enumerate(problems)
+        for sample in range(samples)
+    ]
+
+
+@pytest.fixture(scope="module")
+def batch(host, problems):
+    return host.generate(requests(problems), SAMPLING)
+
+
+def stretches(mask):
+    """Number of turns of each row."""
+    before = torch.cat([torch.zeros_like(mask[:, :1]), mask[:, :-1]], 1)
+    return (mask & ~before).sum(1)
+
+
+def test_what_was_sampled_is_scored_alike_over_the_whole_conversation(batch):
+    """By transformers, in one pass over prompt, turns and results of tools."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+    assert int((stretches(batch.loss_mask) > 1).sum()) >= 5
+    for row in range(batch.num_responses):
+        num_prompt, num = int(batch.prompt_lengths[row]), int(batch.response_lengths[row])
+        ids = torch.cat([batch.prompt_ids[row, :num_prompt], batch.response_ids[row, :num]])
+        with torch.no_grad():
+            logits = model(ids[None]).logits[0, num_prompt - 1 : -1].double() / SAMPLING.temperature
+        logprobs = logits.log_softmax(-1)
+        own = batch.loss_mask[row, :num]
+        sampled = logprobs.gather(1, batch.response_ids[row, :num, None])[:, 0]
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+        assert (batch.rollout_logprobs[row, :num] - sampled)[own].abs().max() < 1e-4
+        assert (batch.token_entropy[row, :num] - entropy)[own].abs().max() < 1e-4
+        assert not batch.rollout_logprobs[row, :num][~own].any()
+
+
+def test_conversations_are_the_templates_and_graded_by_the_environment(batch, problems):
+    tokenizer = load_tokenizer(MODEL)
+    turns = stretches(batch.loss_mask).tolist()
+    rewards = batch.environment_rewards
+    assert rewards.parts["turns"].tolist() == [float(num) for num in turns]
+    assert not rewards.failed.any()
+    num_right = 0
+    for row, num_turns in enumerate(turns):
+        text = tokenizer.decode(batch.response_ids[row, : int(batch.response_lengths[row])])
+        assert text.count("<tool_response>") == num_turns - 1
+        is_right = f"\\boxed{{{problems[row // 8].answer}}}" in text
+        assert rewards.rewards[row] == is_right
+        num_right += is_right
+        if num_turns == 2 and rewards.parts["tool_errors"][row] == 0:
+            _, _, rest = text.partition("<tool_response>\n")
+            assert rest.partition("\n")[0] in rest.partition("boxed")[2], "the model repeats the result"
+    assert num_right >= 5
+
+
+def test_the_same_conversations_come_again(host, problems, batch):
+    """Other groups beside them change no seed; the same batch gives the same bits."""
+    host.ask("forget_prefixes")
+    again = host.generate(requests(problems), SAMPLING)
+    for name in ("prompt_ids", "response_ids", "loss_mask", "rollout_logprobs", "token_entropy"):
+        assert torch.equal(getattr(again, name), getattr(batch, name)), name
+
+
+def test_a_conversation_without_room_for_another_turn_is_cut(host, problems):
+    short = host.generate(requests(problems), SamplingConfig(temperature=0.9, max_response_tokens=48))
+    longest = int(short.response_lengths.max())
+    assert longest <= 48
+    is_cut = short.truncated & short.loss_mask.gather(1, short.response_lengths[:, None] - 1)[:, 0]
+    assert torch.equal(is_cut, short.truncated), "no row ends with another's tokens"
+    assert bool(is_cut.any())

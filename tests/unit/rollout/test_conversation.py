@@ -1,0 +1,151 @@
+"""What the calculator says becomes tokens, what the policy says a message; with environments in real processes."""
+
+import time
+
+import pytest
+
+from gtpo_megatron.batch import Problem
+from gtpo_megatron.config.environment import EnvironmentConfig
+from gtpo_megatron.config.problems import DataConfig
+from gtpo_megatron.data.chat_template import load_tokenizer
+from gtpo_megatron.errors import RolloutError
+from gtpo_megatron.rollout.conversation import Conversation
+from gtpo_megatron.rollout.requests import SampleRequest
+from recipes.tiny_cpu import ASSETS
+
+CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "%s"}}\n</tool_call><|im_end|>'
+PROBLEM = Problem(problem_id="p", prompt_ids=(1,), answer="14", prompt=({"role": "user", "content": "Compute 2+3*4."},))
+
+TALKS = """
+from gtpo_megatron.conversations.messages import Message, Reply
+
+class Talks:
+    def reset(self, row):
+        if row["answer"] == "no":
+            raise ValueError("no such row")
+        self.turns = 0
+        return "Speak. " * (1 if row["answer"] != "long" else 99)
+
+    def step(self, message):
+        self.turns += 1
+        return Reply(messages=[Message(role="user", content=f"more than {message.content!r}")], reward=self.turns,
+                     parts={"said": len(message.content)})
+"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(str(ASSETS / "tiny_tool_user"))
+
+
+@pytest.fixture
+def made(tokenizer):
+    found = []
+
+    def make(name, **options):
+        one = Conversation(
+            EnvironmentConfig(name=name, num_workers=1, **options),
+            DataConfig(train_path="none.jsonl", max_prompt_tokens=64),
+            tokenizer,
+            stop_ids=[tokenizer.eos_token_id],
+            in_rounds=True,
+        )
+        found.append(one)
+        return one
+
+    yield make
+    for one in found:
+        one.close()
+
+
+@pytest.fixture
+def talks(tmp_path):
+    (tmp_path / "talks.py").write_text(TALKS)
+    return f"{tmp_path / 'talks.py'}:Talks"
+
+
+def answer(conversation, episode):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if found := conversation.answers(within_s=1.0):
+            assert list(found) == [episode]
+            return found[episode]
+    raise AssertionError("no answer in a minute")
+
+
+def opened(conversation, episode=0, problem=PROBLEM):
+    conversation.open(episode, SampleRequest(prompt_ids=(1,), group_id=0, sample=0, problem=problem))
+    return answer(conversation, episode)
+
+
+def said(conversation, tokenizer, text, episode=0, *, is_truncated=False):
+    conversation.turn_ended(episode, tokenizer.encode(text), is_truncated=is_truncated)
+    return answer(conversation, episode)
+
+
+def test_calls_are_answered_and_the_last_turn_is_graded(made, tokenizer):
+    conversation = made("recipes.calculator:Calculator")
+    first = opened(conversation)
+    assert tokenizer.decode(first.context_ids) == (
+        "<|im_start|>system\nTools: calculate<|im_end|>\n<|im_start|>user\nCompute 2+3*4.<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    second = said(conversation, tokenizer, CALL % "2+3*4")
+    assert tokenizer.decode(second.context_ids) == (
+        "\n<|im_start|>user\n<tool_response>\n14\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert second.outcome.parts["tool_errors"] == 0
+    wrong = said(conversation, tokenizer, CALL % "2+")
+    assert "Error: ValueError: '2+' is no sum" in tokenizer.decode(wrong.context_ids)
+    broken = said(conversation, tokenizer, "<tool_call>\n{</tool_call><|im_end|>")
+    assert broken.outcome.parts["tool_errors"] == 2
+    last = said(conversation, tokenizer, "\\boxed{14}<|im_end|>")
+    assert (last.context_ids, last.outcome.reward, last.outcome.failure) == (None, 1.0, "")
+    assert last.outcome.parts["turns"] == 4
+    assert last.outcome.parts["environment_s"] > 0
+
+
+def test_a_turn_that_was_cut_gets_its_end(made, tokenizer, talks):
+    conversation = made(talks)
+    opened(conversation)
+    ended = said(conversation, tokenizer, "abc<|im_end|>")
+    cut = said(conversation, tokenizer, "abc", is_truncated=True)
+    assert cut.context_ids == (tokenizer.eos_token_id, *ended.context_ids)
+
+
+def test_rewards_of_turns_are_discounted_and_turns_are_limited(made, tokenizer, talks):
+    conversation = made(talks, max_turns=3, discount=0.5)
+    opened(conversation)
+    found = [said(conversation, tokenizer, text) for text in ("a<|im_end|>", "bc<|im_end|>", "d<|im_end|>")]
+    assert [one.outcome.reward for one in found] == [1.0, 1.0 + 0.5 * 2, 1.0 + 0.5 * 2 + 0.25 * 3]
+    assert [one.context_ids is None for one in found] == [False, False, True]
+    assert found[1].outcome.parts["said"] == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "failure"), [("no", "ValueError: no such row"), ("long", r"has \d+ tokens, data.max_prompt_tokens=64")]
+)
+def test_an_episode_that_cannot_begin_fails_alone(made, tokenizer, talks, row, failure):
+    import dataclasses
+    import re
+
+    conversation = made(talks)
+    found = opened(conversation, problem=dataclasses.replace(PROBLEM, answer=row))
+    assert found.context_ids is None
+    assert re.search(failure, found.outcome.failure)
+    conversation.forget(0)
+    assert opened(conversation, 1).context_ids is not None
+
+
+def test_what_is_forgotten_is_not_answered(made, tokenizer, talks):
+    conversation = made(talks)
+    opened(conversation)
+    conversation.turn_ended(0, tokenizer.encode("a<|im_end|>"), is_truncated=False)
+    conversation.forget(0)
+    opened(conversation, 1)
+    assert conversation.answers(within_s=0.2) == {}
+
+
+def test_a_request_without_a_problem_is_a_mistake(made, talks):
+    with pytest.raises(RolloutError, match="has no problem"):
+        made(talks).open(0, SampleRequest(prompt_ids=(1,), group_id=0, sample=0))
