@@ -18,6 +18,7 @@ from gtpo_megatron.config.algorithm import (
 )
 from gtpo_megatron.config.algorithm.base import SoftOverlongPenalty
 from gtpo_megatron.config.cluster import ClusterConfig
+from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.output import CheckpointConfig, LoggingConfig
@@ -108,6 +109,20 @@ def code_gtpo(*, num_steps: int = 50, seed: int = 0) -> RunConfig:
         reward=RewardConfig(
             function="gtpo_megatron.rewards.code_tests:code_tests", num_workers=2, timeout_s=30.0, memory_limit_mib=2048
         ),
+    )
+
+
+def tool_gtpo(*, num_steps: int = 40, seed: int = 0) -> RunConfig:
+    """GTPO on conversations of two turns: the same arithmetic, with a calculator that the policy may call.
+
+    Its model is ``recipes/assets/tiny_tool_user``, which calls it for one problem in six and otherwise guesses.
+    """
+    base = gtpo(num_steps=num_steps, seed=seed)
+    return dataclasses.replace(
+        base,
+        name="tiny_cpu_tool_gtpo",
+        model=dataclasses.replace(base.model, path=str(ASSETS / "tiny_tool_user")),
+        environment=EnvironmentConfig(name="recipes.calculator:Calculator", num_workers=1, max_turns=4),
     )
 
 

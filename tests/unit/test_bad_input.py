@@ -133,6 +133,7 @@ def test_the_assets_are_small_enough():
         "tiny_coder",
         "tiny_qwen2",
         "tiny_qwen3_moe",
+        "tiny_tool_user",
     }
 
 

@@ -38,7 +38,9 @@ def test_every_module_of_the_algorithms_has_its_tests():
     assert not missing, sorted(missing)
 
 
-@pytest.mark.parametrize("folder", ["algorithms", "distributed", "weights", "config", "data", "rewards", "companions"])
+@pytest.mark.parametrize(
+    "folder", ["algorithms", "distributed", "weights", "config", "conversations", "data", "rewards", "companions"]
+)
 def test_every_folder_of_the_path_of_data_has_its_tests(folder):
     assert list((TESTS / folder).glob("test_*.py"))
 
@@ -78,6 +80,7 @@ OWN_JSON = {
     "gtpo_megatron/companions/preflight/children.py": "from the child that it has started",
     "gtpo_megatron/orchestration/run_supervisor.py": "from the driver that has started it",
     "gtpo_megatron/rewards/request.py": "what data/rows.py has just made of a row",
+    "gtpo_megatron/rollout/conversation.py": "what data/rows.py has just made of a row",
     "gtpo_megatron/rewards/grade.py": "what it has just made of a value",
     "gtpo_megatron/rewards/code_tests.py": "values that program_tests.py has just made, and a program's",
     "gtpo_megatron/sandbox/inside/main.py": "its command line and jobs, from the process that started it",
@@ -86,6 +89,7 @@ OWN_JSON = {
     "gtpo_megatron/data/reasoning_tasks.py": "from the process that it has started",
     "gtpo_megatron/data/reasoning_process.py": "its command line, written by the process that started it",
     "gtpo_megatron/rewards/processes/worker.py": "its command line, written by the process that started it",
+    "gtpo_megatron/conversations/environment_worker.py": "from the pool that has started it",
     "gtpo_megatron/distributed/input_checks.py": "from the other ranks of this run",
     "tools/make_tiny_model.py": "what the tokenizers library has just made",
 }

@@ -1,0 +1,26 @@
+import pytest
+
+from gtpo_megatron.config.environment import EnvironmentConfig
+from gtpo_megatron.errors import ConfigError
+
+
+def test_there_is_no_environment_unless_it_is_named():
+    config = EnvironmentConfig()
+    assert config.name == ""
+    assert config.discount == 1.0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"name": "calculator"}, "must be written module:Name or FILE.py:Name"),
+        ({"discount": 1.5}, "discount=1.5: must lie between 0 and 1"),
+        ({"num_workers": 0}, "num_workers=0"),
+        ({"timeout_s": 0.0}, "timeout_s=0"),
+        ({"memory_limit_mib": -1}, "memory_limit_mib=-1"),
+        ({"max_turns": 0}, "max_turns=0"),
+    ],
+)
+def test_wrong_values_are_one_line(wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        EnvironmentConfig(**wrong)
