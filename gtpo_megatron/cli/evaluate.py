@@ -49,6 +49,12 @@ def run(arguments: Sequence[str]) -> int:
     console = Console() if sys.stdout.isatty() else Console(width=LOG_WIDTH)
     if run_config is None:
         config = _fitted(config, model.folder, arguments, console)
+    elif run_config.environment.name:
+        print_sentence(
+            console,
+            f"without the run's environment {run_config.environment.name}: each response is one turn, and graded by "
+            f"{config.reward.function}",
+        )
     output = output_folder(folder, config, model.checkpoint or "hf", is_run=run_config is not None)
     try:
         needs_training_set = run_config is None or _is_given("--against", arguments)

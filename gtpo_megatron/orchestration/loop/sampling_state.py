@@ -28,7 +28,7 @@ def from_plain(plain: dict[str, Any], hold: Callable[[RolloutBatch], RolloutHand
     metrics: dict[str, Metric] = {name: _METRICS[kind](**fields) for name, (kind, fields) in plain["metrics"].items()}
     problems = tuple(problem_from_plain(fields) for fields in plain["problems"])
     rollouts = dict(plain["rollouts"])
-    if rollouts["environment_rewards"] is not None:
+    if rollouts.get("environment_rewards") is not None:  # checkpoints of an earlier version lack it
         rollouts["environment_rewards"] = RewardBatch(**rollouts["environment_rewards"])
     return Sampled(
         prompts=PromptBatch(problems=problems, group_ids=tuple(plain["group_ids"])),

@@ -175,6 +175,13 @@ def test_a_run_that_decodes_greedily_can_be_measured(capsys, tmp_path, measured)
     assert "samples=8 of" in complaint(capsys, folder, "--sampling.temperature", "0.7", "--output", f"{tmp_path}/o")[1]
 
 
+def test_an_environment_that_is_left_out_is_said(capsys, tmp_path, measured):
+    folder = str(run_folder(tmp_path, tiny_cpu.tool_gtpo()))
+    assert dispatch.run(["evaluate", folder]) != 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "without the run's environment recipes.calculator:Calculator: each response is one turn, and graded" in said
+
+
 def test_a_folder_of_another_evaluation_is_refused_whichever_benchmarks_it_has(capsys, tmp_path, measured):
     folder = str(run_folder(tmp_path, tiny_cpu.gtpo()))
     other = rows(tmp_path, {"prompt": "1+1?", "answer": "2"})

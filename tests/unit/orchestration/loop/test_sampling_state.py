@@ -26,6 +26,9 @@ def test_columns_and_parts_survive_a_checkpoint():
         group_ids=torch.tensor([5]),
         truncated=torch.zeros(1, dtype=torch.bool),
         policy_version=0,
+        environment_rewards=RewardBatch(
+            rewards=torch.tensor([0.5]), failed=torch.zeros(1, dtype=torch.bool), parts={"turns": torch.tensor([2.0])}
+        ),
     )
     rewards = RewardBatch(
         rewards=torch.ones(1), failed=torch.zeros(1, dtype=torch.bool), parts={"t": torch.ones(1)}, info=('{"a":1}',)
@@ -39,8 +42,13 @@ def test_columns_and_parts_survive_a_checkpoint():
     file = io.BytesIO()
     torch.save(to_plain(sampled, rollouts), file)
     file.seek(0)
-    found = from_plain(torch.load(file, weights_only=True), lambda batch: batch)
+    plain = torch.load(file, weights_only=True)
+    found = from_plain(plain, lambda batch: batch)
     assert found.prompts == sampled.prompts
     assert found.rewards.info == rewards.info
     assert torch.equal(found.rewards.parts["t"], rewards.parts["t"])
     assert found.metrics == sampled.metrics
+    given = found.rollouts.environment_rewards
+    assert (given.rewards.tolist(), given.parts["turns"].tolist()) == ([0.5], [2.0])
+    del plain["rollouts"]["environment_rewards"]  # as an earlier version wrote it
+    assert from_plain(plain, lambda batch: batch).rollouts.environment_rewards is None
