@@ -10,7 +10,7 @@ from gtpo_megatron.algorithms.registry import algorithm_of
 from gtpo_megatron.config.algorithm.named import algorithm_name
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import load_config, to_plain
-from gtpo_megatron.data.chat_template import is_sentencepiece_only, load_tokenizer
+from gtpo_megatron.data.chat_template import is_sentencepiece_only, load_tokenizer, stop_token_ids
 from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.judge.client import check_judge
@@ -31,6 +31,7 @@ from gtpo_megatron.orchestration.machine_record import MachineRecord
 from gtpo_megatron.orchestration.on_ray.run import ray_stages
 from gtpo_megatron.orchestration.pinned_data import pin_data_sets, pin_date
 from gtpo_megatron.rewards.function import check_threshold, run_rewards
+from gtpo_megatron.rollout.conversation import check_conversation
 from gtpo_megatron.run_folder import state as run_state
 from gtpo_megatron.run_folder.checkpoints import Checkpoint
 from gtpo_megatron.run_folder.folder import CONFIG_FILE, RunFolder
@@ -193,7 +194,7 @@ def check_inputs(config: RunConfig) -> RunInputs:
 
     Raises:
         ConfigError: the model folder or the reference's, their values, the layout, the algorithm, this machine, the
-            loggers, the reward function or the number of prompts cannot be used.
+            loggers, the reward function, the environment or the number of prompts cannot be used.
         DataError: a data set is missing, empty or malformed.
     """
     model = Path(config.model.path)
@@ -228,6 +229,9 @@ def check_inputs(config: RunConfig) -> RunInputs:
             f"rollout.sampling.stop_strings: vLLM cannot spell the tokens of {model}, which has sentencepiece's "
             f"tokenizer.model only; use rollout.sampling.stop_token_ids, or add a tokenizer.json"
         )
+    if config.environment.name:
+        stop_ids = (*stop_token_ids(model, tokenizer), *config.rollout.sampling.stop_token_ids)
+        check_conversation(config.environment, config.data, tokenizer, stop_ids=stop_ids)
     inputs = read_inputs(config, tokenizer, vocab_size=architecture.vocab_size)
     if config.data.prompts_per_step > len(inputs.train):
         lost = f"; {inputs.lost}" if inputs.lost else ""

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.problems import DataConfig
+from gtpo_megatron.conversations.environment import resolve_environment
 from gtpo_megatron.conversations.environment_processes import EnvironmentPool, Event
 from gtpo_megatron.conversations.messages import Opening, Reply
 from gtpo_megatron.conversations.template_bridge import TemplateBridge
@@ -70,8 +71,7 @@ class Conversation:
     ) -> None:
         self.in_rounds = in_rounds
         self._config = config
-        given = TemplateInputs(options=data.template_options, date=data.template_date or today())
-        self._bridge = TemplateBridge(tokenizer, stop_ids=stop_ids, given=given)
+        self._bridge = _bridge(data, tokenizer, stop_ids)
         self._max_prompt_tokens = data.max_prompt_tokens
         self._accounts: dict[int, _Account] = {}
         self._pool = EnvironmentPool(
@@ -146,3 +146,20 @@ class Conversation:
             return Answer(context_ids=None, outcome=account.outcome())
         assert account.last_turn is not None, "an environment replies to a turn"
         return Answer(context_ids=self._bridge.next_turn(account.last_turn, reply.messages), outcome=account.outcome())
+
+
+def check_conversation(
+    config: EnvironmentConfig, data: DataConfig, tokenizer: PreTrainedTokenizerBase, *, stop_ids: Sequence[int]
+) -> None:
+    """Checks what can be checked of an environment before anything starts.
+
+    Raises:
+        ConfigError: there is no such environment, or the chat template does not allow turns to be appended.
+    """
+    resolve_environment(config.name)
+    _bridge(data, tokenizer, stop_ids)
+
+
+def _bridge(data: DataConfig, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]) -> TemplateBridge:
+    given = TemplateInputs(options=data.template_options, date=data.template_date or today())
+    return TemplateBridge(tokenizer, stop_ids=stop_ids, given=given)

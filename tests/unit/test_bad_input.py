@@ -57,6 +57,14 @@ def test_the_recipe_as_it_is_has_no_mistake(capsys):
         (["--reward.function", CODE], "set --algorithm.success-threshold 1"),
         (["--reward.function", CODE, "--algorithm.success-threshold", "1"], "train.jsonl:1: no tests"),
         (["--reward.sandbox", "docker"], "must be bubblewrap, http://HOST:PORT, or unsafe"),
+        (["--environment.name", "calculator"], "environment name='calculator': must be written module:Name"),
+        (["--environment.name", "nowhere:Name"], "environment 'nowhere:Name'"),
+        (["--environment.name", "math:pi"], "environment 'math:pi'"),
+        (
+            ["--environment.name", "recipes.calculator:Calculator", "--reward.function", "math:cos"],
+            "the environment gives the rewards; call the function there",
+        ),
+        (["--environment.name", "recipes.calculator:Calculator", "--rollout.returns-routing"], "routing is not kept"),
         (["--data.train-path", "hub:a/b@main"], "expected OWNER/NAME or OWNER/NAME/CONFIGURATION"),
         (["--data.train-path", "/nowhere/rows.jsonl"], "/nowhere/rows.jsonl"),
         (["--model.path", "/nowhere"], "no readable config.json"),
@@ -90,6 +98,14 @@ def test_a_row_that_cannot_be_used_is_named_by_file_and_line(capsys, tmp_path, l
     status, text = complaint(capsys, "--data.train-path", rows(tmp_path, *lines))
     assert status != 0
     assert message in text
+
+
+def test_an_environment_needs_no_reference_answers(capsys, tmp_path):
+    status, _ = complaint(
+        capsys, "--environment.name", "recipes.calculator:Calculator", "--data.prompts-per-step", "1",
+        "--data.train-path", rows(tmp_path, {"prompt": "no answer"}),
+    )  # fmt: skip
+    assert status == 0
 
 
 def test_prompts_that_are_too_long_are_dropped_counted_and_said(tmp_path, caplog):

@@ -59,7 +59,9 @@ def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, vocab_
     """
     data, evaluation = config.data, config.evaluation
     given = TemplateInputs(options=data.template_options, date=data.template_date or today())
-    graded_by = rows_needed(run_rewards(config.reward), drops=data.ungradable_rows == "drop")
+    graded_by = rows_needed(  # an environment grades whatever it can
+        () if config.environment.name else run_rewards(config.reward), drops=data.ungradable_rows == "drop"
+    )
     training = load_problems(
         data.train,
         tokenizer,
