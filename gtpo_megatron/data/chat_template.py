@@ -53,7 +53,8 @@ def load_tokenizer(model_path: str) -> "PreTrainedTokenizerBase":
         if is_sentencepiece_only(Path(model_path)):
             tokenizer = load_sentencepiece(Path(model_path), SENTENCEPIECE_FILE)
         else:
-            tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+            # not mistral-common's, which has no chat template, though a folder of Mistral has its files too
+            tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True, mistral_format=False)
         if not tokenizer.encode("0", add_special_tokens=False):  # transformers returns one for a config.json alone
             raise ValueError("its vocabulary is empty")
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, ...

@@ -100,7 +100,10 @@ class VllmEngine:
             torch.set_num_threads(num_threads)  # vLLM's worker, which is built now, forbids it
         self._llm = LLM(
             model=model_path,
-            load_format="auto" if has_weights else "dummy",
+            # the hub's folders of Mistral have files in its own format besides, which vLLM would prefer
+            load_format="hf" if has_weights else "dummy",
+            config_format="hf",
+            tokenizer_mode="hf",
             use_tqdm_on_load=False,
             dtype=config.dtype,
             # vLLM allows no more than max_position_embeddings, which files with YaRN may leave as it was, unless this

@@ -119,8 +119,10 @@ class _Family:
         qkv_bias: as in ``Architecture``.
         qk_norm: as in ``Architecture``.
         head_size: if ``config.json`` has no ``head_dim``; 0 for the hidden size over the heads.
-        own_switches: ``qkv_bias`` and ``qk_norm`` are ``attention_bias`` and ``use_qk_norm`` of ``config.json``; the
-            output projection never has a bias.
+        own_switches: ``attention_bias`` and ``use_qk_norm`` of ``config.json`` go before ``qkv_bias`` and ``qk_norm``;
+            the output projection has no bias.
+        window: tokens that attention looks back if ``config.json`` has no ``sliding_window``, which only null switches
+            off; 0 for a family that looks at that key only where ``use_sliding_window`` is true.
         rotary_fraction: if ``config.json`` has no ``partial_rotary_factor``; families with 1 have no other one.
         experts: reads them; None for a family of dense models.
     """
@@ -130,6 +132,7 @@ class _Family:
     qk_norm: bool = False
     head_size: int = 0
     own_switches: bool = False
+    window: int = 0
     rotary_fraction: float = 1.0
     experts: Callable[[Path, Fields, int], Experts] | None = None
 
@@ -138,6 +141,8 @@ _FAMILIES = {
     "Qwen2ForCausalLM": _Family("qwen2", qkv_bias=True),
     "Qwen3ForCausalLM": _Family("qwen3", qk_norm=True, head_size=128),
     "LlamaForCausalLM": _Family("llama"),
+    "MistralForCausalLM": _Family("llama", window=4096),
+    "SeedOssForCausalLM": _Family("qwen2", qkv_bias=True, head_size=128, own_switches=True),
     "Qwen3MoeForCausalLM": _Family("qwen3_moe", qk_norm=True, experts=qwen3_moe_experts),
     "Glm4MoeForCausalLM": _Family("glm4_moe", own_switches=True, rotary_fraction=0.5, experts=glm4_moe_experts),
 }
@@ -148,6 +153,7 @@ _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_int
 _UNSUPPORTED = (
     ("use_sliding_window", "train with full attention"),
     ("quantization_config", "give the folder of the unquantized model"),
+    ("attention_out_bias", "no name table has a bias on the output projection"),
     ("attention_bias", "no name table has a bias on the output projection"),
     ("mlp_bias", "no name table has biases in the MLP"),
 )
@@ -233,6 +239,11 @@ def _refuse_unsupported(path: Path, fields: Fields, family: _Family) -> None:
         if fields.raw.get(key) and not (family.own_switches and key == "attention_bias"):
             is_on = f"{key}=true" if fields.raw[key] is True else key
             raise ConfigError(f"{path}: {is_on} is not supported; {remedy}")
+    if family.window and (window := fields.raw.get("sliding_window", family.window)) is not None:
+        raise ConfigError(
+            f"{path}: sliding_window={shown(window)} is not supported; only a model of which it is null attends to all "
+            f"of a sequence"
+        )
     if (activation := fields.get("hidden_act", str, "silu")) != "silu":
         raise ConfigError(f"{path}: hidden_act={shown(activation)} is not supported; expected 'silu'")
     kinds = sorted(set(fields.get("layer_types", list[str], [])) - {"full_attention"})
@@ -357,7 +368,7 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
         norm_eps=fields.get("rms_norm_eps", float, at_least=0),
         rope_theta=theta,
         tied_embeddings=fields.get("tie_word_embeddings", bool, False),
-        qkv_bias=fields.get("attention_bias", bool, False) if family.own_switches else family.qkv_bias,
+        qkv_bias=fields.get("attention_bias", bool, family.qkv_bias) if family.own_switches else family.qkv_bias,
         qk_norm=fields.get("use_qk_norm", bool, False) if family.own_switches else family.qk_norm,
         rope_scaling=scaling,
         rotary_fraction=fraction,

@@ -112,11 +112,12 @@ def _qkv(arch: Architecture, layer: Layer, part: str, columns: int) -> QKV:
 LayerRows = Callable[[Architecture, Layer], Iterator[ParamMapping]]
 
 LAYER_TABLES: dict[str, tuple[LayerRows, ...]] = {
-    # Qwen2, Qwen2.5 and the DeepSeek-R1 distillations into them
+    # Qwen2, Qwen2.5 and the DeepSeek-R1 distillations into them; Seed-OSS
     "qwen2": (layer_norms, attention, qkv_bias, gated_mlp),
     # Qwen3, dense
     "qwen3": (layer_norms, attention, qk_norms, gated_mlp),
     # Llama 3, 3.1, 3.2, 3.3 and the DeepSeek-R1 distillations into them; 3.1 on have stretched rotary positions
+    # Mistral without a sliding window
     "llama": (layer_norms, attention, gated_mlp),
     # Qwen3-MoE: 30B-A3B, 235B-A22B
     "qwen3_moe": (layer_norms, attention, qk_norms, gated_mlp_or_experts),

@@ -46,6 +46,9 @@ FAMILIES = {
         "Qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}}, is_old=True
     ),
     "r1_distill_llama": FamilyModel("Llama", {"rope_parameters": {"rope_theta": 500.0, **LLAMA3_ROPE}}, is_old=True),
+    "mistral": FamilyModel("Mistral", {"head_dim": 16, "sliding_window": None}),
+    # by default transformers' embedding holds the row of a padding token still
+    "seed_oss": FamilyModel("SeedOss", {"head_dim": 16, "pad_token_id": None}),
     "qwen3_yarn": FamilyModel("Qwen3", {"head_dim": 8, "rope_parameters": {"rope_theta": 20.0, **YARN_ROPE}}),
     "qwen2_yarn": FamilyModel("Qwen2", {"rope_parameters": {"rope_theta": 20.0, **YARN_ROPE}}, is_old=True),
 }

@@ -73,14 +73,20 @@ KNOWN_MODELS: dict[str, ModelShape] = {
     ),
     "meta-llama/Llama-3.1-8B": _LLAMA_3_1_8B,
     "meta-llama/Llama-3.1-70B": _shape(80, 8192, 28672, 64, 8, 128256),
+    "mistralai/Mistral-7B-v0.3": _shape(32, 4096, 14336, 32, 8, 32768, max_positions=32768),
+    "mistralai/Mistral-Nemo-Base-2407": _shape(40, 5120, 14336, 32, 8, 131072),
+    "mistralai/Mistral-Small-24B-Base-2501": _shape(40, 5120, 32768, 32, 8, 131072, max_positions=32768),
+    "ByteDance-Seed/Seed-OSS-36B-Base": _shape(64, 5120, 27648, 80, 8, 155136, qkv_bias=True, max_positions=524288),
     # distilled from R1 into Qwen2.5-Math-7B and Llama-3.1-8B: their shapes, another rotary base
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": _QWEN2_5_7B,
     "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": _LLAMA_3_1_8B,
 }
 """Hub name of the base model -> shape."""
 
-_SUFFIXES = ("-Instruct", "-Base")
-"""Tuned variants have the shape of their base."""
+
+def _untuned(name: str) -> str:
+    """The name less the words that tell apart models of one shape; Mistral's have a version behind them."""
+    return name.replace("-Instruct", "").replace("-Base", "")
 
 
 def find_shape(path: str) -> ModelShape:
@@ -93,10 +99,8 @@ def find_shape(path: str) -> ModelShape:
     """
     if is_gguf(path) or (Path(path) / "config.json").is_file():
         return named_architecture(path)
-    short_names = {name.split("/")[1]: shape for name, shape in KNOWN_MODELS.items()}
-    asked = Path(path).name
-    for suffix in _SUFFIXES:
-        asked = asked.removesuffix(suffix)
+    short_names = {_untuned(name.split("/")[1]): shape for name, shape in KNOWN_MODELS.items()}
+    asked = _untuned(Path(path).name)
     if asked in short_names:
         return short_names[asked]
     close = difflib.get_close_matches(asked, short_names, n=1)

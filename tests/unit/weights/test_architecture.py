@@ -109,6 +109,26 @@ def test_the_deepseek_distillations_are_of_the_families_they_were_distilled_into
     )
 
 
+def test_mistral_is_llama_without_a_window(tmp_path):
+    mistral = R1_DISTILL_LLAMA_8B | {"architectures": ["MistralForCausalLM"], "head_dim": 64, "rope_scaling": None}
+    raw = {key: value for key, value in mistral.items() if not key.endswith("_bias")} | {"sliding_window": None}
+    (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    arch = read_architecture(tmp_path)
+    assert (arch.family, arch.head_size, arch.qkv_bias, arch.tied_embeddings) == ("llama", 64, False, False)
+    for window, said in ((4096, 4096), (None, 4096), (512, 512)):  # without the key transformers and vLLM have 4096
+        with pytest.raises(ConfigError, match=f"sliding_window={said} is not supported; only a model") as refused:
+            read_architecture(written(tmp_path, mistral, sliding_window=window))
+        assert len(str(refused.value).splitlines()) == 1
+
+
+def test_seed_oss_is_qwen2_with_a_head_size_of_its_own(tmp_path):
+    seed = {"architectures": ["SeedOssForCausalLM"], "tie_word_embeddings": False}
+    arch = read_architecture(written(tmp_path, **seed, attention_bias=True, attention_out_bias=False))
+    assert (arch.family, arch.head_size, arch.qkv_bias, arch.qk_norm) == ("qwen2", 128, True, False)
+    assert read_architecture(written(tmp_path, **seed)).qkv_bias  # transformers' default
+    assert not read_architecture(written(tmp_path, **seed, attention_bias=False)).qkv_bias
+
+
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32768}
 ROPES = [
     {},
@@ -179,6 +199,11 @@ def test_rotary_frequencies_equal_those_of_transformers(tmp_path, rope):
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is not supported; give the folder of"),
         ({"architectures": ["LlamaForCausalLM"], "attention_bias": True}, "attention_bias=true is not supported"),
         ({"architectures": ["LlamaForCausalLM"], "mlp_bias": True}, "mlp_bias=true is not supported"),
+        (
+            {"architectures": ["SeedOssForCausalLM"], "attention_out_bias": True},
+            "attention_out_bias=true is not supported",
+        ),
+        ({"architectures": ["SeedOssForCausalLM"], "mlp_bias": True}, "mlp_bias=true is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; expected 'silu'"),
         (
             {"rope_scaling": {"rope_type": "longrope"}},

@@ -12,6 +12,7 @@ from gtpo_megatron.weights.model_shape import ModelShape
 from recipes.tiny_cpu import ASSETS
 
 # elements of the published safetensors; GLM's without the layer that predicts a second token, and without expert biases
+# Seed-OSS: the sum over the shapes on its card, which says 36 billion
 PUBLISHED = {
     "Qwen/Qwen2.5-0.5B": 494_032_768,
     "Qwen/Qwen2.5-1.5B": 1_543_714_304,
@@ -26,6 +27,10 @@ PUBLISHED = {
     "zai-org/GLM-4.5": 358_337_791_296 - 5_539_962_272 - 89 * 160,
     "meta-llama/Llama-3.1-8B": 8_030_261_248,
     "meta-llama/Llama-3.1-70B": 70_553_706_496,
+    "mistralai/Mistral-7B-v0.3": 7_248_023_552,
+    "mistralai/Mistral-Nemo-Base-2407": 12_247_782_400,
+    "mistralai/Mistral-Small-24B-Base-2501": 23_572_403_200,
+    "ByteDance-Seed/Seed-OSS-36B-Base": 36_151_104_512,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": 7_615_616_512,
     "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": 8_030_261_248,
 }
@@ -123,6 +128,9 @@ def test_tuned_variants_and_local_names_have_the_shape_of_their_base():
     base = KNOWN_MODELS["Qwen/Qwen2.5-32B"]
     for name in ("Qwen/Qwen2.5-32B-Instruct", "Qwen2.5-32B", "/models/Qwen2.5-32B"):
         assert find_shape(name) == base
+    for name in ("Mistral-7B-Instruct-v0.3", "Mistral-Nemo-Instruct-2407", "Mistral-Small-24B-Instruct-2501"):
+        assert find_shape(name) == find_shape(name.replace("-Instruct", "-Base"))
+    assert find_shape("ByteDance-Seed/Seed-OSS-36B-Instruct") == KNOWN_MODELS["ByteDance-Seed/Seed-OSS-36B-Base"]
 
 
 def test_a_folder_is_read():
