@@ -17,8 +17,7 @@ class Engine:
         self.inside, self.most, self.aborted = [], 0, []
         self.tokens = [5]
 
-    def add(self, requests):
-        (request,) = requests
+    def add(self, request):
         number, self.next = self.next, self.next + 1
         self.inside.append((str(number), request))
         self.most = max(self.most, len(self.inside))

@@ -13,6 +13,7 @@ from gtpo_megatron.weights.gguf.header import read_header
 from gtpo_megatron.weights.gguf.model import model_architecture
 from gtpo_megatron.weights.gguf.source import gguf_file, named_architecture
 from recipes import smollm2_cpu
+from recipes.tiny_cpu import ASSETS
 from tests.unit.weights.gguf.files import SHAPES, make_folder, write_gguf
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -99,5 +100,5 @@ def test_reading_the_recipe_makes_no_folder(file, cache, capsys):
 
 
 def test_the_recipe_s_wheel_is_the_one_that_set_up_installs():
-    requirements = (smollm2_cpu.ASSETS.parents[1] / "requirements" / "smollm2.txt").read_text(encoding="utf-8")
+    requirements = (ASSETS.parents[1] / "requirements" / "smollm2.txt").read_text(encoding="utf-8")
     assert f"{smollm2_cpu.MODEL.removeprefix('gguf:')} --hash=" in requirements
