@@ -99,7 +99,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         evaluate_model(model, config, output=Path(scratch), console=Console(stderr=True))
         lines = [json.loads(line) for line in (Path(scratch) / VERDICTS_FILE).read_bytes().splitlines()]
-    ours = {(line["benchmark"], line["problem"]): line for line in lines if "response" in line}
+    ours = {(line["benchmark"], line["problem_id"]): line for line in lines if "response" in line}
     result: dict[str, Any] = {"torch": torch.__version__, "cores": os.cpu_count(), "benchmarks": {}}
     vocab_size = read_architecture(model.folder).vocab_size
     for label, ref in config.sets.items():
