@@ -322,6 +322,10 @@ class RolloutShard:
         )
 
 
+ENVIRONMENT_SECONDS = "environment_s"
+"""The part of an environment's rewards that is a time: two runs of one seed differ in it."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardBatch:
     """Outcome rewards, one per response.

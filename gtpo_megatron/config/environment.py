@@ -1,10 +1,20 @@
 """The environment that conversations of several turns are held with."""
 
+from typing import Literal, get_args
+
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from gtpo_megatron.config.checks import require_fraction
 from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError
+
+CallForm = Literal["deepseek", "harmony", "glm", "qwen3_coder", "hermes", "mistral", "llama3"]
+"""Forms of tool calls: ``hermes`` is JSON in ``<tool_call>``, ``harmony`` that of gpt-oss; the others are the family's.
+
+In this order they are looked for in a template: one of the earlier may mention what tells a later one.
+"""
+
+FORMS: tuple[CallForm, ...] = get_args(CallForm)
 
 
 @configuration
@@ -20,6 +30,7 @@ class EnvironmentConfig:
         max_turns: most turns of the policy in an episode.
         max_turn_tokens: a longer turn is cut. None: it may use up ``rollout.sampling.max_response_tokens``, which is
             the limit of all tokens after the prompt, whoever wrote them.
+        call_form: of the policy's tool calls, where the chat template does not tell; None: by the template.
         discount: factor per turn by which a later turn's reward counts less; 1: rewards of an episode are added up.
     """
 
@@ -29,6 +40,7 @@ class EnvironmentConfig:
     memory_limit_mib: NonNegativeInt = 4096
     max_turns: PositiveInt = 8
     max_turn_tokens: PositiveInt | None = None
+    call_form: CallForm | None = None
     discount: float = 1.0
 
     def __post_init__(self) -> None:

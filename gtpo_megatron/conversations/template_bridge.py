@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gtpo_megatron.config.environment import FORMS, CallForm
 from gtpo_megatron.conversations.messages import Message, Opening
-from gtpo_megatron.conversations.tool_calls import FORMS, MAX_NAME, CallForm, ParsedText, find_form, parse_calls
+from gtpo_megatron.conversations.tool_calls import MAX_NAME, ParsedText, find_form, parse_calls
 from gtpo_megatron.data.chat_template import TemplateInputs, render_text
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.untrusted.text import printable, shown
@@ -107,8 +108,6 @@ class TemplateBridge:
         self._tokenizer, self._given = tokenizer, given or TemplateInputs()
         if not tokenizer.chat_template:
             raise ConfigError(f"the tokenizer of {printable(tokenizer.name_or_path)} has no chat template; add one")
-        if form is not None and form not in FORMS:
-            raise ConfigError(f"no form of tool calls is named {shown(form)}; expected one of {', '.join(FORMS)}")
         template = tokenizer.get_chat_template()
         self.form: CallForm | None = form or find_form(template)
         names = sorted(map(re.escape, tokenizer.all_special_tokens), key=len, reverse=True)
@@ -135,7 +134,8 @@ class TemplateBridge:
         text = self._render([as_rendered(one) for one in opening.messages], tools=opening.tools)
         if opening.tools and self.form is None:
             raise DataError(
-                f"{self._place} writes tool calls in no form that is known here; name one of {', '.join(FORMS)}"
+                f"{self._place} writes tool calls in no form that is known here; set environment.call_form to one of "
+                f"{', '.join(FORMS)}"
             )
         for tool in opening.tools:
             name = str(tool.get("function", tool).get("name"))

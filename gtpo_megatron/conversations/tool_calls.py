@@ -10,20 +10,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any
 
+from gtpo_megatron.config.environment import FORMS, CallForm
 from gtpo_megatron.conversations.messages import ToolCall
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.untrusted.json_text import parse_json
 from gtpo_megatron.untrusted.text import shown
-
-CallForm = Literal["deepseek", "harmony", "glm", "qwen3_coder", "hermes", "mistral", "llama3"]
-"""Forms of tool calls: ``hermes`` is JSON in ``<tool_call>``, ``harmony`` that of gpt-oss; the others are the family's.
-
-In this order they are looked for in a template: one of the earlier may mention what tells a later one.
-"""
-
-FORMS: tuple[CallForm, ...] = get_args(CallForm)
 
 _SIGNS: dict[CallForm, str] = {
     "deepseek": "<｜tool▁call▁begin｜>",

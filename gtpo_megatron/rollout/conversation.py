@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from gtpo_megatron.batch import ENVIRONMENT_SECONDS
 from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.problems import DataConfig
 from gtpo_megatron.conversations.environment import resolve_environment
@@ -18,8 +19,8 @@ from gtpo_megatron.errors import DataError, RolloutError
 from gtpo_megatron.rollout.in_flight import Answer, Outcome
 from gtpo_megatron.rollout.requests import SampleRequest
 
-TURNS, TOOL_ERRORS, SECONDS = "turns", "tool_errors", "environment_s"
-"""Parts of every outcome: turns of the policy, failed calls of tools, seconds that the environment took."""
+TURNS, TOOL_ERRORS = "turns", "tool_errors"
+"""Parts of every outcome beside the seconds: turns of the policy, failed calls of tools."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -42,7 +43,8 @@ class _Account:
     parts: dict[str, float] = field(default_factory=dict)
 
     def outcome(self, failure: str = "") -> Outcome:
-        own = {TURNS: float(self.num_turns), TOOL_ERRORS: float(self.num_tool_errors), SECONDS: self.seconds}
+        own = {TURNS: float(self.num_turns), TOOL_ERRORS: float(self.num_tool_errors)}
+        own[ENVIRONMENT_SECONDS] = self.seconds
         return Outcome(reward=self.reward, parts={**self.parts, **own}, failure=failure)
 
 
@@ -71,7 +73,7 @@ class Conversation:
     ) -> None:
         self.in_rounds = in_rounds
         self._config = config
-        self._bridge = _bridge(data, tokenizer, stop_ids)
+        self._bridge = _bridge(config, data, tokenizer, stop_ids)
         self._max_prompt_tokens = data.max_prompt_tokens
         self._accounts: dict[int, _Account] = {}
         self._pool = EnvironmentPool(
@@ -157,9 +159,11 @@ def check_conversation(
         ConfigError: there is no such environment, or the chat template does not allow turns to be appended.
     """
     resolve_environment(config.name)
-    _bridge(data, tokenizer, stop_ids)
+    _bridge(config, data, tokenizer, stop_ids)
 
 
-def _bridge(data: DataConfig, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]) -> TemplateBridge:
+def _bridge(
+    config: EnvironmentConfig, data: DataConfig, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]
+) -> TemplateBridge:
     given = TemplateInputs(options=data.template_options, date=data.template_date or today())
-    return TemplateBridge(tokenizer, stop_ids=stop_ids, given=given)
+    return TemplateBridge(tokenizer, stop_ids=stop_ids, given=given, form=config.call_form)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gtpo_megatron.batch import RewardBatch
+from gtpo_megatron.batch import ENVIRONMENT_SECONDS, RewardBatch
 from gtpo_megatron.observability.metrics import Max, Mean, Sum
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.orchestration.stages.trainer import Metrics
@@ -46,7 +46,12 @@ def rollout_metrics(rollouts: RolloutHandle, rewards: RewardBatch) -> Metrics:
 def _part_means(rewards: RewardBatch) -> Metrics:
     """The mean of every part of the reward, over the responses that have it."""
     judged = {name: part[part.isfinite() & ~rewards.failed].double() for name, part in rewards.parts.items()}
-    return {f"reward/{name}_mean": Mean(float(part.sum()), len(part)) for name, part in judged.items() if len(part)}
+    return {
+        # a time has a name of times, which may differ between two runs of one seed
+        f"timing/{name}" if name == ENVIRONMENT_SECONDS else f"reward/{name}_mean": Mean(float(part.sum()), len(part))
+        for name, part in judged.items()
+        if len(part)
+    }
 
 
 def best_rewards(rounds: Sequence[RewardBatch]) -> Metrics:

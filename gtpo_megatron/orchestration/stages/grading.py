@@ -1,7 +1,7 @@
 """(3) Decodes responses and grades them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -114,7 +114,8 @@ def _request(response: DecodedResponse, problems: Mapping[int, Problem]) -> Rewa
 def build_grader(config: RunConfig, run_folder: Path | None) -> RewardGrader:
     """Builds the grader of a run; in its folder, the judge's answers are kept."""
     scorer = RewardScorer(
-        config.reward,
+        # an environment grades: no processes wait beside it
+        replace(config.reward, num_workers=0) if config.environment.name else config.reward,
         budget_s=GRADING_SHARE * config.cluster.stage_deadline_s,
         folder=run_folder,
         responses_per_step=config.data.prompts_per_step * config.rollout.group_size,

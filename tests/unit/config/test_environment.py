@@ -19,6 +19,7 @@ def test_there_is_no_environment_unless_it_is_named():
         ({"timeout_s": 0.0}, "timeout_s=0"),
         ({"memory_limit_mib": -1}, "memory_limit_mib=-1"),
         ({"max_turns": 0}, "max_turns=0"),
+        ({"call_form": "xml"}, "call_form"),
     ],
 )
 def test_wrong_values_are_one_line(wrong, said):

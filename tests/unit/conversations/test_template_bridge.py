@@ -190,11 +190,6 @@ def test_a_template_that_cannot_be_joined_is_refused_in_a_line(template, words):
     assert len(str(caught.value)) < 500
 
 
-def test_an_unknown_form_is_refused():
-    with pytest.raises(ConfigError, match="no form of tool calls is named 'xml'; expected one of deepseek, harmony"):
-        TemplateBridge(with_template(CHATML), form="xml")
-
-
 def test_tools_that_the_policy_would_not_hear_of_are_refused():
     question = (Message(role="user", content="1+1"),)
     with pytest.raises(DataError, match="writes tool calls in no form that is known here"):

@@ -31,24 +31,26 @@ def test_columns_and_parts_survive_a_checkpoint():
         ),
     )
     rewards = RewardBatch(
-        rewards=torch.ones(1), failed=torch.zeros(1, dtype=torch.bool), parts={"t": torch.ones(1)}, info=('{"a":1}',)
+        rewards=torch.ones(1),
+        failed=torch.zeros(1, dtype=torch.bool),
+        parts={"t": torch.ones(1), "environment_s": torch.ones(1)},
+        info=('{"a":1}',),
     )
     sampled = Sampled(
         prompts=PromptBatch(problems=(problem,), group_ids=(5,)),
         rollouts=rollouts,
         rewards=rewards,
-        metrics={"reward/t_mean": Mean(1.0, 1)},
+        metrics={"reward/t_mean": Mean(1.0, 1), "timing/environment_s": Mean(1.0, 1)},
     )
     file = io.BytesIO()
     torch.save(to_plain(sampled, rollouts), file)
     file.seek(0)
-    plain = torch.load(file, weights_only=True)
-    found = from_plain(plain, lambda batch: batch)
+    found = from_plain(torch.load(file, weights_only=True), lambda batch: batch)
     assert found.prompts == sampled.prompts
     assert found.rewards.info == rewards.info
     assert torch.equal(found.rewards.parts["t"], rewards.parts["t"])
-    assert found.metrics == sampled.metrics
-    given = found.rollouts.environment_rewards
-    assert (given.rewards.tolist(), given.parts["turns"].tolist()) == ([0.5], [2.0])
-    del plain["rollouts"]["environment_rewards"]  # as an earlier version wrote it
-    assert from_plain(plain, lambda batch: batch).rollouts.environment_rewards is None
+    assert found.metrics["reward/t_mean"] == sampled.metrics["reward/t_mean"]
+    # what an environment gave is in the rewards by then, and a time would make two runs of one seed differ
+    assert found.rollouts.environment_rewards is None
+    assert list(found.rewards.parts) == ["t"]
+    assert list(found.metrics) == ["reward/t_mean"]

@@ -1,0 +1,60 @@
+"""Whole runs with an environment, on real Megatron-core, vLLM and Ray."""
+
+import pytest
+
+from gtpo_megatron.run_folder.metrics_file import read_metrics
+from gtpo_megatron.run_folder.rollout_log import iter_rollouts
+from tests.integration.runs import LEAVINGS, Run, steps
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.vllm,
+    pytest.mark.megatron,
+    pytest.mark.timeout(2400),
+    pytest.mark.filterwarnings("ignore"),  # of TensorBoard's and transformers' readers
+]
+
+RECIPE = "recipes.tiny_cpu:tool_gtpo"
+
+
+def assert_conversations(rows):
+    """Some episodes of every step have called the tool, and sampler and trainer agree on the policy's tokens."""
+    for row in rows:
+        assert row["reward/turns_mean"] > 1
+        assert row["rollout/foreign_tokens_count"] > 0
+        assert row["sync/logprob_gap_mean"] < 1e-5
+
+
+@pytest.mark.slow
+@LEAVINGS
+def test_a_killed_run_with_an_environment_equals_an_unbroken_one(tmp_path):
+    whole = Run(tmp_path / "whole", recipe=RECIPE, num_steps=4)
+    whole.succeed()
+    broken = Run(tmp_path / "broken", recipe=RECIPE, num_steps=4)
+    broken.wait_for(r"step 3/4")
+    broken.kill()
+    Run(tmp_path / "broken", "--resume", recipe=RECIPE, num_steps=4).succeed()
+    rows = steps(whole.folder)
+    assert steps(tmp_path / "broken") == rows
+    assert_conversations(rows[1:])
+    assert all(row["timing/environment_s"] > 0 for row in read_metrics(whole.folder / "metrics.jsonl")[1:])
+    records = list(iter_rollouts(whole.folder / "rollouts" / "step_000004.jsonl"))
+    assert any(record.foreign_spans for record in records)
+
+
+@pytest.mark.nightly
+@LEAVINGS
+def test_episodes_go_on_over_a_push(tmp_path):
+    """Sampling is slow, so that every push finds episodes between two turns or inside of one."""
+    options = (
+        *("--rollout.max-staleness", "2", "--rollout.partial", "--algorithm.off-policy.mode", "truncate"),
+        *("--rollout.max-concurrent-sequences", "1", "--rollout.group-size", "8"),
+    )
+    run = Run(tmp_path / "run", *options, recipe=RECIPE, num_steps=5)
+    run.succeed()
+    rows = steps(run.folder)[1:]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert all(row["rollout/staleness_count"] <= 2 for row in rows)
+    assert any(row["rollout/multi_version_count"] > 0 for row in rows), "no push found responses in flight"
+    assert all(row["rollout/reward_failed_count"] == 0 for row in rows)
+    assert any(row["reward/turns_mean"] > 1 for row in rows)
