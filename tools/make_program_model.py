@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from gtpo_megatron.cli.arguments import options_or_exit
 from gtpo_megatron.config.configuration import configuration
 from tools.make_programs import NUM_HELDOUT, SEED, make_splits
-from tools.make_tiny_model import END, IGNORED, PAD, build_model, chat_ids, train_tokenizer, warm_up
+from tools.make_tiny_model import END, build_model, chat_ids, padded, save, train_tokenizer, warm_up
 from tools.programs import Program, prompt_text, sample_program, sample_solution
 
 ASSETS = Path(__file__).resolve().parent.parent / "recipes" / "assets" / "tiny_coder"
@@ -38,13 +38,7 @@ def solution_batches(
                 continue
             solution = sample_solution(program, rng, careless_rate=careless_rate)
             rows.append((chat_ids(tokenizer, prompt_text(program)), [*tokenizer.encode(solution), end_id]))
-        width = max(len(prompt) + len(response) for prompt, response in rows)
-        ids = torch.full((batch_size, width), tokenizer.pad_token_id)
-        labels = torch.full((batch_size, width), IGNORED)
-        for row, (prompt, response) in enumerate(rows):
-            ids[row, : len(prompt) + len(response)] = torch.tensor(prompt + response)
-            labels[row, len(prompt) : len(prompt) + len(response)] = torch.tensor(response)
-        yield ids, labels
+        yield padded(rows, tokenizer.pad_token_id)
 
 
 def tokenizer_texts(seed: int) -> list[str]:
@@ -93,12 +87,7 @@ def main() -> None:
     model = build_model(tokenizer, args.seed)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
     warm_up(model, batches, num_steps=args.num_steps, learning_rate=args.learning_rate, name="solutions")
-    end_id = tokenizer.convert_tokens_to_ids(END)
-    model.generation_config = GenerationConfig(
-        eos_token_id=end_id, pad_token_id=tokenizer.convert_tokens_to_ids(PAD), do_sample=True, temperature=1.0
-    )
-    model.to(torch.bfloat16).save_pretrained(args.out)
-    tokenizer.save_pretrained(args.out)
+    save(model.to(torch.bfloat16), tokenizer, args.out)
 
 
 if __name__ == "__main__":

@@ -155,13 +155,28 @@ def solution_batches(
         batches = [pool[first : first + batch_size] for first in range(0, len(pool), batch_size)]
         rng.shuffle(batches)
         for rows in batches:
-            width = max(len(prompt) + len(response) for prompt, response in rows)
-            inputs = torch.full((batch_size, width), tokenizer.pad_token_id)
-            labels = torch.full((batch_size, width), IGNORED)
-            for row, (prompt, response) in enumerate(rows):
-                inputs[row, : len(prompt) + len(response)] = torch.tensor(prompt + response)
-                labels[row, len(prompt) : len(prompt) + len(response)] = torch.tensor(response)
-            yield inputs, labels
+            yield padded(rows, tokenizer.pad_token_id)
+
+
+def padded(rows: list[tuple[list[int], list[int]]], pad_id: int) -> tuple[Tensor, Tensor]:
+    """Inputs and labels ``[len(rows), S]`` of prompts and responses; prompts and padding have no loss."""
+    width = max(len(prompt) + len(response) for prompt, response in rows)
+    inputs = torch.full((len(rows), width), pad_id)
+    labels = torch.full((len(rows), width), IGNORED)
+    for row, (prompt, response) in enumerate(rows):
+        inputs[row, : len(prompt) + len(response)] = torch.tensor(prompt + response)
+        labels[row, len(prompt) : len(prompt) + len(response)] = torch.tensor(response)
+    return inputs, labels
+
+
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Writes a model folder, whose default is to sample at temperature 1."""
+    end_id = tokenizer.convert_tokens_to_ids(END)
+    model.generation_config = GenerationConfig(
+        eos_token_id=end_id, pad_token_id=tokenizer.convert_tokens_to_ids(PAD), do_sample=True, temperature=1.0
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def build_model(
@@ -329,13 +344,7 @@ def main() -> None:
     warm_up(model, drills, num_steps=args.num_drill_steps, learning_rate=args.learning_rate, name="drill")
     for turn, num_steps in enumerate(args.num_solution_steps, start=1):
         warm_up(model, solutions, num_steps=num_steps, learning_rate=args.learning_rate, name=f"solution {turn}")
-
-    end_id = tokenizer.convert_tokens_to_ids(END)
-    model.generation_config = GenerationConfig(
-        eos_token_id=end_id, pad_token_id=tokenizer.convert_tokens_to_ids(PAD), do_sample=True, temperature=1.0
-    )
-    model.save_pretrained(args.out)
-    tokenizer.save_pretrained(args.out)
+    save(model, tokenizer, args.out)
 
 
 if __name__ == "__main__":

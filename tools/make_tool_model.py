@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from gtpo_megatron.cli.arguments import options_or_exit
 from gtpo_megatron.config.configuration import configuration
@@ -27,7 +27,7 @@ from tools.arithmetic import (
     sample_expression,
 )
 from tools.make_arithmetic import NUM_HELDOUT, SEED, make_splits
-from tools.make_tiny_model import END, IGNORED, PAD, START, build_model, train_tokenizer, warm_up
+from tools.make_tiny_model import END, IGNORED, START, build_model, save, train_tokenizer, warm_up
 
 ASSETS = Path(__file__).resolve().parent.parent / "recipes" / "assets" / "tiny_tool_user"
 CALL_RATE = 1 / 6
@@ -168,12 +168,7 @@ def main() -> None:
     model = build_model(tokenizer, args.seed)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
     warm_up(model, batches, num_steps=args.num_steps, learning_rate=args.learning_rate, name="conversations")
-    end_id = tokenizer.convert_tokens_to_ids(END)
-    model.generation_config = GenerationConfig(
-        eos_token_id=end_id, pad_token_id=tokenizer.convert_tokens_to_ids(PAD), do_sample=True, temperature=1.0
-    )
-    model.to(torch.bfloat16).save_pretrained(args.out)
-    tokenizer.save_pretrained(args.out)
+    save(model.to(torch.bfloat16), tokenizer, args.out)
 
 
 if __name__ == "__main__":
