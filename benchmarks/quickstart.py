@@ -4,7 +4,7 @@
 runs ``make quickstart`` there, so the install is part of it. ``--installed`` trains from this checkout instead, and
 ``--which real-quickstart`` is the one with a pretrained model::
 
-    python -m benchmarks.quickstart --which real-quickstart --installed --overrides --seed 3 --output seed3.json
+    python -m benchmarks.quickstart --which real-quickstart --installed --overrides=--seed 3 --output seed3.json
 """
 
 import json
