@@ -87,8 +87,11 @@ def rewards_of(size: ModelSize) -> RewardBatch:
 
 
 @contextlib.contextmanager
-def trainer(size: ModelSize, sizes: Sizes) -> Iterator[tuple[Any, Path]]:
-    """A rank of the trainer with such a model, and the model's folder; Megatron is imported here."""
+def trainer(size: ModelSize, sizes: Sizes, *, replays: bool = False) -> Iterator[tuple[Any, Path]]:
+    """A rank of the trainer with such a model, and the model's folder; Megatron is imported here.
+
+    ``replays``: experts are chosen as the responses say.
+    """
     from gtpo_megatron.actor.actor import MegatronActor
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -96,6 +99,12 @@ def trainer(size: ModelSize, sizes: Sizes) -> Iterator[tuple[Any, Path]]:
         folder.mkdir()
         make_folder(folder, size, device=sizes.device)
         config = run_config(folder, size, sizes.dtype)
+        if replays:
+            config = dataclasses.replace(
+                config,
+                rollout=dataclasses.replace(config.rollout, returns_routing=True),
+                update=dataclasses.replace(config.update, routing_replay="rollout"),
+            )
         actor = MegatronActor(config, global_rank=0, init_method=f"file://{scratch}/store")
         try:
             yield actor, folder

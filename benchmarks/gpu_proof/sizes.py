@@ -1,4 +1,4 @@
-"""Shapes and batches: those of Qwen2.5's models on a GPU, and small ones of the same kinds."""
+"""Shapes and batches: those of Qwen2.5's and Qwen3's models on a GPU, and small ones of the same kinds."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -96,6 +96,25 @@ def _config(hidden: int, ffn: int, heads: int, groups: int, vocab: int, *, tied:
     }
 
 
+def _mixture(
+    hidden: int, ffn: int, heads: int, groups: int, vocab: int, *, experts: int, chosen: int
+) -> dict[str, Any]:
+    """Of a Qwen3-MoE of two layers; ``ffn``: an expert's width."""
+    dense = _config(hidden, ffn, heads, groups, vocab, tied=False)
+    return dense | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "head_dim": 128 if hidden > 128 else hidden // heads,
+        "attention_bias": False,
+        "num_experts": experts,
+        "num_experts_per_tok": chosen,
+        "moe_intermediate_size": ffn,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
 def sizes_of(device: torch.device, *, small: bool) -> Sizes:
     """Those of the models, or small ones that a core computes in seconds."""
     if small:
@@ -106,6 +125,7 @@ def sizes_of(device: torch.device, *, small: bool) -> Sizes:
             models=(
                 ModelSize(name="small, tied", config=_config(128, 160, 4, 2, 503, tied=True), **batch),
                 ModelSize(name="small", config=_config(128, 160, 4, 2, 503, tied=False), **batch),
+                ModelSize(name="small mixture", config=_mixture(128, 64, 4, 2, 503, experts=8, chosen=2), **batch),
             ),
             whole=ModelSize(
                 name="small, whole", config=_config(128, 160, 4, 2, 503, tied=True) | {"num_hidden_layers": 4}, **batch
@@ -118,6 +138,7 @@ def sizes_of(device: torch.device, *, small: bool) -> Sizes:
         )
     batch = {"responses": 32, "prompt_tokens": 256, "response_tokens": 1792, "micro_batch_tokens": 8192}
     half, seven = _config(896, 4864, 14, 2, 151936, tied=True), _config(3584, 18944, 28, 4, 152064, tied=False)
+    mixture = _mixture(2048, 768, 32, 4, 151936, experts=128, chosen=8)
     return Sizes(
         device=device,
         heads=(
@@ -127,6 +148,7 @@ def sizes_of(device: torch.device, *, small: bool) -> Sizes:
         models=(
             ModelSize(name="0.5B widths", config=half, **batch),
             ModelSize(name="7B widths", config=seven, **batch),
+            ModelSize(name="30B-A3B widths", config=mixture, **batch),
         ),
         whole=ModelSize(name="0.5B whole", config=half | {"num_hidden_layers": 24}, **batch),
         dtype="bfloat16",

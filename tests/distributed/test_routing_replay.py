@@ -12,6 +12,7 @@ from gtpo_megatron.errors import DataError
 from gtpo_megatron.observability.metrics import to_scalars
 from tests.dist_utils import run_processes
 from tests.distributed.expert_models import make_expert_model
+from tests.distributed.mixtures import recorded_routers
 from tests.distributed.model_file import read_tensors, write_slices
 from tests.distributed.one_update import DEALINGS, compare
 from tests.distributed.test_expert_layouts import LAYOUTS
@@ -21,7 +22,6 @@ from tests.distributed.tiny_world import (
     make_rewards,
     make_rollouts,
     own_tokens,
-    recorded_routers,
 )
 
 pytestmark = [

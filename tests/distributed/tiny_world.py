@@ -12,6 +12,7 @@ from gtpo_megatron.batch import RewardBatch, RolloutBatch, mask_of_lengths
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
 from recipes import tiny_cpu
+from tests.distributed.mixtures import by_folder_names, forced_routers, recorded_routers
 from tests.reference import expert_balance
 
 VOCAB = 53  # odd: every tensor-parallel layout pads it
@@ -112,68 +113,6 @@ def named_weights(model):
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     biases = {name: buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")}
     return by_folder_names(parameters) | biases
-
-
-def by_folder_names(parameters):
-    """Weights, or their gradients, by the names of a folder, which has experts one by one where a model stacks them."""
-    found = {}
-    for name, tensor in parameters.items():
-        stem, _, kind = name.rpartition(".")
-        parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(kind)
-        if parts is None:
-            found[name] = tensor
-            continue
-        for expert, weight in enumerate(tensor):
-            for part, piece in zip(parts, weight.chunk(len(parts)), strict=True):
-                found[f"{stem}.{expert}.{part}.weight"] = piece
-    return found
-
-
-@contextlib.contextmanager
-def recorded_routers(model):
-    """Per layer with experts two lists: logits ``[tokens, E]`` and choices ``[tokens, k]`` of every forward pass."""
-    routers = [
-        module for name, module in model.named_modules() if name.endswith("mlp.gate") and hasattr(module, "top_k")
-    ]
-    found = [([], []) for _ in routers]
-
-    def keep(index, output):
-        found[index][0].append(output[0])
-        found[index][1].append(output[2])
-
-    hooks = [
-        router.register_forward_hook(lambda _, __, output, index=index: keep(index, output))
-        for index, router in enumerate(routers)
-    ]
-    yield found
-    for hook in hooks:
-        hook.remove()
-
-
-@contextlib.contextmanager
-def forced_routers(model, batch):
-    """Routers take the batch's experts when ``dense_scores`` goes through its rows; softmax over the chosen logits.
-
-    The last token of a row, which the sampler has not run, chooses freely.
-    """
-    rows = batch.routed_experts.long().split(batch.routed_lengths.tolist())
-    routers = [
-        module for name, module in model.named_modules() if name.endswith("mlp.gate") and hasattr(module, "top_k")
-    ]
-    passes = [iter(rows) for _ in routers]
-
-    def force(index, output):
-        told = next(passes[index])[:, index]
-        experts = torch.cat([told, output[2][-1:]])
-        return output[0], output[0].gather(1, experts).softmax(-1), experts
-
-    hooks = [
-        router.register_forward_hook(lambda _, __, output, index=index: force(index, output))
-        for index, router in enumerate(routers)
-    ]
-    yield
-    for hook in hooks:
-        hook.remove()
 
 
 def router_penalty(balance, routed, loads, model_config):

@@ -9,7 +9,7 @@ import torch
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.rollout.requests import SampleRequest
 from tests.distributed.expert_models import make_expert_model
-from tests.distributed.tiny_world import recorded_routers
+from tests.distributed.mixtures import recorded_routers
 from tests.integration.engine_host import MODEL, EngineHost
 
 pytestmark = [

@@ -73,7 +73,10 @@ def _activations(section: Section, actor: Any, arch: Architecture, size: ModelSi
         run_micro_batches(actor._model, [micro], finish, forward_only=False)
     layout, kernels = Layout(num_ranks=1), _kernels()
     planned = layer_bytes_per_token(layout, saved_by_final_norm(arch, kernels, 2))
-    planned += arch.num_layers * layer_bytes_per_token(layout, saved_by_layer(arch, kernels, 2, "none"))
+    for count, has_experts in zip(arch.layers_between(0, arch.num_layers), (False, True), strict=True):
+        if count:
+            saved = saved_by_layer(arch, kernels, 2, "none", has_experts=has_experts)
+            planned += count * layer_bytes_per_token(layout, saved)
     planned *= int((rollouts.prompt_lengths + rollouts.response_lengths)[list(micro.rows)].sum())
     for name, value in found.items():
         section.figure(

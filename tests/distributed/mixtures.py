@@ -1,0 +1,67 @@
+"""Mixtures of transformers: their weights by the names of a folder, and the experts that their routers choose."""
+
+import contextlib
+
+import torch
+
+
+def by_folder_names(parameters):
+    """Weights, or their gradients, by the names of a folder, which has experts one by one where a model stacks them."""
+    found = {}
+    for name, tensor in parameters.items():
+        stem, _, kind = name.rpartition(".")
+        parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(kind)
+        if parts is None:
+            found[name] = tensor
+            continue
+        for expert, weight in enumerate(tensor):
+            for part, piece in zip(parts, weight.chunk(len(parts)), strict=True):
+                found[f"{stem}.{expert}.{part}.weight"] = piece
+    return found
+
+
+@contextlib.contextmanager
+def recorded_routers(model):
+    """Per layer with experts two lists: logits ``[tokens, E]`` and choices ``[tokens, k]`` of every forward pass."""
+    routers = [
+        module for name, module in model.named_modules() if name.endswith("mlp.gate") and hasattr(module, "top_k")
+    ]
+    found = [([], []) for _ in routers]
+
+    def keep(index, output):
+        found[index][0].append(output[0])
+        found[index][1].append(output[2])
+
+    hooks = [
+        router.register_forward_hook(lambda _, __, output, index=index: keep(index, output))
+        for index, router in enumerate(routers)
+    ]
+    yield found
+    for hook in hooks:
+        hook.remove()
+
+
+@contextlib.contextmanager
+def forced_routers(model, batch):
+    """Routers take the batch's experts when a model goes through its rows; softmax over the chosen logits.
+
+    The last token of a row, which the sampler has not run, chooses freely.
+    """
+    rows = batch.routed_experts.long().split(batch.routed_lengths.tolist())
+    routers = [
+        module for name, module in model.named_modules() if name.endswith("mlp.gate") and hasattr(module, "top_k")
+    ]
+    passes = [iter(rows) for _ in routers]
+
+    def force(index, output):
+        told = next(passes[index])[:, index]
+        experts = torch.cat([told.to(output[2].device), output[2][-1:]])
+        return output[0], output[0].gather(1, experts).float().softmax(-1).to(output[1].dtype), experts
+
+    hooks = [
+        router.register_forward_hook(lambda _, __, output, index=index: force(index, output))
+        for index, router in enumerate(routers)
+    ]
+    yield
+    for hook in hooks:
+        hook.remove()
