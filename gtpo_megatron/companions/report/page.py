@@ -17,6 +17,7 @@ from gtpo_megatron.companions.report.figures import figures
 from gtpo_megatron.companions.report.headline import headlines, summary
 from gtpo_megatron.companions.report.run_data import RunData, measured_sets, read_runs
 from gtpo_megatron.companions.report.samples import num_bytes, page_json, sample_section, samples
+from gtpo_megatron.companions.report.token_classes import token_section
 from gtpo_megatron.companions.report.traces import Figure, plain_figure, rounded
 from gtpo_megatron.observability.timers import duration
 from gtpo_megatron.run_folder.folder import sizes_by_label
@@ -86,6 +87,7 @@ def content(runs: Sequence[RunData], *, dollars_per_gpu_hour: float | None = Non
                 above,
                 between,
                 sample_section(sampled["runs"]),
+                token_section(runs),
                 f"<div id='configuration'>{below}</div>",
                 footer,
             ]
