@@ -52,12 +52,13 @@ def grpo_s(*, num_steps: int = 20, seed: int = 0) -> RunConfig:
 
 def dapo(*, num_steps: int = 20, seed: int = 0) -> RunConfig:
     """DAPO: clip-higher, token-level loss, soft overlong penalty over the last quarter of the length limit."""
-    algorithm = DAPOConfig(
-        length_penalty=SoftOverlongPenalty(
-            max_tokens=MAX_RESPONSE_TOKENS, buffer_tokens=MAX_RESPONSE_TOKENS // 4, applies_to="all"
-        ),
-    )
+    algorithm = DAPOConfig(length_penalty=length_penalty())
     return _smollm2_cpu("smollm2_cpu_dapo", algorithm, num_steps=num_steps, seed=seed)
+
+
+def length_penalty() -> SoftOverlongPenalty:
+    """DAPO's, over the last quarter of the limit."""
+    return SoftOverlongPenalty(max_tokens=MAX_RESPONSE_TOKENS, buffer_tokens=MAX_RESPONSE_TOKENS // 4, applies_to="all")
 
 
 def grpo(*, num_steps: int = 20, seed: int = 0) -> RunConfig:

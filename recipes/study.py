@@ -1,7 +1,8 @@
 """The comparison studies: tiny tasks, one budget, and methods that differ in how they assign credit.
 
 ``study`` asks the main question; ``learning_rates`` and ``own_best`` whether it was asked fairly; ``dose`` how much
-entropy; ``second_size`` and ``second_task`` whether the answer holds elsewhere. docs/study.md is their plan.
+entropy; ``second_size`` and ``second_task`` whether the answer holds elsewhere, and ``pretrained`` whether it does
+where entropies come from a pretrained model. docs/study.md is their plan.
 
 Every arm of a study samples the same number of responses from the same prompts in the same order, with the same model,
 optimizer and seeds. Methods that sample more as published (DAPO, EAPO, STARE) therefore run without it. The problems
@@ -28,7 +29,7 @@ from gtpo_megatron.config.algorithm import (
 from gtpo_megatron.config.algorithm.base import SoftOverlongPenalty
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.run import RunConfig
-from recipes import tiny_cpu
+from recipes import smollm2_cpu, tiny_cpu
 
 NUM_STEPS = 24
 PROMPTS_PER_STEP = 16
@@ -40,6 +41,10 @@ RATE_SEEDS = range(100, 104)
 PROGRAM_STEPS = 32
 """Once over the 512 programs."""
 
+PRETRAINED_STEPS = 12
+"""Its reward is then about half of what it can be, so that no arm is near the top."""
+PRETRAINED_SAMPLES = 2
+
 SMALL_MODEL = "runs/models/small_qwen2"
 SMALL_MODEL_COMMAND = (
     f".venv/bin/python -m tools.make_tiny_model --out {SMALL_MODEL} --hidden-size 256 --num-threads 2 "
@@ -47,6 +52,7 @@ SMALL_MODEL_COMMAND = (
 )
 """Makes a model of 4.1 million parameters, taught on the same data as the tiny one; 16 MB, so it is not committed."""
 
+PRETRAINED_ARMS = ("gtpo", "gtpo_alpha2_0", "gtpo_shuffled", "grpo", "grpo_s", "dapo")
 MAIN_ARMS = ("gtpo", "gtpo_alpha2_0", "gtpo_shuffled", "grpo")
 DOSE_ARMS = ("gtpo_alpha2_0", "gtpo_alpha2_0.03", "gtpo", "gtpo_alpha2_0.3", "gtpo_alpha2_1")
 DOSES = (0.0, 0.03, 0.1, 0.3, 1.0)
@@ -216,6 +222,23 @@ def second_task() -> Study:
     return _direction("Short programs", _with_programs, num_steps=PROGRAM_STEPS)
 
 
+def pretrained() -> Study:
+    """Six arms on SmolLM2 and instructions that a program checks."""
+    return Study(
+        name="Credit by entropy with a pretrained model",
+        arms=_arms(PRETRAINED_ARMS, _with_smollm2),
+        default_arms=PRETRAINED_ARMS,
+        baseline="grpo",
+        num_steps=PRETRAINED_STEPS,
+        num_seeds=FEW_SEEDS,
+        comparisons=(
+            PlannedComparison(method="gtpo", baseline="grpo", is_primary=True),
+            PlannedComparison(method="gtpo", baseline="gtpo_alpha2_0"),
+            PlannedComparison(method="gtpo", baseline="gtpo_shuffled"),
+        ),
+    )
+
+
 def study_run(name: str, algorithm: AlgorithmConfig, *, num_steps: int, seed: int) -> RunConfig:
     """One run of the budget that all arms have, in the quickstart's processes."""
     base = tiny_cpu.gtpo(num_steps=num_steps, seed=seed)
@@ -302,4 +325,20 @@ def _with_programs(config: RunConfig) -> RunConfig:
         algorithm=replace(config.algorithm, success_threshold=code.algorithm.success_threshold),
         rollout=code.rollout,
         reward=replace(code.reward, num_workers=1),
+    )
+
+
+def _with_smollm2(config: RunConfig) -> RunConfig:
+    base = smollm2_cpu.grpo(num_steps=config.num_steps, seed=config.seed)
+    algorithm = config.algorithm
+    if isinstance(algorithm.length_penalty, SoftOverlongPenalty):
+        algorithm = replace(algorithm, length_penalty=smollm2_cpu.length_penalty())
+    return replace(
+        base,
+        name=f"{config.name}_smollm2",
+        algorithm=algorithm,
+        evaluation=replace(base.evaluation, every_steps=config.num_steps, samples=PRETRAINED_SAMPLES),
+        checkpoint=replace(base.checkpoint, every_steps=config.num_steps // 2, export_hf=False),
+        logging=replace(base.logging, tensorboard=False),
+        cluster=replace(base.cluster, mode="local", threads_per_rank=1),
     )

