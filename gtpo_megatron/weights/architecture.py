@@ -56,6 +56,7 @@ class Architecture(ModelShape):
         rope_scaling: of its frequencies; None if they are as in pre-training.
         rotary_fraction: share of every head's elements that is rotated, the first ones; the frequencies are those of a
             head of ``rotary_size`` elements. Megatron calls it ``rotary_percent``.
+        unrotated_layers: numbers of the layers in which nothing is rotated.
     """
 
     family: str
@@ -63,6 +64,7 @@ class Architecture(ModelShape):
     rope_theta: float
     rope_scaling: RopeScaling | None = None
     rotary_fraction: float = 1.0
+    unrotated_layers: tuple[int, ...] = ()
 
     @property
     def rotary_size(self) -> int:
@@ -124,6 +126,10 @@ class _Family:
         window: tokens that attention looks back if ``config.json`` has no ``sliding_window``, which only null switches
             off; 0 for a family that looks at that key only where ``use_sliding_window`` is true.
         rotary_fraction: if ``config.json`` has no ``partial_rotary_factor``; families with 1 have no other one.
+        rope_theta: if ``config.json`` has none.
+        unrotated_every: one layer in so many is not rotated if ``config.json`` has no ``no_rope_layers`` and no
+            ``no_rope_layer_interval``; 0: every layer is rotated.
+        tied: if ``config.json`` has no ``tie_word_embeddings``.
         experts: reads them; None for a family of dense models.
     """
 
@@ -134,6 +140,9 @@ class _Family:
     own_switches: bool = False
     window: int = 0
     rotary_fraction: float = 1.0
+    rope_theta: float = 10000.0
+    unrotated_every: int = 0
+    tied: bool = False
     experts: Callable[[Path, Fields, int], Experts] | None = None
 
 
@@ -143,6 +152,7 @@ _FAMILIES = {
     "LlamaForCausalLM": _Family("llama"),
     "MistralForCausalLM": _Family("llama", window=4096),
     "SeedOssForCausalLM": _Family("qwen2", qkv_bias=True, head_size=128, own_switches=True),
+    "SmolLM3ForCausalLM": _Family("llama", rope_theta=2e6, unrotated_every=4, tied=True),
     "Qwen3MoeForCausalLM": _Family("qwen3_moe", qk_norm=True, experts=qwen3_moe_experts),
     "Glm4MoeForCausalLM": _Family("glm4_moe", own_switches=True, rotary_fraction=0.5, experts=glm4_moe_experts),
 }
@@ -276,6 +286,19 @@ def _rotary_fraction(fields: Fields, family: _Family) -> float:
     return where.get("partial_rotary_factor", float, family.rotary_fraction, at_least=0, at_most=1)
 
 
+def _unrotated_layers(path: Path, fields: Fields, family: _Family, num_layers: int) -> tuple[int, ...]:
+    """Zeros of ``no_rope_layers``, or the last layer of every so many."""
+    if not family.unrotated_every:
+        return ()
+    if fields.raw.get("no_rope_layers") is None:
+        every = fields.get("no_rope_layer_interval", int, family.unrotated_every, at_least=1, at_most=_MAX_LAYERS)
+        return tuple(range(every - 1, num_layers, every))
+    is_rotated = fields.get("no_rope_layers", list[int])
+    if len(is_rotated) < num_layers:
+        raise ConfigError(f"{path}: no_rope_layers has {len(is_rotated)} entries; expected {num_layers}, one a layer")
+    return tuple(layer for layer in range(num_layers) if not is_rotated[layer])
+
+
 def _rope_kind(rope: Fields) -> str:
     """The rope type; older files name the key ``type``."""
     return rope.get("rope_type", str, rope.get("type", str, "default"))
@@ -347,7 +370,7 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
             f"even number"
         )
     max_positions, rope = size("max_position_embeddings"), _rope(fields)
-    theta = (rope if rope.has("rope_theta") else fields).get("rope_theta", float, 10000.0)
+    theta = (rope if rope.has("rope_theta") else fields).get("rope_theta", float, family.rope_theta)
     if not theta > 0:
         raise ConfigError(f"{path}: rope_theta={theta} must be more than 0")
     scaling = _rope_scaling(path, rope, _original_positions(fields, rope, max_positions))
@@ -367,10 +390,11 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
         max_positions=max_positions,
         norm_eps=fields.get("rms_norm_eps", float, at_least=0),
         rope_theta=theta,
-        tied_embeddings=fields.get("tie_word_embeddings", bool, False),
+        tied_embeddings=fields.get("tie_word_embeddings", bool, family.tied),
         qkv_bias=fields.get("attention_bias", bool, family.qkv_bias) if family.own_switches else family.qkv_bias,
         qk_norm=fields.get("use_qk_norm", bool, False) if family.own_switches else family.qk_norm,
         rope_scaling=scaling,
         rotary_fraction=fraction,
+        unrotated_layers=_unrotated_layers(path, fields, family, num_layers),
         experts=None if family.experts is None else family.experts(path, fields, num_layers),
     )

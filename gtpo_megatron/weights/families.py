@@ -117,7 +117,7 @@ LAYER_TABLES: dict[str, tuple[LayerRows, ...]] = {
     # Qwen3, dense
     "qwen3": (layer_norms, attention, qk_norms, gated_mlp),
     # Llama 3, 3.1, 3.2, 3.3 and the DeepSeek-R1 distillations into them; 3.1 on have stretched rotary positions
-    # Mistral without a sliding window
+    # Mistral without a sliding window; SmolLM3, of which some layers are not rotated
     "llama": (layer_norms, attention, gated_mlp),
     # Qwen3-MoE: 30B-A3B, 235B-A22B
     "qwen3_moe": (layer_norms, attention, qk_norms, gated_mlp_or_experts),

@@ -49,6 +49,7 @@ FAMILIES = {
     "mistral": FamilyModel("Mistral", {"head_dim": 16, "sliding_window": None}),
     # by default transformers' embedding holds the row of a padding token still
     "seed_oss": FamilyModel("SeedOss", {"head_dim": 16, "pad_token_id": None}),
+    "smollm3": FamilyModel("SmolLM3", {"tie_word_embeddings": True, "no_rope_layers": [0, 1], "pad_token_id": None}),
     "qwen3_yarn": FamilyModel("Qwen3", {"head_dim": 8, "rope_parameters": {"rope_theta": 20.0, **YARN_ROPE}}),
     "qwen2_yarn": FamilyModel("Qwen2", {"rope_parameters": {"rope_theta": 20.0, **YARN_ROPE}}, is_old=True),
 }

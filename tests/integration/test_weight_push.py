@@ -24,6 +24,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
     SeedOssConfig,
     SeedOssForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
@@ -35,11 +37,13 @@ FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "seed_oss": (SeedOssConfig, SeedOssForCausalLM),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
 }
 CHANGES = {
     "mistral": {"sliding_window": None},
+    "smollm3": {"pad_token_id": None},
     "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True},
     "glm4_moe": {
         "n_routed_experts": 8,
@@ -90,6 +94,8 @@ def make_folder(folder, family, *, tied):
         pytest.param("mistral", False, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("seed_oss", False, 1, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("seed_oss", False, 2, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("smollm3", True, 1, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("smollm3", True, 2, "shared_memory", marks=pytest.mark.nightly),
     ],
 )
 def test_pushed_weights_are_the_ones_that_answer(tmp_path, family, tied, sampler_tp, transport):

@@ -129,6 +129,18 @@ def test_seed_oss_is_qwen2_with_a_head_size_of_its_own(tmp_path):
     assert not read_architecture(written(tmp_path, **seed, attention_bias=False)).qkv_bias
 
 
+def test_smollm3_does_not_rotate_every_layer(tmp_path):
+    smol = {"architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 9, "tie_word_embeddings": None}
+    arch = read_architecture(written(tmp_path, **smol))  # as transformers reads it
+    assert (arch.family, arch.rope_theta, arch.tied_embeddings, arch.unrotated_layers) == ("llama", 2e6, True, (3, 7))
+    assert read_architecture(written(tmp_path, **smol, no_rope_layer_interval=3)).unrotated_layers == (2, 5, 8)
+    listed = read_architecture(written(tmp_path, **smol, no_rope_layers=[0, 1] * 5, no_rope_layer_interval=3))
+    assert listed.unrotated_layers == (0, 2, 4, 6, 8)
+    with pytest.raises(ConfigError, match="no_rope_layers has 8 entries; expected 9, one a layer"):
+        read_architecture(written(tmp_path, **smol, no_rope_layers=[1] * 8))
+    assert read_architecture(written(tmp_path, no_rope_layers=[0] * 4)).unrotated_layers == ()  # Qwen2 looks at no list
+
+
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32768}
 ROPES = [
     {},
