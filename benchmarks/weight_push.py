@@ -153,7 +153,7 @@ def plan_rows() -> list[dict[str, Any]]:
             moved.append(sum(num for _, (_, num) in spans))
         for index in range(workers):  # the same for every engine
             stream = plan.stream(index)
-            least += [sum(2 * box.num_elements for box in stream.kept.values())] * engines
+            least += [sum(2 * box.num_elements for boxes in stream.kept.values() for box in boxes)] * engines
             slices += engines * sum(len(bucket.slices) for bucket in stream.buckets)
         rows.append(
             {
@@ -353,7 +353,7 @@ def measure(folder: Path, case: int, rounds: int, bucket_mib: int) -> dict[str, 
         remove_name(one)
     streams = [PushPlan(arch, layout).stream(worker) for worker in range(workers)]
     moved = sum(bucket.num_bytes for stream in streams for bucket in stream.buckets)
-    least = sum(2 * box.num_elements for stream in streams for box in stream.kept.values())
+    least = sum(2 * box.num_elements for stream in streams for boxes in stream.kept.values() for box in boxes)
     return {
         "model": family,
         "layout": layout_name(parallel, workers),

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from gtpo_megatron.config.checks import divisors
 from gtpo_megatron.config.rollout import RolloutConfig
@@ -20,6 +20,9 @@ VOCAB_MULTIPLE = 128
 """Megatron's vocabulary is padded to a multiple of this times the tensor-parallel size on a GPU, for tiled matmuls."""
 
 
+RopeKind = Literal["linear", "llama3", "yarn", "longrope"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeScaling:
     """How rotary frequencies are stretched beyond the context of pre-training.
@@ -27,22 +30,25 @@ class RopeScaling:
     ``actor/model/rotary.py`` has the formula.
 
     Attributes:
-        kind: ``linear`` divides every frequency by ``factor``; ``llama3`` and ``yarn`` divide the slow ones only.
-        factor: at least 1.
-        original_positions: llama3, yarn: context of pre-training, in tokens.
+        kind: ``linear`` divides every frequency by ``factor``; ``llama3`` and ``yarn`` divide the slow ones only;
+            ``longrope`` divides each by its own of ``factors``.
+        factor: at least 1; longrope: the context of the model over that of pre-training.
+        original_positions: llama3, yarn, longrope: context of pre-training, in tokens.
         slow_turns: llama3, yarn: frequencies with fewer turns than this over the original context are divided.
         fast_turns: llama3, yarn: frequencies with more turns than this stay; between the two it is interpolated.
         rounds_range: yarn: the interpolated range ends at whole pairs of elements.
-        attention_factor: yarn: multiplies queries and keys where they are rotated.
+        attention_factor: yarn, longrope: multiplies queries and keys where they are rotated.
+        factors: longrope: one a frequency, for sequences within the original context.
     """
 
-    kind: Literal["linear", "llama3", "yarn"]
+    kind: RopeKind
     factor: float
     original_positions: int = 8192
     slow_turns: float = 1.0
     fast_turns: float = 4.0
     rounds_range: bool = True
     attention_factor: float = 1.0
+    factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +62,7 @@ class Architecture(ModelShape):
         rope_scaling: of its frequencies; None if they are as in pre-training.
         rotary_fraction: share of every head's elements that is rotated, the first ones; the frequencies are those of a
             head of ``rotary_size`` elements. Megatron calls it ``rotary_percent``.
+        unrotated_layers: numbers of the layers in which nothing is rotated.
     """
 
     family: str
@@ -63,6 +70,7 @@ class Architecture(ModelShape):
     rope_theta: float
     rope_scaling: RopeScaling | None = None
     rotary_fraction: float = 1.0
+    unrotated_layers: tuple[int, ...] = ()
 
     @property
     def rotary_size(self) -> int:
@@ -73,6 +81,8 @@ class Architecture(ModelShape):
     def positions_said(self) -> str:
         """``max_positions`` with where it is from, for messages."""
         scaling = self.rope_scaling
+        if scaling is not None and scaling.kind == "longrope":
+            return f"original_max_position_embeddings={self.max_positions}, beyond which LongRoPE has other factors"
         if scaling is None or scaling.kind != "yarn":
             return f"max_position_embeddings={self.max_positions}"
         return (
@@ -122,8 +132,14 @@ class _Family:
         own_switches: ``attention_bias`` and ``use_qk_norm`` of ``config.json`` go before ``qkv_bias`` and ``qk_norm``;
             the output projection has no bias.
         window: tokens that attention looks back if ``config.json`` has no ``sliding_window``, which only null switches
-            off; 0 for a family that looks at that key only where ``use_sliding_window`` is true.
-        rotary_fraction: if ``config.json`` has no ``partial_rotary_factor``; families with 1 have no other one.
+            off (None: its absence, too); 0 for a family that looks at that key only where ``use_sliding_window`` is
+            true.
+        rotary_fraction: if ``config.json`` has no ``partial_rotary_factor``; None for families without that key, which
+            rotate whole heads.
+        rope_theta: if ``config.json`` has none.
+        unrotated_every: one layer in so many is not rotated if ``config.json`` has no ``no_rope_layers`` and no
+            ``no_rope_layer_interval``; 0: every layer is rotated.
+        tied: if ``config.json`` has no ``tie_word_embeddings``.
         experts: reads them; None for a family of dense models.
     """
 
@@ -132,8 +148,11 @@ class _Family:
     qk_norm: bool = False
     head_size: int = 0
     own_switches: bool = False
-    window: int = 0
-    rotary_fraction: float = 1.0
+    window: int | None = 0
+    rotary_fraction: float | None = None
+    rope_theta: float = 10000.0
+    unrotated_every: int = 0
+    tied: bool = False
     experts: Callable[[Path, Fields, int], Experts] | None = None
 
 
@@ -143,6 +162,8 @@ _FAMILIES = {
     "LlamaForCausalLM": _Family("llama"),
     "MistralForCausalLM": _Family("llama", window=4096),
     "SeedOssForCausalLM": _Family("qwen2", qkv_bias=True, head_size=128, own_switches=True),
+    "SmolLM3ForCausalLM": _Family("llama", rope_theta=2e6, unrotated_every=4, tied=True),
+    "Phi3ForCausalLM": _Family("phi3", window=None, rotary_fraction=1.0),
     "Qwen3MoeForCausalLM": _Family("qwen3_moe", qk_norm=True, experts=qwen3_moe_experts),
     "Glm4MoeForCausalLM": _Family("glm4_moe", own_switches=True, rotary_fraction=0.5, experts=glm4_moe_experts),
 }
@@ -239,11 +260,6 @@ def _refuse_unsupported(path: Path, fields: Fields, family: _Family) -> None:
         if fields.raw.get(key) and not (family.own_switches and key == "attention_bias"):
             is_on = f"{key}=true" if fields.raw[key] is True else key
             raise ConfigError(f"{path}: {is_on} is not supported; {remedy}")
-    if family.window and (window := fields.raw.get("sliding_window", family.window)) is not None:
-        raise ConfigError(
-            f"{path}: sliding_window={shown(window)} is not supported; only a model of which it is null attends to all "
-            f"of a sequence"
-        )
     if (activation := fields.get("hidden_act", str, "silu")) != "silu":
         raise ConfigError(f"{path}: hidden_act={shown(activation)} is not supported; expected 'silu'")
     kinds = sorted(set(fields.get("layer_types", list[str], [])) - {"full_attention"})
@@ -253,12 +269,13 @@ def _refuse_unsupported(path: Path, fields: Fields, family: _Family) -> None:
         )
     rope = _rope(fields)
     kind = _rope_kind(rope)
-    if kind not in ("default", "linear", "llama3", "yarn"):
+    if kind != "default" and kind not in get_args(RopeKind):
         raise ConfigError(
-            f"{path}: rope type {shown(kind)} is not supported; expected 'default', 'linear', 'llama3' or 'yarn'"
+            f"{path}: rope type {shown(kind)} is not supported; expected 'default', 'linear', 'llama3', 'yarn' or "
+            f"'longrope'"
         )
     fraction = _rotary_fraction(fields, family)
-    if fraction != 1.0 and family.rotary_fraction == 1.0:
+    if fraction != 1.0 and family.rotary_fraction is None:
         raise ConfigError(f"{path}: partial_rotary_factor={fraction} is not supported; expected 1")
 
 
@@ -273,7 +290,20 @@ def _rope(fields: Fields) -> Fields:
 def _rotary_fraction(fields: Fields, family: _Family) -> float:
     rope = _rope(fields)
     where = rope if rope.has("partial_rotary_factor") else fields
-    return where.get("partial_rotary_factor", float, family.rotary_fraction, at_least=0, at_most=1)
+    return where.get("partial_rotary_factor", float, family.rotary_fraction or 1.0, at_least=0, at_most=1)
+
+
+def _unrotated_layers(path: Path, fields: Fields, family: _Family, num_layers: int) -> tuple[int, ...]:
+    """Zeros of ``no_rope_layers``, or the last layer of every so many."""
+    if not family.unrotated_every:
+        return ()
+    if fields.raw.get("no_rope_layers") is None:
+        every = fields.get("no_rope_layer_interval", int, family.unrotated_every, at_least=1, at_most=_MAX_LAYERS)
+        return tuple(range(every - 1, num_layers, every))
+    is_rotated = fields.get("no_rope_layers", list[int])
+    if len(is_rotated) < num_layers:
+        raise ConfigError(f"{path}: no_rope_layers has {len(is_rotated)} entries; expected {num_layers}, one a layer")
+    return tuple(layer for layer in range(num_layers) if not is_rotated[layer])
 
 
 def _rope_kind(rope: Fields) -> str:
@@ -285,13 +315,17 @@ def _original_positions(fields: Fields, rope: Fields, max_positions: int) -> int
     """The context of pre-training, where transformers and vLLM look for it, in their order."""
     name = "original_max_position_embeddings"
     where = fields if fields.has(name) else rope
+    if _rope_kind(rope) == "longrope":  # transformers has another default for each family
+        return where.get(name, int, at_least=2, at_most=MAX_SIZE)
     return where.get(name, int, max_positions, at_least=1, at_most=MAX_SIZE)
 
 
-def _rope_scaling(path: Path, rope: Fields, original: int) -> RopeScaling | None:
+def _rope_scaling(path: Path, rope: Fields, original: int, max_positions: int, num_pairs: int) -> RopeScaling | None:
     kind = _rope_kind(rope)
     if kind == "default":
         return None
+    if kind == "longrope":
+        return _longrope(path, rope, original, max_positions, num_pairs)
     factor = rope.get("factor", float, at_least=1)
     if kind == "linear":
         return RopeScaling(kind="linear", factor=factor)
@@ -301,6 +335,27 @@ def _rope_scaling(path: Path, rope: Fields, original: int) -> RopeScaling | None
     if not 0 < low < high:
         raise ConfigError(f"{path}: low_freq_factor={low} must be more than 0 and less than high_freq_factor={high}")
     return RopeScaling(kind="llama3", factor=factor, original_positions=original, slow_turns=low, fast_turns=high)
+
+
+def _longrope(path: Path, rope: Fields, original: int, max_positions: int, num_pairs: int) -> RopeScaling:
+    """LongRoPE (arXiv 2402.13753) within the original context.
+
+    Longer sequences have other factors: transformers changes them where a sequence becomes longer, vLLM for an engine
+    that takes longer ones, so that the two differ.
+    """
+    short = rope.get("short_factor", list[float])
+    if len(short) != num_pairs or not all(factor > 0 for factor in short):
+        raise ConfigError(
+            f"{path}: short_factor has {len(short)} entries; expected {num_pairs} above 0, one a frequency"
+        )
+    for key in ("factor", "attention_factor", "short_mscale", "long_mscale"):
+        if rope.has(key):
+            raise ConfigError(f"{path}: {key} of rope type 'longrope' is not supported: transformers and vLLM differ")
+    factor = max_positions / original
+    attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return RopeScaling(
+        kind="longrope", factor=factor, original_positions=original, attention_factor=attention, factors=tuple(short)
+    )
 
 
 def _yarn(path: Path, rope: Fields, factor: float, original: int) -> RopeScaling:
@@ -347,13 +402,22 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
             f"even number"
         )
     max_positions, rope = size("max_position_embeddings"), _rope(fields)
-    theta = (rope if rope.has("rope_theta") else fields).get("rope_theta", float, 10000.0)
+    theta = (rope if rope.has("rope_theta") else fields).get("rope_theta", float, family.rope_theta)
     if not theta > 0:
         raise ConfigError(f"{path}: rope_theta={theta} must be more than 0")
-    scaling = _rope_scaling(path, rope, _original_positions(fields, rope, max_positions))
+    original = _original_positions(fields, rope, max_positions)
+    scaling = _rope_scaling(path, rope, original, max_positions, rotated // 2)
     if scaling is not None and scaling.kind == "yarn":
         # vLLM has a table of so many positions, whatever the other field says: the published files leave it unchanged
         max_positions = int(scaling.original_positions * scaling.factor)
+    elif scaling is not None and scaling.kind == "longrope":
+        max_positions = original
+    window = None if family.window == 0 else fields.raw.get("sliding_window", family.window)
+    if window is not None and not (isinstance(window, int) and window >= max_positions):
+        raise ConfigError(
+            f"{path}: sliding_window={shown(window)} is not supported; only a model of which it is null, or as long as "
+            f"its context, attends to all of a sequence"
+        )
     num_layers = fields.get("num_hidden_layers", int, at_least=1, at_most=_MAX_LAYERS)
     return Architecture(
         family=family.table,
@@ -367,10 +431,11 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
         max_positions=max_positions,
         norm_eps=fields.get("rms_norm_eps", float, at_least=0),
         rope_theta=theta,
-        tied_embeddings=fields.get("tie_word_embeddings", bool, False),
+        tied_embeddings=fields.get("tie_word_embeddings", bool, family.tied),
         qkv_bias=fields.get("attention_bias", bool, family.qkv_bias) if family.own_switches else family.qkv_bias,
         qk_norm=fields.get("use_qk_norm", bool, False) if family.own_switches else family.qk_norm,
         rope_scaling=scaling,
         rotary_fraction=fraction,
+        unrotated_layers=_unrotated_layers(path, fields, family, num_layers),
         experts=None if family.experts is None else family.experts(path, fields, num_layers),
     )

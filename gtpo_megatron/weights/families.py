@@ -5,6 +5,7 @@ Megatron names are those of its local layers; ``reshard.fused_name`` says how Tr
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.param_mapping import QKV, GatedMLP, ParamMapping, Replicated, RowParallel
@@ -35,9 +36,11 @@ def layer_norms(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
         )
 
 
-def attention(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
-    """Query, key, value and output projections, without biases."""
-    yield _qkv(arch, layer, "weight", arch.hidden_size)
+def attention(
+    arch: Architecture, layer: Layer, names: tuple[str, str, str] = ("q", "k", "v")
+) -> Iterator[ParamMapping]:
+    """Query, key, value and output projections, without biases; those of one name are in one tensor."""
+    yield _qkv(arch, layer, "weight", arch.hidden_size, names)
     yield RowParallel(
         f"{layer.here}.self_attention.linear_proj.weight",
         f"{layer.there}.self_attn.o_proj.weight",
@@ -49,7 +52,7 @@ def attention(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
 def qkv_bias(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
     """Biases of the query, key and value projections, if the model has them."""
     if arch.qkv_bias:
-        yield _qkv(arch, layer, "bias", 1)
+        yield _qkv(arch, layer, "bias", 1, ("q", "k", "v"))
 
 
 def qk_norms(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
@@ -62,9 +65,9 @@ def qk_norms(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
         )
 
 
-def gated_mlp(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
-    """Gate, up and down projections, without biases."""
-    yield from _mlp(f"{layer.here}.mlp", f"{layer.there}.mlp", arch.hidden_size, arch.ffn_size)
+def gated_mlp(arch: Architecture, layer: Layer, names: tuple[str, str] = ("gate", "up")) -> Iterator[ParamMapping]:
+    """Gate, up and down projections, without biases; those of one name are in one tensor."""
+    yield from _mlp(f"{layer.here}.mlp", f"{layer.there}.mlp", arch.hidden_size, arch.ffn_size, names=names)
 
 
 def gated_mlp_or_experts(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
@@ -84,24 +87,26 @@ def gated_mlp_or_experts(arch: Architecture, layer: Layer) -> Iterator[ParamMapp
         yield from _mlp(f"{here}.shared_experts", f"{there}.shared_experts", arch.hidden_size, experts.shared_ffn_size)
 
 
-def _mlp(here: str, there: str, hidden_size: int, ffn_size: int, expert: int | None = None) -> Iterator[ParamMapping]:
-    yield GatedMLP(
-        f"{here}.linear_fc1.weight",
-        f"{there}.gate_proj.weight",
-        f"{there}.up_proj.weight",
-        ffn_size,
-        hidden_size,
-        expert,
-    )
+def _mlp(
+    here: str,
+    there: str,
+    hidden_size: int,
+    ffn_size: int,
+    expert: int | None = None,
+    names: tuple[str, str] = ("gate", "up"),
+) -> Iterator[ParamMapping]:
+    gate, up = (f"{there}.{name}_proj.weight" for name in names)
+    yield GatedMLP(f"{here}.linear_fc1.weight", gate, up, ffn_size, hidden_size, expert)
     yield RowParallel(f"{here}.linear_fc2.weight", f"{there}.down_proj.weight", hidden_size, ffn_size, expert)
 
 
-def _qkv(arch: Architecture, layer: Layer, part: str, columns: int) -> QKV:
+def _qkv(arch: Architecture, layer: Layer, part: str, columns: int, names: tuple[str, str, str]) -> QKV:
+    query, key, value = (f"{layer.there}.self_attn.{name}_proj.{part}" for name in names)
     return QKV(
         f"{layer.here}.self_attention.linear_qkv.{part}",
-        f"{layer.there}.self_attn.q_proj.{part}",
-        f"{layer.there}.self_attn.k_proj.{part}",
-        f"{layer.there}.self_attn.v_proj.{part}",
+        query,
+        key,
+        value,
         arch.num_heads,
         arch.num_query_groups,
         arch.head_size,
@@ -117,8 +122,10 @@ LAYER_TABLES: dict[str, tuple[LayerRows, ...]] = {
     # Qwen3, dense
     "qwen3": (layer_norms, attention, qk_norms, gated_mlp),
     # Llama 3, 3.1, 3.2, 3.3 and the DeepSeek-R1 distillations into them; 3.1 on have stretched rotary positions
-    # Mistral without a sliding window
+    # Mistral without a sliding window; SmolLM3, of which some layers are not rotated
     "llama": (layer_norms, attention, gated_mlp),
+    # Phi-4: Llama's layer in fewer tensors
+    "phi3": (layer_norms, partial(attention, names=("qkv",) * 3), partial(gated_mlp, names=("gate_up",) * 2)),
     # Qwen3-MoE: 30B-A3B, 235B-A22B
     "qwen3_moe": (layer_norms, attention, qk_norms, gated_mlp_or_experts),
     # GLM-4.5, 4.5-Air, 4.6: their first layers are dense

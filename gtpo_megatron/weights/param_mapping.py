@@ -4,7 +4,7 @@ A mapping owns the tensor-parallel algebra of one Megatron parameter and yields 
 from right to left, export and the weight push from left to right, so the directions cannot drift apart. ``extent`` and
 ``held`` say the same of the whole parameter, as it lies in Megatron's checkpoints: its size, and a rank's boxes of it.
 
-``kept`` says the other side of a push: which box of each Hugging Face tensor a vLLM worker holds.
+``kept`` says the other side of a push: which boxes of each Hugging Face tensor a vLLM worker holds.
 
 Every tensor is seen as a matrix ``[rows, columns]``; a vector is one column.
 """
@@ -114,6 +114,16 @@ def _share(total: int, tp: TensorParallel, what: str) -> tuple[int, int]:
         raise WeightMappingError(f"{what}: {total} does not split over tensor_parallel_size={tp.size}")
     part = total // tp.size
     return tp.index * part, part
+
+
+def _placed(*parts: tuple[str, int]) -> list[tuple[str, int]]:
+    """Tensor and first row in it of each part, given its tensor and its rows; parts of one tensor are stacked."""
+    ends: dict[str, int] = {}
+    placed = []
+    for name, rows in parts:
+        placed.append((name, ends.get(name, 0)))
+        ends[name] = ends.get(name, 0) + rows
+    return placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +240,8 @@ class GatedMLP:
     """Gate and up projections fused: a rank holds its rows of the gate, then its rows of the up projection.
 
     Attributes:
+        gate_name: of the gate's tensor.
+        up_name: of the up projection's; the same if one tensor has both, the gate above.
         rows: of either projection.
         expert: number among the layer's experts; None if it is no expert's.
     """
@@ -253,20 +265,14 @@ class GatedMLP:
 
     def copies(self, tp: TensorParallel) -> Iterator[SliceCopy]:
         """Two copies: this rank's rows of the gate projection, then of the up projection."""
-        start, part = _share(self.rows, tp, self.gate_name)
-        for half, hf_name in enumerate((self.gate_name, self.up_name)):
-            yield SliceCopy(
-                self.megatron_name,
-                Box(half * part, part, 0, self.columns),
-                hf_name,
-                Box(start, part, 0, self.columns),
-            )
+        for half, (hf_name, box) in enumerate(self.kept(tp)):
+            yield SliceCopy(self.megatron_name, Box(half * box.num_rows, box.num_rows, 0, self.columns), hf_name, box)
 
     def kept(self, tp: TensorParallel) -> Iterator[tuple[str, Box]]:
-        """A worker's rows of either projection."""
+        """A worker's rows of either projection; a rank of the trainer has the same."""
         start, part = _share(self.rows, tp, self.gate_name)
-        for hf_name in (self.gate_name, self.up_name):
-            yield hf_name, Box(start, part, 0, self.columns)
+        for hf_name, first in _placed((self.gate_name, self.rows), (self.up_name, self.rows)):
+            yield hf_name, Box(first + start, part, 0, self.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +280,9 @@ class QKV:
     """Query, key and value fused by query group: ``[q of group 0, k of group 0, v of group 0, q of group 1, ...]``.
 
     Attributes:
+        query_name: of the query's tensor.
+        key_name: of the key's.
+        value_name: of the value's; all three are the same if one tensor has them, one below the other.
         num_heads: query heads of the model.
         num_query_groups: key-value heads of the model.
         head_size: rows per head.
@@ -305,16 +314,12 @@ class QKV:
         query_rows = self.num_heads // self.num_query_groups * self.head_size
         row = 0
         for group in range(first_group, first_group + groups):
-            for hf_name, rows in (
-                (self.query_name, query_rows),
-                (self.key_name, self.head_size),
-                (self.value_name, self.head_size),
-            ):
+            for (hf_name, first), rows in zip(self._parts, (query_rows, self.head_size, self.head_size), strict=True):
                 yield SliceCopy(
                     self.megatron_name,
                     Box(row, rows, 0, self.columns),
                     hf_name,
-                    Box(group * rows, rows, 0, self.columns),
+                    Box(first + group * rows, rows, 0, self.columns),
                 )
                 row += rows
 
@@ -331,8 +336,16 @@ class QKV:
             first_group, groups = tp.index // (tp.size // self.num_query_groups), 1
         else:
             first_group, groups = _share(self.num_query_groups, tp, self.key_name)
-        for hf_name in (self.key_name, self.value_name):
-            yield hf_name, Box(first_group * self.head_size, groups * self.head_size, 0, self.columns)
+        for hf_name, first in self._parts[1:]:
+            yield hf_name, Box(first + first_group * self.head_size, groups * self.head_size, 0, self.columns)
+
+    @property
+    def _parts(self) -> list[tuple[str, int]]:
+        """Tensor and first row in it of query, key and value."""
+        rows = self.num_query_groups * self.head_size
+        return _placed(
+            (self.query_name, self.num_heads * self.head_size), (self.key_name, rows), (self.value_name, rows)
+        )
 
 
 ParamMapping = Replicated | RowParallel | Vocabulary | GatedMLP | QKV

@@ -20,6 +20,13 @@ LLAMA3_ROPE = {
 
 YARN_ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 6}
 
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.3, 2.0],  # three pairs of a head of 8 elements
+    "long_factor": [1.0, 2.0, 8.0],
+    "partial_rotary_factor": 0.75,
+}
+
 
 @dataclass(frozen=True)
 class FamilyModel:
@@ -49,6 +56,18 @@ FAMILIES = {
     "mistral": FamilyModel("Mistral", {"head_dim": 16, "sliding_window": None}),
     # by default transformers' embedding holds the row of a padding token still
     "seed_oss": FamilyModel("SeedOss", {"head_dim": 16, "pad_token_id": None}),
+    "smollm3": FamilyModel("SmolLM3", {"tie_word_embeddings": True, "no_rope_layers": [0, 1], "pad_token_id": None}),
+    "phi4": FamilyModel("Phi3", {"pad_token_id": None}),
+    "phi4_mini": FamilyModel(
+        "Phi3",
+        {
+            "tie_word_embeddings": True,
+            "pad_token_id": None,
+            "sliding_window": 128,  # as long as the context, so that nothing is outside
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {"rope_theta": 20.0, **LONG_ROPE},
+        },
+    ),
     "qwen3_yarn": FamilyModel("Qwen3", {"head_dim": 8, "rope_parameters": {"rope_theta": 20.0, **YARN_ROPE}}),
     "qwen2_yarn": FamilyModel("Qwen2", {"rope_parameters": {"rope_theta": 20.0, **YARN_ROPE}}, is_old=True),
 }

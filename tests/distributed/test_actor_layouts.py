@@ -155,9 +155,8 @@ def test_norms_of_queries_and_keys(tmp_path, layout):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("layout", ["tp2_sp_cp2", "pp2_cp2", "tp2_dp2", "dp2_sharded_optimizer"])
-@pytest.mark.parametrize("family", ["mistral", "seed_oss"])
-def test_families_with_the_rows_of_others(tmp_path, family, layout):
-    """Their tables are Llama's and Qwen2's."""
+@pytest.mark.parametrize("family", ["mistral", "seed_oss", "smollm3", "phi4", "phi4_mini"])
+def test_other_families(tmp_path, family, layout):
     model = make_family_model(tmp_path / "model", FAMILIES[family])
     compare(tmp_path, model, make_config(tmp_path / "model", LAYOUTS[layout]), norm_rtol=1e-6)
 

@@ -41,6 +41,7 @@ def main(folder: Path, sampler_tp: int, transport: str, num_more: int) -> None:
 
     arch = read_architecture(folder)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    reference.model.do_not_compile = True  # asked for by its class once vLLM has wrapped a model of that class
     config = RolloutConfig(dtype="float32", kv_cache_mib=64, tensor_parallel_size=sampler_tp)
     engine = VllmEngine(str(folder), config, max_sequence_tokens=128, seed=0)
     generator = torch.Generator().manual_seed(5)

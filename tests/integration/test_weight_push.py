@@ -16,6 +16,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -24,6 +26,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
     SeedOssConfig,
     SeedOssForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
@@ -35,11 +39,28 @@ FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "seed_oss": (SeedOssConfig, SeedOssForCausalLM),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
+    "phi4": (Phi3Config, Phi3ForCausalLM),
+    "phi4_mini": (Phi3Config, Phi3ForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
 }
 CHANGES = {
     "mistral": {"sliding_window": None},
+    "smollm3": {"pad_token_id": None},
+    "phi4": {"pad_token_id": None},
+    "phi4_mini": {
+        "pad_token_id": None,
+        "sliding_window": 256,
+        "original_max_position_embeddings": 128,  # the engine's context
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 500.0,
+            "partial_rotary_factor": 0.75,
+            "short_factor": [1.0 + pair / 6 for pair in range(12)],
+            "long_factor": [1.0 + 2 * pair for pair in range(12)],
+        },
+    },
     "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True},
     "glm4_moe": {
         "n_routed_experts": 8,
@@ -54,12 +75,12 @@ CHANGES = {
 }
 
 
-def make_folder(folder, family, *, tied):
+def make_folder(folder, family, *, tied, vocab_size=150):
     """Head size 32, the least that vLLM's CPU attention takes; a vocabulary that both sides must pad."""
     torch.manual_seed(7)
     config_type, model_type = FAMILIES[family]
     config = config_type(
-        vocab_size=150,
+        vocab_size=vocab_size,
         hidden_size=128,
         intermediate_size=96,
         num_hidden_layers=4,
@@ -90,6 +111,10 @@ def make_folder(folder, family, *, tied):
         pytest.param("mistral", False, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("seed_oss", False, 1, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("seed_oss", False, 2, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("smollm3", True, 1, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("smollm3", True, 2, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("phi4", False, 2, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("phi4_mini", True, 1, "shared_memory", marks=pytest.mark.nightly),
     ],
 )
 def test_pushed_weights_are_the_ones_that_answer(tmp_path, family, tied, sampler_tp, transport):

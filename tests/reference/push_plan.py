@@ -91,25 +91,27 @@ def parts_of(target, kept, found, layout):
     for one in sorted(found, key=lambda one: (one.section, one.turn, one.shard)):
         name, here, there = one.copy.hf_name, one.copy.megatron_box, one.copy.hf_box
         near = target.tensor_parallel.index * tensor // target.tensor_parallel.size
-        if name not in kept or (one.is_everywhere and one.shard != near):
+        if one.is_everywhere and one.shard != near:
             continue
-        rows = range(
-            max(there.row, kept[name].row), min(there.row + there.num_rows, kept[name].row + kept[name].num_rows)
-        )
-        columns = range(
-            max(there.column, kept[name].column),
-            min(there.column + there.num_columns, kept[name].column + kept[name].num_columns),
-        )
-        if not rows or not columns:
-            continue
-        item = 4 if name.endswith("e_score_correction_bias") else layout.itemsize
-        step = layout.bucket_bytes // (len(columns) * item)
-        for first in range(rows.start, rows.stop, step):
-            part = Box(first, min(step, rows.stop - first), columns.start, len(columns))
-            moved = Box(
-                part.row - there.row + here.row, part.num_rows, part.column - there.column + here.column, len(columns)
+        for mine in kept.get(name, ()):
+            rows = range(max(there.row, mine.row), min(there.row + there.num_rows, mine.row + mine.num_rows))
+            columns = range(
+                max(there.column, mine.column),
+                min(there.column + there.num_columns, mine.column + mine.num_columns),
             )
-            parts.append((one, SliceCopy(one.copy.megatron_name, moved, name, part)))
+            if not rows or not columns:
+                continue
+            item = 4 if name.endswith("e_score_correction_bias") else layout.itemsize
+            step = layout.bucket_bytes // (len(columns) * item)
+            for first in range(rows.start, rows.stop, step):
+                part = Box(first, min(step, rows.stop - first), columns.start, len(columns))
+                moved = Box(
+                    part.row - there.row + here.row,
+                    part.num_rows,
+                    part.column - there.column + here.column,
+                    len(columns),
+                )
+                parts.append((one, SliceCopy(one.copy.megatron_name, moved, name, part)))
     return parts
 
 

@@ -31,6 +31,8 @@ def inverse_frequencies(arch: Architecture) -> Tensor:
             return _llama3(1.0 / powers, scaling)
         case "yarn":
             return _yarn(powers, scaling, arch)
+        case "longrope":
+            return 1.0 / (torch.tensor(scaling.factors) * powers)
 
 
 def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:

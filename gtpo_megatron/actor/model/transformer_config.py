@@ -42,6 +42,8 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
         add_bias_linear=False,
         add_qkv_bias=arch.qkv_bias,
         qk_layernorm=arch.qk_norm,
+        # one number a layer, 1 where nothing is rotated
+        no_rope_freq=[int(layer in arch.unrotated_layers) for layer in range(arch.num_layers)],
         hidden_dropout=0.0,
         attention_dropout=0.0,
         attention_softmax_in_fp32=True,

@@ -77,6 +77,18 @@ KNOWN_MODELS: dict[str, ModelShape] = {
     "mistralai/Mistral-Nemo-Base-2407": _shape(40, 5120, 14336, 32, 8, 131072),
     "mistralai/Mistral-Small-24B-Base-2501": _shape(40, 5120, 32768, 32, 8, 131072, max_positions=32768),
     "ByteDance-Seed/Seed-OSS-36B-Base": _shape(64, 5120, 27648, 80, 8, 155136, qkv_bias=True, max_positions=524288),
+    "HuggingFaceTB/SmolLM3-3B": _shape(36, 2048, 11008, 16, 4, 128256, tied_embeddings=True, max_positions=65536),
+    "microsoft/phi-4": _shape(40, 5120, 17920, 40, 10, 100352, max_positions=16384),
+    "microsoft/Phi-4-mini-instruct": _shape(
+        32,
+        3072,
+        8192,
+        24,
+        8,
+        200064,
+        tied_embeddings=True,
+        max_positions=4096,  # of LongRoPE's short factors
+    ),
     # distilled from R1 into Qwen2.5-Math-7B and Llama-3.1-8B: their shapes, another rotary base
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": _QWEN2_5_7B,
     "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": _LLAMA_3_1_8B,

@@ -67,12 +67,12 @@ class Stream:
 
     Attributes:
         target: the worker.
-        kept: Hugging Face name -> the box that the worker keeps, in the order of the model.
+        kept: Hugging Face name -> the boxes that the worker keeps, in the order of the model.
         buckets: in the order they travel.
     """
 
     target: TargetWorker
-    kept: dict[str, Box]
+    kept: dict[str, list[Box]]
     buckets: tuple[Bucket, ...]
 
 
@@ -116,8 +116,8 @@ class _RankSpan:
     slices: list[int] | range
 
 
-def kept_boxes(arch: Architecture, target: TargetWorker) -> dict[str, Box]:
-    """The box of every Hugging Face tensor that a vLLM worker holds.
+def kept_boxes(arch: Architecture, target: TargetWorker) -> dict[str, list[Box]]:
+    """The boxes of every Hugging Face tensor that a vLLM worker holds: several if it has several projections in it.
 
     Raises:
         WeightMappingError: a tensor or the experts do not split over the workers.
@@ -125,13 +125,12 @@ def kept_boxes(arch: Architecture, target: TargetWorker) -> dict[str, Box]:
     whole, tp = ShardCoordinates(tensor_parallel=TensorParallel(1, 0)), target.tensor_parallel
     num_experts = 0 if arch.experts is None else arch.experts.num_experts
     mine = ExpertParallel(tp.size, tp.index).held(num_experts) if target.expert_parallel else range(num_experts)
-    found: dict[str, Box] = {}
+    found: dict[str, list[Box]] = {}
     for mapping in stage_mappings(arch, whole, arch.vocab_size):
         expert = expert_of(mapping)
-        if expert is None or not target.expert_parallel:
-            found |= mapping.kept(tp)
-        elif expert in mine:
-            found |= mapping.kept(TensorParallel(1, 0))
+        splits = expert is None or not target.expert_parallel
+        for name, box in mapping.kept(tp if splits else TensorParallel(1, 0)) if splits or expert in mine else ():
+            found.setdefault(name, []).append(box)
     return found
 
 

@@ -54,7 +54,7 @@ class WeightReceiver:
         """
         self.checksums = {}
         unfinished: dict[str, Tensor] = {}
-        missing = {name: box.num_elements for name, box in self._stream.kept.items()}
+        missing = {name: sum(box.num_elements for box in boxes) for name, boxes in self._stream.kept.items()}
         for index, bucket in enumerate(self._stream.buckets):
             sequence = self._num_pushes * len(self._stream.buckets) + index
             self._unpack(bucket, self._end.wait(sequence, bucket.spans), unfinished, missing)
@@ -83,5 +83,9 @@ class WeightReceiver:
             missing[name] -= box.num_elements
 
     def _checksum(self, name: str, tensor: Tensor) -> int:
-        matrix, box = as_matrix(tensor), self._stream.kept[name]
-        return slice_checksum(matrix[box.slices], row=box.row, column=box.column, num_columns=matrix.shape[1])
+        matrix = as_matrix(tensor)
+        parts = (
+            slice_checksum(matrix[box.slices], row=box.row, column=box.column, num_columns=matrix.shape[1])
+            for box in self._stream.kept[name]
+        )
+        return sum(parts) % 2**64

@@ -10,6 +10,7 @@ Inside the experts' section of a stage, experts of different expert-parallel ran
 at the same time.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import get_args
@@ -254,19 +255,20 @@ _NAMES = {
 
 def hf_names(mapping: ParamMapping) -> list[str]:
     """The Hugging Face tensors of a parameter, in the order of the model."""
-    return [getattr(mapping, field) for field in _NAMES[type(mapping)]]
+    return list(dict.fromkeys(getattr(mapping, field) for field in _NAMES[type(mapping)]))
 
 
 def _shard_slices(
     mapping: ParamMapping, num_shards: int, split: TensorParallel, element_bytes: tuple[int, ...], bucket_bytes: int
 ) -> Iterator[ShardSlice]:
-    kept = dict(mapping.kept(split))
+    kept = list(mapping.kept(split))
     # any shard has a replicated tensor: that one gives it which the worker takes other rows or columns from
     shards = [split.index * num_shards // split.size] if isinstance(mapping, Replicated) else range(num_shards)
     copies = [(shard, copy) for shard in shards for copy in mapping.copies(TensorParallel(num_shards, shard))]
     for number, name in enumerate(hf_names(mapping)):
-        for shard, copy in copies:
-            if copy.hf_name != name or name not in kept or (box := copy.hf_box.overlap(kept[name])) is None:
+        wanted = [box for tensor, box in kept if tensor == name]
+        for (shard, copy), one in itertools.product(copies, wanted):
+            if copy.hf_name != name or (box := copy.hf_box.overlap(one)) is None:
                 continue
             here, there = copy.megatron_box, copy.hf_box
             moved = here.row - there.row, here.column - there.column

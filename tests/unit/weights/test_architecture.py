@@ -129,6 +129,36 @@ def test_seed_oss_is_qwen2_with_a_head_size_of_its_own(tmp_path):
     assert not read_architecture(written(tmp_path, **seed, attention_bias=False)).qkv_bias
 
 
+def test_smollm3_does_not_rotate_every_layer(tmp_path):
+    smol = {"architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 9, "tie_word_embeddings": None}
+    arch = read_architecture(written(tmp_path, **smol))  # as transformers reads it
+    assert (arch.family, arch.rope_theta, arch.tied_embeddings, arch.unrotated_layers) == ("llama", 2e6, True, (3, 7))
+    assert read_architecture(written(tmp_path, **smol, no_rope_layer_interval=3)).unrotated_layers == (2, 5, 8)
+    listed = read_architecture(written(tmp_path, **smol, no_rope_layers=[0, 1] * 5, no_rope_layer_interval=3))
+    assert listed.unrotated_layers == (0, 2, 4, 6, 8)
+    with pytest.raises(ConfigError, match="no_rope_layers has 8 entries; expected 9, one a layer"):
+        read_architecture(written(tmp_path, **smol, no_rope_layers=[1] * 8))
+    assert read_architecture(written(tmp_path, no_rope_layers=[0] * 4)).unrotated_layers == ()  # Qwen2 looks at no list
+
+
+SHORT = {"original_max_position_embeddings": 64}
+LONG = {"type": "longrope", "short_factor": [1.0, 1.1, 1.5, 2, 3, 5, 8, 9], "long_factor": [9.0] * 8}
+
+
+def test_phi_is_llama_in_fewer_tensors(tmp_path):
+    phi = {"architectures": ["Phi3ForCausalLM"], "tie_word_embeddings": False, "sliding_window": None}
+    arch = read_architecture(written(tmp_path, **phi))  # Phi-4
+    assert (arch.family, arch.head_size, arch.rotary_fraction, arch.rope_scaling) == ("phi3", 16, 1.0, None)
+    with pytest.raises(ConfigError, match="sliding_window=511 is not supported; only a model of which it is null, or"):
+        read_architecture(written(tmp_path, **phi | {"sliding_window": 511}))
+    assert read_architecture(written(tmp_path, **phi | {"sliding_window": 512})) == arch  # as long as the context
+    mini = {"partial_rotary_factor": 0.75, "rope_scaling": LONG | {"short_factor": [1.0, 1.1, 1.5, 2, 3, 5]}}
+    arch = read_architecture(written(tmp_path, **phi, **mini, original_max_position_embeddings=64))  # Phi-4-mini
+    assert (arch.rotary_fraction, arch.rope_scaling.factors) == (0.75, (1.0, 1.1, 1.5, 2.0, 3.0, 5.0))
+    assert arch.max_positions == 64  # longer sequences have other factors
+    assert arch.positions_said.startswith("original_max_position_embeddings=64, beyond which LongRoPE")
+
+
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32768}
 ROPES = [
     {},
@@ -158,6 +188,12 @@ ROPES = [
     {"rope_scaling": {"rope_type": "yarn", "type": "yarn", "factor": 4.0}, "rope_theta": 1e6},
     {"rope_scaling": {"type": "yarn", **YARN}, "rope_theta": 1e6, "original_max_position_embeddings": 4096},
     {"rope_scaling": {"type": "llama3", **LLAMA3}, "rope_theta": 1e6, "original_max_position_embeddings": 4096},
+    {
+        "rope_scaling": LONG | {"short_factor": [1 + pair / 7 for pair in range(64)]},
+        "original_max_position_embeddings": 64,
+    },
+    # no longer context than that of training
+    {"rope_scaling": LONG | {"short_factor": [2.0] * 64}, "original_max_position_embeddings": 131072},
     # both ends of the interpolated range are the last pair of elements
     {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.1, **YARN}},
 ]
@@ -205,10 +241,13 @@ def test_rotary_frequencies_equal_those_of_transformers(tmp_path, rope):
         ),
         ({"architectures": ["SeedOssForCausalLM"], "mlp_bias": True}, "mlp_bias=true is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; expected 'silu'"),
-        (
-            {"rope_scaling": {"rope_type": "longrope"}},
-            "rope type 'longrope' is not supported; expected 'default', 'lin",
-        ),
+        ({"rope_scaling": LONG}, "lacks original_max_position_embeddings"),
+        ({"rope_scaling": LONG | {"original_max_position_embeddings": 1}}, "embeddings is 1, expected from 2"),
+        ({"rope_scaling": LONG | {"short_factor": None}, **SHORT}, "lacks short_factor"),
+        ({"rope_scaling": LONG | {"short_factor": [1.0] * 7}, **SHORT}, "has 7 entries; expected 8 above 0, one a"),
+        ({"rope_scaling": LONG | {"short_factor": [0.0] * 8}, **SHORT}, "has 8 entries; expected 8 above 0, one a"),
+        ({"rope_scaling": LONG | {"attention_factor": 1.2}, **SHORT}, "attention_factor of rope type 'longrope' is"),
+        ({"rope_scaling": LONG | {"short_mscale": 1.1}, **SHORT}, "short_mscale of rope type 'longrope' is not"),
         ({"rope_scaling": {"rope_type": "yarn", **YARN, "factor": 0.5}}, "factor is 0.5, expected 1 or more"),
         ({"rope_scaling": {"rope_type": "yarn", **YARN, "factor": None}}, "lacks factor"),
         (
@@ -219,7 +258,7 @@ def test_rotary_frequencies_equal_those_of_transformers(tmp_path, rope):
             {"rope_scaling": {"rope_type": "yarn", **YARN, "attention_factor": -1.0}},
             "attention_factor=-1.0 must be more",
         ),
-        ({"rope_scaling": {"type": "dynamic"}}, "rope type 'dynamic' is not supported"),
+        ({"rope_scaling": {"type": "dynamic"}}, "rope type 'dynamic' is not supported; expected 'default', 'lin"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks low_freq_factor"),
         ({"vocab_size": None}, "lacks vocab_size"),

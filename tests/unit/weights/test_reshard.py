@@ -29,6 +29,7 @@ TRAITS = {
     "qwen2": {"qkv_bias": True},
     "qwen3": {"qk_norm": True},
     "llama": {},
+    "phi3": {},
     "qwen3_moe": {"qk_norm": True, "experts": EXPERTS},
     "glm4_moe": {
         "qkv_bias": True,

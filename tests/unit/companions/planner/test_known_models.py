@@ -31,6 +31,9 @@ PUBLISHED = {
     "mistralai/Mistral-Nemo-Base-2407": 12_247_782_400,
     "mistralai/Mistral-Small-24B-Base-2501": 23_572_403_200,
     "ByteDance-Seed/Seed-OSS-36B-Base": 36_151_104_512,
+    "HuggingFaceTB/SmolLM3-3B": 3_075_098_624,
+    "microsoft/phi-4": 14_659_507_200,
+    "microsoft/Phi-4-mini-instruct": 3_836_021_760,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": 7_615_616_512,
     "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": 8_030_261_248,
 }

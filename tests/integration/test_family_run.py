@@ -1,0 +1,54 @@
+"""A random model of a family learns: the whole chain on it, from config.json to pushes and the folder at the end."""
+
+import shutil
+
+import pytest
+
+from gtpo_megatron.run_folder.metrics_file import read_metrics
+from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.conversion import check_weights
+from recipes.tiny_cpu import ASSETS
+from tests.integration.runs import Run
+from tests.integration.test_weight_push import make_folder
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.vllm,
+    pytest.mark.megatron,
+    pytest.mark.nightly,
+    pytest.mark.timeout(1200),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+LETTERS = """
+def letters(response: str, answer: str) -> float:
+    return sum(character.islower() for character in response) / max(1, len(response))
+"""
+"""A third of what a random model says, so that every group teaches."""
+NUM_STEPS = 10
+
+
+@pytest.mark.parametrize(("family", "tied"), [("smollm3", True), ("phi4", False), ("phi4_mini", True)])
+def test_a_random_model_learns(tmp_path, family, tied):
+    folder = tmp_path / "model"
+    make_folder(folder, family, tied=tied, vocab_size=339)
+    for name in ("chat_template.jinja", "generation_config.json"):  # with the end of a response that the tokenizer has
+        shutil.copy(ASSETS / "tiny_qwen2" / name, folder)
+    (tmp_path / "letters.py").write_text(LETTERS, encoding="utf-8")
+    run = Run(
+        tmp_path / "run",
+        *("--model.path", str(folder), "--model.max-sequence-tokens", "128"),
+        *("--reward.function", f"{tmp_path / 'letters.py'}:letters"),
+        *("--rollout.sampling.max-response-tokens", "16", "--evaluation.sampling.max-response-tokens", "16"),
+        *("--rollout.group-size", "16", "--optimizer.learning-rate", "3e-3", "--weight-sync.verify-every-steps", "1"),
+        recipe="recipes.tiny_cpu:grpo",
+        num_steps=NUM_STEPS,
+    )
+    run.succeed()
+    rows = read_metrics(run.folder / "metrics.jsonl")[1:]
+    assert [row["step"] for row in rows] == list(range(1, NUM_STEPS + 1))
+    assert all(row["sync/logprob_gap_max"] <= 1e-4 for row in rows)
+    assert rows[-1]["rollout/reward_mean"] > rows[0]["rollout/reward_mean"] + 0.1, [
+        row["rollout/reward_mean"] for row in rows
+    ]
+    check_weights(run.folder / "hf", read_architecture(folder))
