@@ -10,16 +10,40 @@ from gtpo_megatron.weights.experts import Experts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelShape:
-    """A decoder-only transformer with grouped-query attention, RMSNorm and gated MLPs.
+class LatentAttention:
+    """Multi-latent attention (arXiv 2405.04434): heads are made of vectors of low rank that all of them share.
 
     Attributes:
-        num_query_groups: key-value heads.
+        query_rank: elements of the vector that queries are made of; None: they are made of the hidden state.
+        key_value_rank: elements of the vector that keys and values are made of.
+        rotated_size: elements of every head's query and key that are rotated, the last ones; all heads have one key's.
+        value_size: elements of every head's value.
+    """
+
+    query_rank: int | None
+    key_value_rank: int
+    rotated_size: int
+    value_size: int
+
+    @property
+    def cached_size(self) -> int:
+        """Elements that a sampler keeps of a token and layer, for all heads."""
+        return self.key_value_rank + self.rotated_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """A decoder-only transformer with grouped-query or multi-latent attention, RMSNorm and gated MLPs.
+
+    Attributes:
+        num_query_groups: key-value heads; with latents as many as heads.
         ffn_size: width of the gated MLP.
+        head_size: elements of a head's query and of its key.
         max_positions: longest sequence that the rotary embedding is meant for.
         tied_embeddings: the output layer is the embedding.
         qkv_bias: query, key and value projections have a bias.
         qk_norm: every head's query and key pass an RMSNorm.
+        latents: of multi-latent attention; None for grouped-query attention.
         experts: in the place of some layers' MLP; None for a dense model.
     """
 
@@ -34,6 +58,7 @@ class ModelShape:
     tied_embeddings: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
+    latents: LatentAttention | None = None
     experts: Experts | None = None
 
     @property
@@ -43,8 +68,18 @@ class ModelShape:
 
     @property
     def key_value_width(self) -> int:
-        """Columns of all keys; as many of all values."""
+        """Columns of all keys."""
         return self.num_query_groups * self.head_size
+
+    @property
+    def value_size(self) -> int:
+        """Elements of a head's value."""
+        return self.head_size if self.latents is None else self.latents.value_size
+
+    @property
+    def output_width(self) -> int:
+        """Columns of all heads' outputs."""
+        return self.num_heads * self.value_size
 
     @property
     def num_expert_layers(self) -> int:
@@ -53,10 +88,26 @@ class ModelShape:
 
     @property
     def attention_parameters(self) -> int:
-        """Parameters of one layer: projections and biases of attention, norms of heads, both norms of the layer."""
+        """Parameters of one layer: projections and biases of attention, norms inside it, both norms of the layer."""
         qkv = self.query_width + 2 * self.key_value_width
-        matrices = self.hidden_size * (qkv + self.query_width)
-        return matrices + qkv * self.qkv_bias + 2 * self.head_size * self.qk_norm + 2 * self.hidden_size
+        biases, norms = qkv * self.qkv_bias, 2 * self.head_size * self.qk_norm + 2 * self.hidden_size
+        if self.latents is not None:
+            norms += (self.latents.query_rank or 0) + self.latents.key_value_rank
+        return self.attention_weights + biases + norms
+
+    @property
+    def attention_weights(self) -> int:
+        """Elements of the matrices of one layer's attention."""
+        latents = self.latents
+        if latents is None:
+            return self.hidden_size * (2 * self.query_width + 2 * self.key_value_width)
+        down = (latents.query_rank or 0) + latents.cached_size
+        keys_and_values = self.num_heads * (self.head_size - latents.rotated_size + latents.value_size)
+        return (
+            self.hidden_size * (down + self.output_width)
+            + (latents.query_rank or self.hidden_size) * self.query_width
+            + latents.key_value_rank * keys_and_values
+        )
 
     @property
     def dense_mlp_parameters(self) -> int:
