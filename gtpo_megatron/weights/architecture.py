@@ -270,9 +270,9 @@ def _refuse_unsupported(path: Path, fields: Fields, family: _Family) -> None:
     known = ("default", "yarn") if family.has_latents else ("default", "linear", "llama3", "yarn")
     if kind not in known:
         *others, last = map(repr, known)
-        raise ConfigError(
-            f"{path}: rope type {shown(kind)} is not supported; expected {', '.join(others)} or {last}"
-        )
+        raise ConfigError(f"{path}: rope type {shown(kind)} is not supported; expected {', '.join(others)} or {last}")
+    if family.has_latents and rope.has("attention_factor"):
+        raise ConfigError(f"{path}: attention_factor is not supported here: transformers and vLLM read it differently")
     fraction = _rotary_fraction(fields, family)
     if fraction != 1.0 and family.rotary_fraction == 1.0:
         raise ConfigError(f"{path}: partial_rotary_factor={fraction} is not supported; expected 1")
@@ -352,6 +352,8 @@ def _latents(path: Path, fields: Fields) -> LatentAttention:
     for key, wanted in (("num_key_value_heads", fields.raw.get("num_attention_heads")), ("rope_interleave", True)):
         if (found := fields.raw.get(key, wanted)) != wanted:
             raise ConfigError(f"{path}: {key}={shown(found)} is not supported; expected {shown(wanted)}")
+    if "q_lora_rank" not in fields.raw:
+        raise ConfigError(f"{path}: lacks q_lora_rank, which is null where queries are made of the hidden state")
     return LatentAttention(
         query_rank=size("q_lora_rank") if fields.has("q_lora_rank") else None,
         key_value_rank=size("kv_lora_rank"),

@@ -72,14 +72,18 @@ class ModelShape:
         return self.num_query_groups * self.head_size
 
     @property
-    def value_size(self) -> int:
-        """Elements of a head's value."""
-        return self.head_size if self.latents is None else self.latents.value_size
+    def value_width(self) -> int:
+        """Columns of all values."""
+        return self.num_query_groups * self._value_size
 
     @property
     def output_width(self) -> int:
         """Columns of all heads' outputs."""
-        return self.num_heads * self.value_size
+        return self.num_heads * self._value_size
+
+    @property
+    def _value_size(self) -> int:
+        return self.head_size if self.latents is None else self.latents.value_size
 
     @property
     def num_expert_layers(self) -> int:
@@ -89,25 +93,46 @@ class ModelShape:
     @property
     def attention_parameters(self) -> int:
         """Parameters of one layer: projections and biases of attention, norms inside it, both norms of the layer."""
-        qkv = self.query_width + 2 * self.key_value_width
-        biases, norms = qkv * self.qkv_bias, 2 * self.head_size * self.qk_norm + 2 * self.hidden_size
-        if self.latents is not None:
-            norms += (self.latents.query_rank or 0) + self.latents.key_value_rank
-        return self.attention_weights + biases + norms
+        return sum(self.attention_tensors(1))
 
     @property
     def attention_weights(self) -> int:
-        """Elements of the matrices of one layer's attention."""
-        latents = self.latents
+        """Elements of one layer's attention that a token is multiplied with: without biases and norms."""
+        return sum(self._attention_matrices(1))
+
+    def attention_tensors(self, tensor: int) -> list[int]:
+        """Elements of each tensor that ``attention_parameters`` counts, on one of so many tensor-parallel ranks."""
+        vectors = [self.hidden_size, self.hidden_size]
+        if self.qkv_bias:
+            vectors.append((self.query_width + 2 * self.key_value_width) // tensor)
+        if self.qk_norm:
+            vectors += [self.head_size, self.head_size]
+        if self.latents is not None:
+            vectors.append(self.latents.key_value_rank)
+            if self.latents.query_rank is not None:
+                vectors.append(self.latents.query_rank)
+        return [*vectors, *self._attention_matrices(tensor)]
+
+    def _attention_matrices(self, tensor: int) -> list[int]:
+        """Elements of each matrix, as above; projections to latents are whole on every rank."""
+        hidden, latents = self.hidden_size, self.latents
+        output = self.output_width // tensor * hidden
         if latents is None:
-            return self.hidden_size * (2 * self.query_width + 2 * self.key_value_width)
-        down = (latents.query_rank or 0) + latents.cached_size
+            return [(self.query_width + 2 * self.key_value_width) // tensor * hidden, output]
+        query = [self.query_width // tensor * (latents.query_rank or hidden)]
+        if latents.query_rank is not None:
+            query.append(latents.query_rank * hidden)
         keys_and_values = self.num_heads * (self.head_size - latents.rotated_size + latents.value_size)
-        return (
-            self.hidden_size * (down + self.output_width)
-            + (latents.query_rank or self.hidden_size) * self.query_width
-            + latents.key_value_rank * keys_and_values
-        )
+        return [*query, latents.cached_size * hidden, keys_and_values // tensor * latents.key_value_rank, output]
+
+    def cached_size(self, workers: int) -> int:
+        """Elements that each of a sampler's so many workers keeps of a token and layer: keys and values, or a latent.
+
+        Key-value heads are copied if workers outnumber them; the latent is whole on every worker.
+        """
+        if self.latents is not None:
+            return self.latents.cached_size
+        return 2 * max(1, self.num_query_groups // workers) * self.head_size
 
     @property
     def dense_mlp_parameters(self) -> int:
