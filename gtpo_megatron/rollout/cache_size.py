@@ -27,9 +27,8 @@ _MIB = 1 << 20
 
 
 def cache_bytes_per_token(architecture: Architecture, *, workers: int, dtype: str) -> int:
-    """Bytes of a token's keys and values in one worker; heads are copied if workers outnumber them."""
-    heads = max(1, architecture.num_query_groups // workers)
-    return 2 * architecture.num_layers * heads * architecture.head_size * ELEMENT_BYTES[dtype]
+    """Bytes of a token's keys and values in one worker."""
+    return architecture.num_layers * architecture.cached_size(workers) * ELEMENT_BYTES[dtype]
 
 
 def fillable_cache_mib(rollout: RolloutConfig, architecture: Architecture, sequences: int, max_tokens: int) -> int:

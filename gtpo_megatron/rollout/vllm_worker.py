@@ -3,12 +3,14 @@
 vLLM imports this module by name in each worker process (``worker_extension_cls``); importing it registers the engine.
 """
 
+import functools
 import multiprocessing
 import os
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
 from gtpo_megatron.rollout import weight_engine
 from gtpo_megatron.rollout.entropy_log import EntropyLog
@@ -16,6 +18,31 @@ from gtpo_megatron.rollout.routing_capture import RoutingCapture
 from gtpo_megatron.rollout.sampled_entropy import SampledEntropy, SampledEntropyOfSlots
 
 weight_engine.register()
+
+
+@functools.cache
+def rotate_all_heads() -> None:
+    """Lets vLLM's CPU build rotate heads that are an axis of their own, as multi-latent attention gives them.
+
+    Its compiled kernel (vLLM 0.32) is right for ``[tokens, heads * head_size]``, and silently wrong for
+    ``[tokens, heads, head_size]``. Stretched positions have a class of their own, which does not call it.
+    """
+    kernel = RotaryEmbedding.forward_cpu
+
+    @functools.wraps(kernel)
+    def forward_cpu(
+        self: RotaryEmbedding, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if query.ndim == 2 or key is None:
+            return kernel(self, positions, query, key)
+        rotated = kernel(self, positions, query.flatten(1), key.flatten(1))
+        return rotated[0].view(query.shape), rotated[1].view(key.shape)
+
+    RotaryEmbedding.forward_cpu = forward_cpu
+
+
+if not torch.cuda.is_available():
+    rotate_all_heads()
 
 
 class WorkerExtension:

@@ -13,8 +13,15 @@ from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import read_json
 from gtpo_megatron.untrusted.text import printable, shown
-from gtpo_megatron.weights.experts import Experts, glm4_moe_experts, qwen3_moe_experts
-from gtpo_megatron.weights.model_shape import ModelShape
+from gtpo_megatron.weights.experts import (
+    Experts,
+    deepseek_v2_experts,
+    deepseek_v3_experts,
+    glm4_moe_experts,
+    glm4_moe_lite_experts,
+    qwen3_moe_experts,
+)
+from gtpo_megatron.weights.model_shape import LatentAttention, ModelShape
 
 VOCAB_MULTIPLE = 128
 """Megatron's vocabulary is padded to a multiple of this times the tensor-parallel size on a GPU, for tiled matmuls."""
@@ -39,6 +46,7 @@ class RopeScaling:
         rounds_range: yarn: the interpolated range ends at whole pairs of elements.
         attention_factor: yarn, longrope: multiplies queries and keys where they are rotated.
         factors: longrope: one a frequency, for sequences within the original context.
+        score_factor: yarn: multiplies the scores of multi-latent attention.
     """
 
     kind: RopeKind
@@ -49,6 +57,7 @@ class RopeScaling:
     rounds_range: bool = True
     attention_factor: float = 1.0
     factors: tuple[float, ...] = ()
+    score_factor: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,8 +69,8 @@ class Architecture(ModelShape):
         norm_eps: added to the mean square in an RMSNorm.
         rope_theta: base of the rotary embedding.
         rope_scaling: of its frequencies; None if they are as in pre-training.
-        rotary_fraction: share of every head's elements that is rotated, the first ones; the frequencies are those of a
-            head of ``rotary_size`` elements. Megatron calls it ``rotary_percent``.
+        rotary_fraction: share of every head's elements that is rotated, the first ones, or with latents the last ones;
+            the frequencies are those of a head of ``rotary_size`` elements. Megatron calls it ``rotary_percent``.
         unrotated_layers: numbers of the layers in which nothing is rotated.
     """
 
@@ -75,7 +84,7 @@ class Architecture(ModelShape):
     @property
     def rotary_size(self) -> int:
         """Elements of every head that are rotated."""
-        return int(self.head_size * self.rotary_fraction)
+        return int(self.head_size * self.rotary_fraction) if self.latents is None else self.latents.rotated_size
 
     @property
     def positions_said(self) -> str:
@@ -140,6 +149,7 @@ class _Family:
         unrotated_every: one layer in so many is not rotated if ``config.json`` has no ``no_rope_layers`` and no
             ``no_rope_layer_interval``; 0: every layer is rotated.
         tied: if ``config.json`` has no ``tie_word_embeddings``.
+        has_latents: multi-latent attention.
         experts: reads them; None for a family of dense models.
     """
 
@@ -153,6 +163,7 @@ class _Family:
     rope_theta: float = 10000.0
     unrotated_every: int = 0
     tied: bool = False
+    has_latents: bool = False
     experts: Callable[[Path, Fields, int], Experts] | None = None
 
 
@@ -166,6 +177,9 @@ _FAMILIES = {
     "Phi3ForCausalLM": _Family("phi3", window=None, rotary_fraction=1.0),
     "Qwen3MoeForCausalLM": _Family("qwen3_moe", qk_norm=True, experts=qwen3_moe_experts),
     "Glm4MoeForCausalLM": _Family("glm4_moe", own_switches=True, rotary_fraction=0.5, experts=glm4_moe_experts),
+    "DeepseekV2ForCausalLM": _Family("deepseek", has_latents=True, experts=deepseek_v2_experts),
+    "DeepseekV3ForCausalLM": _Family("deepseek", has_latents=True, experts=deepseek_v3_experts),
+    "Glm4MoeLiteForCausalLM": _Family("deepseek", has_latents=True, experts=glm4_moe_lite_experts),
 }
 """DeepSeek-R1 distillations are of the class they were distilled into."""
 
@@ -269,11 +283,12 @@ def _refuse_unsupported(path: Path, fields: Fields, family: _Family) -> None:
         )
     rope = _rope(fields)
     kind = _rope_kind(rope)
-    if kind != "default" and kind not in get_args(RopeKind):
-        raise ConfigError(
-            f"{path}: rope type {shown(kind)} is not supported; expected 'default', 'linear', 'llama3', 'yarn' or "
-            f"'longrope'"
-        )
+    known = ("default", "yarn") if family.has_latents else ("default", *get_args(RopeKind))
+    if kind not in known:
+        *others, last = map(repr, known)
+        raise ConfigError(f"{path}: rope type {shown(kind)} is not supported; expected {', '.join(others)} or {last}")
+    if family.has_latents and rope.has("attention_factor"):
+        raise ConfigError(f"{path}: attention_factor is not supported here: transformers and vLLM read it differently")
     fraction = _rotary_fraction(fields, family)
     if fraction != 1.0 and family.rotary_fraction is None:
         raise ConfigError(f"{path}: partial_rotary_factor={fraction} is not supported; expected 1")
@@ -361,8 +376,8 @@ def _longrope(path: Path, rope: Fields, original: int, max_positions: int, num_p
 def _yarn(path: Path, rope: Fields, factor: float, original: int) -> RopeScaling:
     """YaRN (arXiv 2309.00071)."""
     slow, fast = rope.get("beta_slow", float, 0.0) or 1.0, rope.get("beta_fast", float, 0.0) or 32.0
-    if not 0 < slow < fast:
-        raise ConfigError(f"{path}: beta_slow={slow} must be more than 0 and less than beta_fast={fast}")
+    if not 0 < slow <= fast:
+        raise ConfigError(f"{path}: beta_slow={slow} must be more than 0 and at most beta_fast={fast}")
 
     def concentration(mscale: float) -> float:
         return 0.1 * mscale * math.log(factor) + 1.0  # arXiv 2309.00071, Eq. 22
@@ -380,6 +395,24 @@ def _yarn(path: Path, rope: Fields, factor: float, original: int) -> RopeScaling
         fast_turns=fast,
         rounds_range=rope.get("truncate", bool, True),
         attention_factor=attention,
+        score_factor=concentration(part) ** 2,
+    )
+
+
+def _latents(path: Path, fields: Fields) -> LatentAttention:
+    def size(name: str) -> int:
+        return fields.get(name, int, at_least=1, at_most=MAX_SIZE)
+
+    for key, wanted in (("num_key_value_heads", fields.raw.get("num_attention_heads")), ("rope_interleave", True)):
+        if (found := fields.raw.get(key, wanted)) != wanted:
+            raise ConfigError(f"{path}: {key}={shown(found)} is not supported; expected {shown(wanted)}")
+    if "q_lora_rank" not in fields.raw:
+        raise ConfigError(f"{path}: lacks q_lora_rank, which is null where queries are made of the hidden state")
+    return LatentAttention(
+        query_rank=size("q_lora_rank") if fields.has("q_lora_rank") else None,
+        key_value_rank=size("kv_lora_rank"),
+        rotated_size=size("qk_rope_head_dim"),
+        value_size=size("v_head_dim"),
     )
 
 
@@ -390,12 +423,16 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
     heads, hidden = size("num_attention_heads"), size("hidden_size")
     groups = fields.get("num_key_value_heads", int, 0, at_least=0, at_most=heads) or heads
     head_size = fields.get("head_dim", int, 0, at_least=0, at_most=hidden) or family.head_size or hidden // heads
+    fraction = _rotary_fraction(fields, family)
+    latents = _latents(path, fields) if family.has_latents else None
+    if latents is not None:
+        groups, head_size = heads, size("qk_nope_head_dim") + latents.rotated_size
+        fraction = latents.rotated_size / head_size
     if heads % groups or not head_size:
         raise ConfigError(
             f"{path}: num_attention_heads={heads} does not fit num_key_value_heads={groups} and hidden_size={hidden}"
         )
-    fraction = _rotary_fraction(fields, family)
-    rotated = int(head_size * fraction)
+    rotated = int(head_size * fraction) if latents is None else latents.rotated_size
     if rotated % 2 or not rotated:
         raise ConfigError(
             f"{path}: partial_rotary_factor={fraction} of head_dim={head_size} rotates {rotated} elements; expected an "
@@ -437,5 +474,6 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
         rope_scaling=scaling,
         rotary_fraction=fraction,
         unrotated_layers=_unrotated_layers(path, fields, family, num_layers),
+        latents=latents,
         experts=None if family.experts is None else family.experts(path, fields, num_layers),
     )

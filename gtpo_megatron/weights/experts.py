@@ -8,6 +8,7 @@ from gtpo_megatron.config.checks import divisors
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.fields import Fields
+from gtpo_megatron.untrusted.text import shown
 
 MAX_EXPERTS = 1 << 14
 """A name table has rows for each expert of each layer."""
@@ -120,6 +121,62 @@ def glm4_moe_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
             groups_per_token=fields.get("topk_group", int, 1, at_least=1),
         ),
     )
+
+
+def glm4_moe_lite_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
+    """The experts of a ``Glm4MoeLiteForCausalLM``: those of GLM-4.5.
+
+    vLLM reads ``first_k_dense_replace``, transformers ``mlp_layer_types``; the hub's folder has the former.
+    """
+    first = fields.get("first_k_dense_replace", int)
+    kinds = ["dense" if number < first else "sparse" for number in range(num_layers)]
+    if fields.get("mlp_layer_types", list[str], kinds) != kinds:
+        raise ConfigError(f"{path}: mlp_layer_types does not fit first_k_dense_replace={first}")
+    return glm4_moe_experts(path, fields, num_layers)
+
+
+def deepseek_v3_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
+    """The experts of a ``DeepseekV3ForCausalLM``: those of GLM-4.5."""
+    _check_router(path, fields, scoring_func="sigmoid", topk_method="noaux_tc")
+    for key in ("first_k_dense_replace", "n_group", "topk_group"):
+        fields.get(key, int)  # transformers has other defaults than for GLM-4.5
+    return glm4_moe_experts(path, fields, num_layers)
+
+
+def deepseek_v2_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
+    """The experts of a ``DeepseekV2ForCausalLM`` such as V2-Lite: softmax, shared experts; no bias, no groups.
+
+    V2 itself has groups, and scores one by its best expert alone, which Megatron does not.
+    """
+    _check_router(path, fields, scoring_func="softmax", topk_method="greedy")
+    if fields.get("norm_topk_prob", bool, False):
+        raise ConfigError(f"{path}: norm_topk_prob=true is not supported; vLLM heeds it, transformers does not")
+    ffn_size = fields.get("moe_intermediate_size", int, at_least=1)
+    first = fields.get("first_k_dense_replace", int, 0, at_least=0)
+    return _checked(
+        path,
+        Experts(
+            num_experts=_num_experts(path, fields, "n_routed_experts"),
+            experts_per_token=fields.get("num_experts_per_tok", int, at_least=1),
+            ffn_size=ffn_size,
+            layers=tuple(number >= first for number in range(num_layers)),
+            shared_ffn_size=ffn_size * fields.get("n_shared_experts", int, 2, at_least=1),
+            normalised=False,
+            scaling=fields.get("routed_scaling_factor", float, 1.0),
+        ),
+    )
+
+
+def _check_router(path: Path, fields: Fields, **expected: str) -> None:
+    """Raises ConfigError unless vLLM, which goes by these keys, chooses experts as the model's class does."""
+    fields.get("moe_layer_freq", int, 1, at_most=1)
+    vllm_default = {"scoring_func": "softmax", "topk_method": "greedy"}
+    for key, value in expected.items():
+        if (found := fields.get(key, str, vllm_default[key])) != value:
+            raise ConfigError(
+                f"{path}: {key}={shown(found)} is not supported; expected {value!r} (where transformers left the key "
+                f"out, add it: vLLM goes by it)"
+            )
 
 
 def _num_experts(path: Path, fields: Fields, key: str) -> int:

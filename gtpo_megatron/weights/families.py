@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gtpo_megatron.weights.architecture import Architecture
-from gtpo_megatron.weights.param_mapping import QKV, GatedMLP, ParamMapping, Replicated, RowParallel
+from gtpo_megatron.weights.param_mapping import QKV, ColumnParallel, GatedMLP, ParamMapping, Replicated, RowParallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,29 @@ def attention(
         arch.hidden_size,
         arch.num_heads * arch.head_size,
     )
+
+
+def latent_attention(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
+    """Multi-latent attention: projections to latents, their norms, projections to heads, output projection."""
+    here, there = f"{layer.here}.self_attention", f"{layer.there}.self_attn"
+    latents, hidden_size = arch.latents, arch.hidden_size
+    assert latents is not None  # the family says so
+    if latents.query_rank is None:
+        yield ColumnParallel(f"{here}.linear_q_proj.weight", f"{there}.q_proj.weight", arch.query_width, hidden_size)
+    else:
+        rank = latents.query_rank
+        yield Replicated(f"{here}.linear_q_down_proj.weight", f"{there}.q_a_proj.weight", rank, hidden_size)
+        yield Replicated(f"{here}.q_layernorm.weight", f"{there}.q_a_layernorm.weight", rank)
+        yield ColumnParallel(f"{here}.linear_q_up_proj.weight", f"{there}.q_b_proj.weight", arch.query_width, rank)
+    rank, keys_and_values = latents.key_value_rank, arch.head_size - latents.rotated_size + latents.value_size
+    yield Replicated(
+        f"{here}.linear_kv_down_proj.weight", f"{there}.kv_a_proj_with_mqa.weight", latents.cached_size, hidden_size
+    )
+    yield Replicated(f"{here}.kv_layernorm.weight", f"{there}.kv_a_layernorm.weight", rank)
+    yield ColumnParallel(
+        f"{here}.linear_kv_up_proj.weight", f"{there}.kv_b_proj.weight", arch.num_heads * keys_and_values, rank
+    )
+    yield RowParallel(f"{here}.linear_proj.weight", f"{there}.o_proj.weight", hidden_size, arch.output_width)
 
 
 def qkv_bias(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
@@ -130,5 +153,7 @@ LAYER_TABLES: dict[str, tuple[LayerRows, ...]] = {
     "qwen3_moe": (layer_norms, attention, qk_norms, gated_mlp_or_experts),
     # GLM-4.5, 4.5-Air, 4.6: their first layers are dense
     "glm4_moe": (layer_norms, attention, qkv_bias, qk_norms, gated_mlp_or_experts),
+    # DeepSeek V2-Lite, V3, R1; Moonlight, Kimi K2; GLM-4.7-Flash: multi-latent attention, first layers dense
+    "deepseek": (layer_norms, latent_attention, gated_mlp_or_experts),
 }
 """Family -> rows of one layer. ``architecture.py`` says which models have them; only other rows need an entry here."""

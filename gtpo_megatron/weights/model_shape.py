@@ -10,16 +10,40 @@ from gtpo_megatron.weights.experts import Experts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelShape:
-    """A decoder-only transformer with grouped-query attention, RMSNorm and gated MLPs.
+class LatentAttention:
+    """Multi-latent attention (arXiv 2405.04434): heads are made of vectors of low rank that all of them share.
 
     Attributes:
-        num_query_groups: key-value heads.
+        query_rank: elements of the vector that queries are made of; None: they are made of the hidden state.
+        key_value_rank: elements of the vector that keys and values are made of.
+        rotated_size: elements of every head's query and key that are rotated, the last ones; all heads have one key's.
+        value_size: elements of every head's value.
+    """
+
+    query_rank: int | None
+    key_value_rank: int
+    rotated_size: int
+    value_size: int
+
+    @property
+    def cached_size(self) -> int:
+        """Elements that a sampler keeps of a token and layer, for all heads."""
+        return self.key_value_rank + self.rotated_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """A decoder-only transformer with grouped-query or multi-latent attention, RMSNorm and gated MLPs.
+
+    Attributes:
+        num_query_groups: key-value heads; with latents as many as heads.
         ffn_size: width of the gated MLP.
+        head_size: elements of a head's query and of its key.
         max_positions: longest sequence that the rotary embedding is meant for.
         tied_embeddings: the output layer is the embedding.
         qkv_bias: query, key and value projections have a bias.
         qk_norm: every head's query and key pass an RMSNorm.
+        latents: of multi-latent attention; None for grouped-query attention.
         experts: in the place of some layers' MLP; None for a dense model.
     """
 
@@ -34,6 +58,7 @@ class ModelShape:
     tied_embeddings: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
+    latents: LatentAttention | None = None
     experts: Experts | None = None
 
     @property
@@ -43,8 +68,22 @@ class ModelShape:
 
     @property
     def key_value_width(self) -> int:
-        """Columns of all keys; as many of all values."""
+        """Columns of all keys."""
         return self.num_query_groups * self.head_size
+
+    @property
+    def value_width(self) -> int:
+        """Columns of all values."""
+        return self.num_query_groups * self._value_size
+
+    @property
+    def output_width(self) -> int:
+        """Columns of all heads' outputs."""
+        return self.num_heads * self._value_size
+
+    @property
+    def _value_size(self) -> int:
+        return self.head_size if self.latents is None else self.latents.value_size
 
     @property
     def num_expert_layers(self) -> int:
@@ -53,10 +92,47 @@ class ModelShape:
 
     @property
     def attention_parameters(self) -> int:
-        """Parameters of one layer: projections and biases of attention, norms of heads, both norms of the layer."""
-        qkv = self.query_width + 2 * self.key_value_width
-        matrices = self.hidden_size * (qkv + self.query_width)
-        return matrices + qkv * self.qkv_bias + 2 * self.head_size * self.qk_norm + 2 * self.hidden_size
+        """Parameters of one layer: projections and biases of attention, norms inside it, both norms of the layer."""
+        return sum(self.attention_tensors(1))
+
+    @property
+    def attention_weights(self) -> int:
+        """Elements of one layer's attention that a token is multiplied with: without biases and norms."""
+        return sum(self._attention_matrices(1))
+
+    def attention_tensors(self, tensor: int) -> list[int]:
+        """Elements of each tensor that ``attention_parameters`` counts, on one of so many tensor-parallel ranks."""
+        vectors = [self.hidden_size, self.hidden_size]
+        if self.qkv_bias:
+            vectors.append((self.query_width + 2 * self.key_value_width) // tensor)
+        if self.qk_norm:
+            vectors += [self.head_size, self.head_size]
+        if self.latents is not None:
+            vectors.append(self.latents.key_value_rank)
+            if self.latents.query_rank is not None:
+                vectors.append(self.latents.query_rank)
+        return [*vectors, *self._attention_matrices(tensor)]
+
+    def _attention_matrices(self, tensor: int) -> list[int]:
+        """Elements of each matrix, as above; projections to latents are whole on every rank."""
+        hidden, latents = self.hidden_size, self.latents
+        output = self.output_width // tensor * hidden
+        if latents is None:
+            return [(self.query_width + 2 * self.key_value_width) // tensor * hidden, output]
+        query = [self.query_width // tensor * (latents.query_rank or hidden)]
+        if latents.query_rank is not None:
+            query.append(latents.query_rank * hidden)
+        keys_and_values = self.num_heads * (self.head_size - latents.rotated_size + latents.value_size)
+        return [*query, latents.cached_size * hidden, keys_and_values // tensor * latents.key_value_rank, output]
+
+    def cached_size(self, workers: int) -> int:
+        """Elements that each of a sampler's so many workers keeps of a token and layer: keys and values, or a latent.
+
+        Key-value heads are copied if workers outnumber them; the latent is whole on every worker.
+        """
+        if self.latents is not None:
+            return self.latents.cached_size
+        return 2 * max(1, self.num_query_groups // workers) * self.head_size
 
     @property
     def dense_mlp_parameters(self) -> int:

@@ -128,7 +128,7 @@ def _placed(*parts: tuple[str, int]) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """Norms and routers: every rank has the whole tensor."""
+    """Norms, routers and projections to latents: every rank has the whole tensor."""
 
     megatron_name: str
     hf_name: str
@@ -155,6 +155,38 @@ class Replicated:
         """The whole tensor, on every worker."""
         del tp
         yield self.hf_name, Box(0, self.rows, 0, self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnParallel:
+    """Queries, or keys and values, of all heads from a latent: Megatron's column-parallel linear splits the rows here."""
+
+    megatron_name: str
+    hf_name: str
+    rows: int
+    columns: int
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Rows and columns of the whole Megatron parameter."""
+        return self.rows, self.columns
+
+    def held(self, tp: TensorParallel) -> list[Box]:
+        """This rank's rows."""
+        start, part = _share(self.rows, tp, self.hf_name)
+        return [Box(start, part, 0, self.columns)]
+
+    def copies(self, tp: TensorParallel) -> Iterator[SliceCopy]:
+        """This rank's rows."""
+        start, part = _share(self.rows, tp, self.hf_name)
+        yield SliceCopy(
+            self.megatron_name, Box(0, part, 0, self.columns), self.hf_name, Box(start, part, 0, self.columns)
+        )
+
+    def kept(self, tp: TensorParallel) -> Iterator[tuple[str, Box]]:
+        """A worker's rows."""
+        start, part = _share(self.rows, tp, self.hf_name)
+        yield self.hf_name, Box(start, part, 0, self.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +380,7 @@ class QKV:
         )
 
 
-ParamMapping = Replicated | RowParallel | Vocabulary | GatedMLP | QKV
+ParamMapping = Replicated | ColumnParallel | RowParallel | Vocabulary | GatedMLP | QKV
 
 
 def expert_of(mapping: ParamMapping) -> int | None:

@@ -63,15 +63,17 @@ def table_name(megatron_name: str) -> str:
     return megatron_name
 
 
-def fused_name(name: str, *, has_experts: bool = False) -> str:
+def fused_name(name: str, *, has_experts: bool = False, has_latents: bool = False) -> str:
     """The spelling of Megatron's checkpoints, and Transformer Engine's of a norm, from that of the tables.
 
     Args:
         name: of a parameter, in the tables' spelling.
         has_experts: its layer has experts; the norm before them is a layer of its own everywhere.
+        has_latents: its layer has multi-latent attention, and so has the norm before it.
     """
+    apart = {"pre_mlp_layernorm": has_experts, "input_layernorm": has_latents}
     for ours, fused in _FUSED_NORMS.items():
-        if name.endswith(f".{ours}.weight") and not (has_experts and ours == "pre_mlp_layernorm"):
+        if name.endswith(f".{ours}.weight") and not apart[ours]:
             return name.removesuffix(f"{ours}.weight") + f"{fused}_weight"
     return name
 

@@ -8,6 +8,15 @@ import transformers
 
 from tests.distributed.tiny_world import VOCAB
 
+LATENTS = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "head_dim": 6,
+    "v_head_dim": 8,
+}
+
 EXPERT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": (
         "Qwen3Moe",
@@ -29,6 +38,40 @@ EXPERT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_qk_norm": True,
         },
     ),
+    # multi-latent attention with values narrower than keys; sigmoid, expert bias, groups, scaling, a shared expert
+    "deepseek_v3": (
+        "DeepseekV3",
+        {
+            **LATENTS,
+            "q_lora_rank": 12,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 4,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": True,
+            "first_k_dense_replace": 1,
+            "num_mtp_layers": 0,
+            # keys of the hub's folders that transformers knows nothing of
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+        },
+    ),
+    # queries from the hidden state; softmax over all experts, whose weights are not divided by their sum
+    "deepseek_v2": (
+        "DeepseekV2",
+        {
+            **LATENTS,
+            "q_lora_rank": None,
+            "n_routed_experts": 8,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 3,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
 }
 """Family -> its classes in transformers, less ``Config`` and ``ForCausalLM``; changes to the shared configuration."""
 
@@ -43,11 +86,17 @@ def make_expert_model(folder: Path, family: str, *, num_layers: int = 4, **sizes
         intermediate_size=48,
         num_hidden_layers=num_layers,
         num_attention_heads=4,
-        num_key_value_heads=2,
         tie_word_embeddings=False,
         initializer_range=0.2,
         rms_norm_eps=1e-6,
-        **{"moe_intermediate_size": 16, "head_dim": 8, "max_position_embeddings": 64, **changes, **sizes},
+        **{
+            "moe_intermediate_size": 16,
+            "head_dim": 8,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 64,
+            **changes,
+            **sizes,
+        },
     )
     config._experts_implementation = "eager"
     model = getattr(transformers, f"{name}ForCausalLM")(config).float().eval()

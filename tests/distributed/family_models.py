@@ -72,6 +72,26 @@ FAMILIES = {
     "qwen2_yarn": FamilyModel("Qwen2", {"rope_parameters": {"rope_theta": 20.0, **YARN_ROPE}}, is_old=True),
 }
 
+DEEPSEEK = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 8,
+    "n_routed_experts": 4,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 1,
+    # of these the hub's folders have keys, and transformers knows nothing
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+}
+"""Multi-latent attention whose values are narrower than keys."""
+
 MIXTURES = {
     "qwen3_moe": FamilyModel(
         "Qwen3Moe",
@@ -108,9 +128,22 @@ MIXTURES = {
             "attention_bias": True,
         },
     ),
+    "deepseek_v3": FamilyModel("DeepseekV3", {**DEEPSEEK, "q_lora_rank": 12, "num_mtp_layers": 0}),
+    "glm4_moe_lite": FamilyModel("Glm4MoeLite", {**DEEPSEEK, "q_lora_rank": 12}),
+    "deepseek_v2": FamilyModel(
+        "DeepseekV2",
+        {
+            **DEEPSEEK,
+            "q_lora_rank": None,
+            "scoring_func": "softmax",
+            "topk_method": "greedy",
+            "norm_topk_prob": False,
+            "n_group": 1,
+        },
+    ),
 }
-"""Mixtures of experts in all layers, all but the last, all but the first; the last kind also has an expert bias, groups
-and a shared expert."""
+"""Mixtures of experts in all layers, all but the last, all but the first; these also have shared experts, and all but
+DeepSeek V2 an expert bias and groups."""
 
 
 def make_family_model(

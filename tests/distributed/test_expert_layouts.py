@@ -67,7 +67,12 @@ def marks(family, name):
     return pytest.mark.slow if family == "qwen3_moe" and name in IN_THE_GATE else pytest.mark.nightly
 
 
-BEFORE_A_COMMIT = {"qwen3_moe": ("ep2", "tp2_etp1", "ep2_cp2"), "glm4_moe": ("ep2_sharded_optimizer",)}
+BEFORE_A_COMMIT = {
+    "qwen3_moe": ("ep2", "tp2_etp1", "ep2_cp2"),
+    "glm4_moe": ("ep2_sharded_optimizer",),
+    "deepseek_v3": ("tp2_etp1_ep2", "ep2_cp2"),
+    "deepseek_v2": ("one",),
+}
 IN_THE_GATE = ("ep2_pp2_tp2", "ep2_cp2_tp2_dp2")
 CASES = [pytest.param(family, name, marks=marks(family, name)) for family in EXPERT_FAMILIES for name in LAYOUTS]
 

@@ -10,8 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -44,6 +50,30 @@ FAMILIES = {
     "phi4_mini": (Phi3Config, Phi3ForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
+    "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
+    "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
+    "glm4_moe_lite": (Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM),
+}
+LATENTS = {
+    # the one size of a latent that vLLM's CPU build takes: 512 + 64
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 64,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+    "n_group": 4,
+    "topk_group": 1,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "rms_norm_eps": 1e-6,
 }
 CHANGES = {
     "mistral": {"sliding_window": None},
@@ -72,6 +102,33 @@ CHANGES = {
         "use_qk_norm": True,
         "attention_bias": True,
     },
+    "deepseek_v3": LATENTS,  # positions as they are; vLLM's class of stretched ones is another
+    "glm4_moe_lite": {
+        **LATENTS,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 20.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+    },
+    "deepseek_v2": {
+        **LATENTS,
+        "q_lora_rank": None,
+        "scoring_func": "softmax",
+        "topk_method": "greedy",
+        "n_group": 1,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 20.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+        },
+    },
 }
 
 
@@ -85,12 +142,9 @@ def make_folder(folder, family, *, tied, vocab_size=150):
         intermediate_size=96,
         num_hidden_layers=4,
         num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=256,
         tie_word_embeddings=tied,
         initializer_range=0.1,
-        **CHANGES.get(family, {}),
+        **({"num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256} | CHANGES.get(family, {})),
     )
     model_type(config).float().save_pretrained(folder, max_shard_size="500KB" if family == "mistral" else "50GB")
     for path in (ROOT / "recipes" / "assets" / "tiny_qwen2").glob("*token*"):
@@ -123,7 +177,17 @@ def test_pushed_weights_are_the_ones_that_answer(tmp_path, family, tied, sampler
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("family", "sampler_tp"), [("qwen3_moe", 2), ("glm4_moe", 1), ("glm4_moe", 2)])
+@pytest.mark.parametrize(
+    ("family", "sampler_tp"),
+    [
+        ("qwen3_moe", 2),
+        ("glm4_moe", 1),
+        ("glm4_moe", 2),
+        ("deepseek_v3", 2),
+        ("glm4_moe_lite", 1),
+        ("deepseek_v2", 2),
+    ],
+)
 def test_pushed_experts_are_the_ones_that_answer(tmp_path, family, sampler_tp):
     """From worlds in which experts are split otherwise than everything else; then 20 pushes over one link."""
     make_folder(tmp_path, family, tied=False)

@@ -40,11 +40,11 @@ class PackedSDPA(MegatronModule):
         Args:
             query: ``[p, heads / tp, head_size]``.
             key: ``[p, query groups / tp, head_size]``.
-            value: as ``key``.
+            value: as ``key``, but of any head size.
             packed_seq_params: ``cu_seqlens_q`` says where whole sequences start; its last entry is ``P = p * cp``.
 
         Returns:
-            ``[p, heads / tp * head_size]``.
+            ``[p, heads / tp * value's head size]``.
 
         Collectives: under context parallelism one all-gather over cp, and in backward one reduce-scatter.
         """
@@ -64,7 +64,8 @@ class PackedSDPA(MegatronModule):
 
     def _attend_shared(self, query: Tensor, key: Tensor, value: Tensor, bounds: Sequence[int]) -> list[Tensor]:
         """This rank's two chunks of every sequence, over the keys of all ranks."""
-        key, value = self._gather(torch.stack([key, value], dim=1), bounds).unbind(1)
+        sizes = key.shape[-1], value.shape[-1]
+        key, value = self._gather(torch.cat([key, value], dim=-1), bounds).split(sizes, dim=-1)
         chunks_held = (self.context_index, 2 * self.context_size - 1 - self.context_index)
         outputs = []
         for start, end in itertools.pairwise(bounds):
@@ -81,12 +82,14 @@ class PackedSDPA(MegatronModule):
         Args:
             query: ``[b, q, heads / tp, head_size]``.
             key: ``[b, k, query groups / tp, head_size]``, ``k >= q``.
-            value: as ``key``.
+            value: as ``key``, but of any head size: it is filled up with zeros, since the kernels know one size only.
 
         Returns:
-            As ``query``.
+            As ``query``, with the value's head size.
         """
-        num_queries, num_keys = query.shape[1], key.shape[1]
+        num_queries, num_keys, value_size = query.shape[1], key.shape[1], value.shape[-1]
+        if value_size < key.shape[-1]:
+            value = F.pad(value, (0, key.shape[-1] - value_size))
         mask = None
         if num_queries < num_keys:
             mask = query.new_ones(num_queries, num_keys, dtype=torch.bool).tril(num_keys - num_queries)
@@ -97,7 +100,7 @@ class PackedSDPA(MegatronModule):
             )
         else:
             attended = CPUAttention.apply(q, k, v, mask, self.scale)  # type: ignore[no-untyped-call]
-        return attended.transpose(1, 2)
+        return attended.transpose(1, 2)[..., :value_size]
 
     def _gather(self, held: Tensor, bounds: Sequence[int]) -> Tensor:
         """``[p, ...]`` of this rank's tokens to ``[P, ...]`` in packed order; backward sums what all ranks ask for."""

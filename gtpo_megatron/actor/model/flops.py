@@ -11,9 +11,9 @@ BACKWARD = 2
 def forward_flops(arch: Architecture, sequences: Sequence[tuple[int, int]]) -> float:
     """Operations of one forward pass, counting a multiplication and an addition as two.
 
-    ``2 N T + sum over sequences of 2 l a S (S + 1) + 2 H V R``: ``N`` the weights of the layers' matrices that a token
+    ``2 N T + sum over sequences of l a S (S + 1) + 2 H V R``: ``N`` the weights of the layers' matrices that a token
     is multiplied with (of experts those of the chosen ones, the shared ones and the router), ``T`` all tokens, ``l``
-    layers, ``a`` heads x head size, ``S`` a sequence's length (causal: a token sees those up to itself), ``H V`` the
+    layers, ``a`` heads x (size of a key + size of a value), ``S`` a sequence's length (causal: a token sees those up to itself), ``H V`` the
     output layer, applied to the ``R`` response tokens. With backward it is three times that: the ``6 N`` per token of
     the literature plus the attention's and the output layer's exact shares. Norms, rotary embedding, activation
     functions and whatever is computed twice (recomputation, the fused output layer) are left out.
@@ -22,16 +22,14 @@ def forward_flops(arch: Architecture, sequences: Sequence[tuple[int, int]]) -> f
         arch: of the model.
         sequences: prompt and response length of each.
     """
-    attention = arch.num_heads * arch.head_size
-    key_value = arch.num_query_groups * arch.head_size
-    columns = arch.num_layers * (2 * attention + 2 * key_value)
-    weights = arch.hidden_size * (columns + sum(_mlp_columns(arch, layer) for layer in range(arch.num_layers)))
+    mlp = arch.hidden_size * sum(_mlp_columns(arch, layer) for layer in range(arch.num_layers))
+    weights = arch.num_layers * arch.attention_weights + mlp
     tokens = sum(prompt + response for prompt, response in sequences)
     pairs = sum((prompt + response) * (prompt + response + 1) for prompt, response in sequences)
     responses = sum(response for _, response in sequences)
     return (
         2.0 * weights * tokens
-        + 2.0 * arch.num_layers * attention * pairs
+        + 1.0 * arch.num_layers * (arch.query_width + arch.output_width) * pairs
         + 2.0 * arch.hidden_size * arch.vocab_size * responses
     )
 

@@ -6,14 +6,18 @@ from typing import Any
 
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.moe.moe_layer import MoESubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from gtpo_megatron.actor import cpu_platform
 from gtpo_megatron.actor.model.core_attention import PackedSDPA
+from gtpo_megatron.actor.model.latent_attention import LatentLayers, LatentSelfAttention
 from gtpo_megatron.actor.model.router import PolicyRouter
+from gtpo_megatron.weights.architecture import Architecture
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +34,12 @@ class _RMSNorm(torch.nn.RMSNorm):
         setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 - not a field that torch knows
 
 
-def layer_specs(config: TransformerConfig, vp_stage: int | None) -> Any:
+def layer_specs(arch: Architecture, config: TransformerConfig, vp_stage: int | None) -> Any:
     """Transformer Engine's layers if it is there; else Megatron's local ones with torch's attention."""
     if not cpu_platform.has_transformer_engine():
         if not cpu_platform.is_cpu():
             logger.warning("Transformer Engine is not installed: layers are Megatron's own, slower and larger")
-        return _local(config, vp_stage)
+        return _local(arch, config, vp_stage)
     if config.num_moe_experts is None:
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
 
@@ -43,22 +47,30 @@ def layer_specs(config: TransformerConfig, vp_stage: int | None) -> Any:
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=vp_stage)
     for layer in block.layer_specs:
         _use_policy_router(layer)
+        if arch.latents is not None:
+            from megatron.core.extensions import transformer_engine as te
+
+            _use_latents(
+                layer,
+                arch,
+                LatentLayers(te.TENorm, te.TEColumnParallelLinear, te.TERowParallelLinear, te.TEDotProductAttention),
+            )
     return block
 
 
-def _local(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+def _local(arch: Architecture, config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
     num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
-    dense = _local_layer(config, num_experts=None)
+    dense = _local_layer(arch, config, num_experts=None)
     layers = [dense] * num_layers
     if config.num_moe_experts is not None:
-        mixture = _local_layer(config, num_experts=config.num_moe_experts)
+        mixture = _local_layer(arch, config, num_experts=config.num_moe_experts)
         first = get_transformer_layer_offset(config, vp_stage=vp_stage)
         kinds = config.moe_layer_freq if isinstance(config.moe_layer_freq, list) else [1] * config.num_layers
         layers = [mixture if has_experts else dense for has_experts in kinds[first : first + num_layers]]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=_RMSNorm)
 
 
-def _local_layer(config: TransformerConfig, *, num_experts: int | None) -> Any:
+def _local_layer(arch: Architecture, config: TransformerConfig, *, num_experts: int | None) -> Any:
     spec = get_gpt_layer_local_spec(
         num_experts=num_experts, moe_grouped_gemm=False, normalization="RMSNorm", qk_layernorm=config.qk_layernorm
     )
@@ -70,11 +82,23 @@ def _local_layer(config: TransformerConfig, *, num_experts: int | None) -> Any:
         attention.q_layernorm = attention.k_layernorm = _RMSNorm
     if num_experts is not None:
         _use_policy_router(spec)
-        # checkpoints name norms as Transformer Engine does, which fuses the one before an MLP but not before experts
-        layer.sharded_state_dict_keys_map = {
-            ours: fused for ours, fused in layer.sharded_state_dict_keys_map.items() if ours != "pre_mlp_layernorm."
-        }
+        _keep_apart(layer, "pre_mlp_layernorm.")
+    if arch.latents is not None:
+        _use_latents(spec, arch, LatentLayers(_RMSNorm, ColumnParallelLinear, RowParallelLinear, PackedSDPA))
+        _keep_apart(layer, "input_layernorm.")
     return spec
+
+
+def _keep_apart(layer: Any, norm: str) -> None:
+    """Checkpoints name norms as Transformer Engine does, which fuses them into the layers behind, but not this one."""
+    keys = layer.sharded_state_dict_keys_map
+    layer.sharded_state_dict_keys_map = {ours: fused for ours, fused in keys.items() if ours != norm}
+
+
+def _use_latents(layer: Any, arch: Architecture, layers: LatentLayers) -> None:
+    """Puts multi-latent attention, and a norm before it, in the place of the attention of a layer."""
+    layer.submodules.input_layernorm = layers.norm
+    layer.submodules.self_attention = ModuleSpec(LatentSelfAttention, params={"arch": arch}, submodules=layers)
 
 
 def _use_policy_router(layer: Any) -> None:

@@ -96,7 +96,7 @@ def _build_chunk(
     vp_stage = index if parallel.virtual_pipeline_size > 1 else None
     policy = PolicyModel(
         config=config,
-        transformer_layer_spec=layer_specs(config, vp_stage),
+        transformer_layer_spec=layer_specs(arch, config, vp_stage),
         vocab_size=padded_vocab_size(arch, parallel),
         max_sequence_length=model.max_sequence_tokens,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),

@@ -73,6 +73,11 @@ def attention_factor(arch: Architecture) -> float:
     return 1.0 if arch.rope_scaling is None else arch.rope_scaling.attention_factor
 
 
+def score_factor(arch: Architecture) -> float:
+    """Factor on the scores of multi-latent attention, which the stretching asks for besides."""
+    return 1.0 if arch.rope_scaling is None else arch.rope_scaling.score_factor
+
+
 def set_attention_factor(config: Any, arch: Architecture) -> None:
     """Tells Megatron's attention the factor, by the attributes in which it looks for its own YaRN's.
 

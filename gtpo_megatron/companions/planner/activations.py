@@ -76,7 +76,7 @@ def saved_by_layer(
     """
     if recompute == "full":
         return (Saved("layer input", shape.hidden_size, weight_bytes, "sequence"),)
-    attention = _attention(shape, kernels, weight_bytes, recompute)
+    attention = (_attention if shape.latents is None else _latent_attention)(shape, kernels, weight_bytes, recompute)
     if not has_experts:
         return (*attention, *_mlp(shape, kernels, weight_bytes))
     mlp = _expert_input(shape, kernels, weight_bytes)
@@ -132,6 +132,39 @@ def _attention(shape: ModelShape, kernels: Kernels, weight_bytes: int, recompute
         saved.append(Saved("attention: log-sum-exp", shape.num_heads, FLOAT32_BYTES, "tensor"))
         if kernels == "torch":
             saved.append(Saved("attention: output of each document", query, weight_bytes, "tensor"))
+    return tuple(saved)
+
+
+def _latent_attention(
+    shape: ModelShape, kernels: Kernels, weight_bytes: int, recompute: Recompute
+) -> tuple[Saved, ...]:
+    """Of queries, keys and values only what attention reads is kept: the projections behind them keep latents."""
+    latents = shape.latents
+    assert latents is not None
+    rank, is_view = latents.key_value_rank, kernels == "te" or weight_bytes == FLOAT32_BYTES
+    # torch's kernels take values that are filled up to the width of keys, and give such an output
+    padded = kernels == "torch" and recompute != "selective"
+    saved = [
+        *_norm("input norm", shape.hidden_size, 1, kernels, weight_bytes, "sequence"),
+        Saved("input of the projections to latents", shape.hidden_size, weight_bytes, "sequence"),
+        *_norm("latent norm", rank, 1, kernels, weight_bytes, "sequence"),
+        Saved("latent, normalised", rank, weight_bytes, "sequence"),
+        Saved("queries", shape.query_width, weight_bytes, "tensor"),
+        Saved("keys", shape.key_value_width, weight_bytes, "tensor"),
+        Saved("values", shape.key_value_width if padded else shape.value_width, weight_bytes, "tensor"),
+        Saved("input of the output projection", shape.output_width, weight_bytes, "tensor"),
+    ]
+    if is_view:  # the latent norm's input is a part of a tensor
+        saved.append(Saved("rotated key, beside the latent", latents.rotated_size, weight_bytes, "sequence"))
+    if latents.query_rank is not None:
+        saved += _norm("query latent norm", latents.query_rank, 1, kernels, weight_bytes, "sequence")
+        saved.append(Saved("query latent, normalised", latents.query_rank, weight_bytes, "sequence"))
+    if kernels == "torch":
+        saved.append(Saved("rotary factors", 4 * latents.rotated_size, weight_bytes, "whole"))
+    if recompute != "selective":
+        saved.append(Saved("attention: log-sum-exp", shape.num_heads, FLOAT32_BYTES, "tensor"))
+        if kernels == "torch":
+            saved.append(Saved("attention: output of each document", shape.query_width, weight_bytes, "tensor"))
     return tuple(saved)
 
 

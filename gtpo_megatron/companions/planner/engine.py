@@ -73,6 +73,8 @@ def engine_memory(
     hidden = shape.hidden_size
     attention = hidden * (qkv + heads * shape.head_size) + qkv * shape.qkv_bias
     attention += 2 * hidden + 2 * shape.head_size * shape.qk_norm
+    if shape.latents is not None:
+        attention = sum(shape.attention_tensors(tensor))
     dense_layers, expert_layers = shape.layers_between(0, shape.num_layers)
     dense = attention + shape.dense_mlp_parameters // tensor
     width, sparse, experts, arriving = shape.ffn_size // tensor, 0, 0, 0
@@ -93,7 +95,7 @@ def engine_memory(
         expert_weights=expert_layers * experts * weight_bytes,
         layer=max(dense, sparse, (rows // tensor) * hidden) * weight_bytes,
         layer_experts=arriving * weight_bytes,
-        cache_per_token=2 * shape.num_layers * groups * shape.head_size * weight_bytes,
+        cache_per_token=shape.num_layers * shape.cached_size(tensor) * weight_bytes,
         workspace=workspace + LOGITS_COPIES * max_sequences * shape.vocab_size * 4,
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.weights.experts import Experts
 from gtpo_megatron.weights.gguf.source import is_gguf, named_architecture
-from gtpo_megatron.weights.model_shape import ModelShape
+from gtpo_megatron.weights.model_shape import LatentAttention, ModelShape
 
 
 def _shape(layers: int, hidden: int, ffn: int, heads: int, groups: int, vocab: int, **more: Any) -> ModelShape:
@@ -45,6 +45,35 @@ def _glm4_5_experts(num: int, ffn: int, dense: int, layers: int, scaling: float)
         has_bias=True,
     )
 
+
+def _deepseek(
+    sizes: tuple[int, int, int, int, int], experts: Experts, *, query_rank: int | None = None, **more: Any
+) -> ModelShape:
+    """Multi-latent attention; sizes as of ``_shape`` but without groups. All of them have the same latent."""
+    layers, hidden, ffn, heads, vocab = sizes
+    latents = LatentAttention(query_rank=query_rank, key_value_rank=512, rotated_size=64, value_size=128)
+    return _shape(
+        layers, hidden, ffn, heads, heads, vocab, experts=experts, **{"latents": latents, "head_size": 192, **more}
+    )
+
+
+def _deepseek_experts(num: int, chosen: int, ffn: int, dense: int, layers: int, **more: Any) -> Experts:
+    """Dense layers first; as wide as one routed expert is a shared one."""
+    return Experts(
+        num_experts=num,
+        experts_per_token=chosen,
+        ffn_size=ffn,
+        layers=(False,) * dense + (True,) * (layers - dense),
+        **{"shared_ffn_size": ffn, "score": "sigmoid", "has_bias": True, **more},
+    )
+
+
+_DEEPSEEK_V3 = _deepseek(
+    (61, 7168, 18432, 128, 129280),
+    _deepseek_experts(256, 8, 2048, 3, 61, scaling=2.5, num_groups=8, groups_per_token=4),
+    query_rank=1536,
+    max_positions=163840,
+)
 
 KNOWN_MODELS: dict[str, ModelShape] = {
     "Qwen/Qwen2.5-0.5B": _shape(
@@ -88,6 +117,31 @@ KNOWN_MODELS: dict[str, ModelShape] = {
         200064,
         tied_embeddings=True,
         max_positions=4096,  # of LongRoPE's short factors
+    ),
+    # without the layers that predict a second token, which are not trained here
+    "deepseek-ai/DeepSeek-V3": _DEEPSEEK_V3,
+    "deepseek-ai/DeepSeek-R1": _DEEPSEEK_V3,
+    "deepseek-ai/DeepSeek-V2-Lite": _deepseek(
+        (27, 2048, 10944, 16, 102400),
+        _deepseek_experts(64, 6, 1408, 1, 27, shared_ffn_size=2816, score="softmax", has_bias=False, normalised=False),
+        max_positions=163840,
+    ),
+    "moonshotai/Moonlight-16B-A3B": _deepseek(
+        (27, 2048, 11264, 16, 163840),
+        _deepseek_experts(64, 6, 1408, 1, 27, shared_ffn_size=2816, scaling=2.446),
+        max_positions=8192,
+    ),
+    "moonshotai/Kimi-K2": _deepseek(
+        (61, 7168, 18432, 64, 163840),
+        _deepseek_experts(384, 8, 2048, 1, 61, scaling=2.827),
+        query_rank=1536,
+    ),
+    "zai-org/GLM-4.7-Flash": _deepseek(
+        (47, 2048, 10240, 20, 154880),
+        _deepseek_experts(64, 4, 1536, 1, 47, scaling=1.8),
+        latents=LatentAttention(query_rank=768, key_value_rank=512, rotated_size=64, value_size=256),
+        head_size=256,
+        max_positions=202752,
     ),
     # distilled from R1 into Qwen2.5-Math-7B and Llama-3.1-8B: their shapes, another rotary base
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": _QWEN2_5_7B,

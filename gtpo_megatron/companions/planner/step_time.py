@@ -122,9 +122,10 @@ def _forward(
     weights = layers * shape.attention_parameters + dense_layers * shape.dense_mlp_parameters
     weights += expert_layers * shape.shared_parameters
     head = shape.vocab_size * shape.hidden_size * batch.mean_response_tokens / length if has_head else 0.0
-    flops = 2 * tokens * (weights + layers * shape.query_width * length + head) / (layout.tensor * layout.context)
+    pairs = layers * length * (shape.query_width + shape.output_width) / 2
+    flops = 2 * tokens * (weights + pairs + head) / (layout.tensor * layout.context)
     row = tokens / layout.context * shape.hidden_size * request.weight_bytes
-    keys_and_values = 2 * row * shape.key_value_width / shape.hidden_size / layout.tensor
+    keys_and_values = row * (shape.key_value_width + shape.value_width) / shape.hidden_size / layout.tensor
     # tensor parallelism gathers and reduces twice, but not around experts; context parallelism passes keys and values
     # around a ring
     gathered = 4 * layers - 2 * expert_layers * (shape.experts is not None and not shape.experts.shared_ffn_size)

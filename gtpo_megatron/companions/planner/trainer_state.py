@@ -104,7 +104,7 @@ def stage_parameters(shape: ModelShape, layout: Layout, stage: int, vocab_multip
         vocab_multiple: the vocabulary is padded to a multiple of this times ``layout.tensor``.
     """
     num_dense, num_sparse = layers_of_stage(shape, layout, stage)
-    dense = [(elements, num_dense + num_sparse) for elements in _attention_tensors(shape, layout.tensor)]
+    dense = [(elements, num_dense + num_sparse) for elements in shape.attention_tensors(layout.tensor)]
     dense += [(elements, num_dense) for elements in _mlp_tensors(shape.hidden_size, shape.ffn_size // layout.tensor)]
     first, last = stage == 0, stage == layout.pipeline - 1
     unit = layout.tensor * vocab_multiple
@@ -145,17 +145,6 @@ def _router_bytes(shape: ModelShape, layout: Layout) -> int:
     # one table there and one back; two views of one if there is nothing to sort
     is_sorted = layout.expert * layout.expert_tensor > 1 and num > layout.expert
     return counted + num * layout.expert_tensor * INDEX_BYTES * (2 if is_sorted else 1)
-
-
-def _attention_tensors(shape: ModelShape, tensor: int) -> list[int]:
-    """Elements per rank of a layer's attention and of both norms."""
-    hidden, qkv = shape.hidden_size, (shape.query_width + 2 * shape.key_value_width) // tensor
-    sizes = [hidden, qkv * hidden, shape.query_width // tensor * hidden, hidden]
-    if shape.qkv_bias:
-        sizes.append(qkv)
-    if shape.qk_norm:
-        sizes += [shape.head_size, shape.head_size]
-    return sizes
 
 
 def _mlp_tensors(hidden: int, width: int) -> list[int]:

@@ -124,7 +124,8 @@ def _part(arch: Architecture, mapping: ParamMapping) -> CheckpointPart:
         place = PartPlace(mapping.megatron_name, None, None)
         return CheckpointPart(key=place.name, place=place, axes=(), mapping=mapping)
     layer, expert = int(match[1]), expert_of(mapping)
-    name = _LOCAL_EXPERT.sub(_EXPERTS, fused_name(mapping.megatron_name, has_experts=arch.has_experts(layer)))
+    fused = fused_name(mapping.megatron_name, has_experts=arch.has_experts(layer), has_latents=arch.latents is not None)
+    name = _LOCAL_EXPERT.sub(_EXPERTS, fused)
     is_numbered = arch.experts is not None and not all(arch.experts.layers)
     place = PartPlace(LAYERS + name.removeprefix(f"{LAYERS}{layer}."), layer, expert)
     axes = [] if is_numbered else [(layer, arch.num_layers)]

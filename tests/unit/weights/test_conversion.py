@@ -153,11 +153,11 @@ def test_every_byte_of_a_mixture_comes_back(models, tmp_path, monkeypatch, name,
 def test_experts_are_an_axis_of_the_checkpoints_tensors(models, tmp_path):
     """As Megatron's own checkpoints have it: one key for all layers if all have experts, else a key for each layer."""
     shapes = {}
-    for name in MIXTURES:
+    for name in ("qwen3_moe", "qwen3_moe_mixed", "glm4_moe", "deepseek_v3"):
         to_megatron(models / f"{name}-4", tmp_path / name)
         metadata = FileSystemReader(tmp_path / name / MEGATRON_FOLDER).read_metadata().state_dict_metadata
         shapes[name] = {key: tuple(entry.size) for key, entry in metadata.items()}
-    alike, mixed, glm = shapes.values()
+    alike, mixed, glm, deepseek = shapes.values()
     assert alike["decoder.layers.mlp.experts.experts.linear_fc1.weight"] == (2, 4, 32, 32)
     assert alike["decoder.layers.mlp.experts.experts.linear_fc2.weight"] == (2, 4, 32, 16)
     assert alike["decoder.layers.mlp.router.weight"] == (2, 4, 32)
@@ -170,6 +170,11 @@ def test_experts_are_an_axis_of_the_checkpoints_tensors(models, tmp_path):
     assert glm["decoder.layers.1.mlp.router.expert_bias"] == (4,)
     assert glm["decoder.layers.1.mlp.shared_experts.linear_fc1.weight"] == (32, 32)
     assert glm["decoder.layers.1.self_attention.linear_qkv.bias"] == (64,)
+    # no library fuses the norms of multi-latent attention, nor the one before it
+    assert deepseek["decoder.layers.1.input_layernorm.weight"] == (32,)
+    assert deepseek["decoder.layers.1.self_attention.kv_layernorm.weight"] == (20,)
+    assert deepseek["decoder.layers.1.self_attention.linear_kv_down_proj.weight"] == (26, 32)
+    assert deepseek["decoder.layers.1.self_attention.linear_q_up_proj.weight"] == (64, 12)
 
 
 @pytest.mark.parametrize("family", MIXTURES)

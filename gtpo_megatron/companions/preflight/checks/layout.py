@@ -49,7 +49,7 @@ def tensor_bytes(config: RunConfig, architecture: Architecture) -> dict[str, int
     itemsize = ELEMENT_BYTES[config.model.dtype]
     tokens = max(1, config.update.micro_batch_tokens // parallel.context_parallel_size)
     row = tokens * architecture.hidden_size * itemsize
-    keys = 2 * tokens * architecture.num_query_groups * architecture.head_size * itemsize
+    keys = tokens * (architecture.key_value_width + architecture.value_width) * itemsize
     experts = architecture.experts
     chosen = 1 if experts is None else experts.experts_per_token
     split = parallel.tensor_parallel_size if parallel.sequence_parallel else 1

@@ -123,6 +123,8 @@ def _architecture(shape):
         tied_embeddings=shape.tied_embeddings,
         qkv_bias=shape.qkv_bias,
         qk_norm=shape.qk_norm,
+        rotary_fraction=1.0 if shape.latents is None else shape.latents.rotated_size / shape.head_size,
+        latents=shape.latents,
         experts=shape.experts,
     )
 

@@ -14,7 +14,7 @@ from gtpo_megatron.companions.planner.activations import (
 from gtpo_megatron.companions.planner.known_models import KNOWN_MODELS
 from gtpo_megatron.companions.planner.layout import Layout, layers_of_chunk
 from gtpo_megatron.weights.experts import Experts
-from gtpo_megatron.weights.model_shape import ModelShape
+from gtpo_megatron.weights.model_shape import LatentAttention, ModelShape
 from tests.dist_utils import run_processes
 from tests.unit.companions.planner import balanced_experts, real_megatron
 
@@ -65,6 +65,14 @@ MIXED = replace(
         has_bias=True,
     ),
 )
+LATENT = replace(
+    MIXED,
+    num_query_groups=8,
+    head_size=48,
+    qkv_bias=False,
+    latents=LatentAttention(query_rank=80, key_value_rank=112, rotated_size=16, value_size=40),
+)
+LATENT_LITE = replace(LATENT, latents=replace(LATENT.latents, query_rank=None))
 EXPERT_LAYOUTS = [
     Layout(num_ranks=1),
     Layout(num_ranks=8, expert=8),
@@ -83,6 +91,11 @@ CASES = [
     for shape in (SPARSE, MIXED)
     for layout in EXPERT_LAYOUTS
     for weight_bytes, recompute in ((2, "none"), (4, "none"), (2, "selective"), (2, "experts"), (2, "full"))
+]
+CASES += [
+    (shape, replace(layout, recompute=recompute), weight_bytes)
+    for shape, layout in ((LATENT, EXPERT_LAYOUTS[0]), (LATENT, EXPERT_LAYOUTS[2]), (LATENT_LITE, EXPERT_LAYOUTS[2]))
+    for weight_bytes, recompute in ((2, "none"), (4, "none"), (2, "selective"))
 ]
 
 

@@ -9,6 +9,7 @@ from tests.unit.companions.planner.requests import request
 
 QWEN2_5_32B, SPARSE = KNOWN_MODELS["Qwen/Qwen2.5-32B"], KNOWN_MODELS["Qwen/Qwen3-30B-A3B"]
 MIXED = KNOWN_MODELS["zai-org/GLM-4.5-Air"]
+LATENT = KNOWN_MODELS["deepseek-ai/DeepSeek-V3"]
 
 
 def memory(shape, tensor, **options):
@@ -49,6 +50,8 @@ def test_cache_of_a_token_by_hand():
     assert memory(QWEN2_5_32B, 4).cache_per_token == 2 * 64 * 2 * 128 * 2
     # 4 key-value heads on 8 ranks: two ranks hold copies of each
     assert memory(SPARSE, 8).cache_per_token == memory(SPARSE, 4).cache_per_token == 2 * 48 * 128 * 2
+    # a latent is whole on every rank
+    assert memory(LATENT, 1).cache_per_token == memory(LATENT, 8).cache_per_token == 61 * (512 + 64) * 2
 
 
 def test_sequences_are_cached_in_whole_blocks():

@@ -12,7 +12,8 @@ from gtpo_megatron.weights.model_shape import ModelShape
 from recipes.tiny_cpu import ASSETS
 
 # elements of the published safetensors; GLM's without the layer that predicts a second token, and without expert biases
-# Seed-OSS: the sum over the shapes on its card, which says 36 billion
+# Seed-OSS, Moonlight, Kimi K2, GLM-4.7-Flash: the sum over the shapes on their cards, which say 36, 16, 1,000 and 30
+# billion; DeepSeek's main model without the layer that predicts a second token, and without expert biases
 PUBLISHED = {
     "Qwen/Qwen2.5-0.5B": 494_032_768,
     "Qwen/Qwen2.5-1.5B": 1_543_714_304,
@@ -34,6 +35,12 @@ PUBLISHED = {
     "HuggingFaceTB/SmolLM3-3B": 3_075_098_624,
     "microsoft/phi-4": 14_659_507_200,
     "microsoft/Phi-4-mini-instruct": 3_836_021_760,
+    "deepseek-ai/DeepSeek-V3": 671_026_419_200 - 58 * 256,
+    "deepseek-ai/DeepSeek-R1": 671_026_419_200 - 58 * 256,
+    "deepseek-ai/DeepSeek-V2-Lite": 15_706_484_224,
+    "moonshotai/Moonlight-16B-A3B": 15_960_108_544,
+    "moonshotai/Kimi-K2": 1_026_408_209_408,
+    "zai-org/GLM-4.7-Flash": 29_943_390_976,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": 7_615_616_512,
     "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": 8_030_261_248,
 }
@@ -114,6 +121,8 @@ def test_the_layer_of_glm_that_is_left_out():
         ("Qwen/Qwen3-235B-A22B", 22.2e9),
         ("zai-org/GLM-4.5-Air", 13.4e9),
         ("zai-org/GLM-4.5", 33.6e9),
+        ("deepseek-ai/DeepSeek-V3", 37.6e9),
+        ("moonshotai/Kimi-K2", 32.9e9),
         ("Qwen/Qwen2.5-32B", PUBLISHED["Qwen/Qwen2.5-32B"]),
     ],
 )

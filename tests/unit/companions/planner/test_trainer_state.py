@@ -69,6 +69,9 @@ CASES = [
     (SPARSE, layout(tensor=2, pipeline=4, context=2, expert=16, distributed_optimizer=False), 2, 128),
     (KNOWN_MODELS["Qwen/Qwen3-235B-A22B"], layout(tensor=4, pipeline=2, expert=32), 2, 128),
     (KNOWN_MODELS["zai-org/GLM-4.5-Air"], layout(tensor=4, pipeline=2, expert=8), 2, 128),
+    # multi-latent attention, with queries of low rank and without
+    (KNOWN_MODELS["deepseek-ai/DeepSeek-V3"], layout(tensor=4, pipeline=4, last_layers=13, expert=16), 2, 128),
+    (KNOWN_MODELS["moonshotai/Moonlight-16B-A3B"], layout(tensor=2, expert=8), 2, 128),
     (MIXED, layout(tensor=2, pipeline=2, virtual=3, expert=4, expert_tensor=2), 2, 1),
     (MIXED, layout(tensor=4, pipeline=4, expert=2), 4, 1),
     (MIXED, layout(tensor=2, pipeline=2, virtual=2, last_layers=4, expert=4), 2, 1),
