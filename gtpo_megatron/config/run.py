@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pydantic import PositiveInt
 
-from gtpo_megatron.config.algorithm import AlgorithmConfig
+from gtpo_megatron.config.algorithm import AlgorithmConfig, GTPOConfig
 from gtpo_megatron.config.algorithm.base import GroupRelativeLengthPenalty, ReferenceConfig, SoftOverlongPenalty
 from gtpo_megatron.config.checks import require_seed, require_text
 from gtpo_megatron.config.cluster import ClusterConfig
@@ -240,6 +240,11 @@ class RunConfig:
 
     def _check_environment(self) -> None:
         if not self.environment.name:
+            if isinstance(self.algorithm, GTPOConfig) and self.algorithm.turn_reward_coef:
+                raise ConfigError(
+                    f"algorithm.turn_reward_coef={self.algorithm.turn_reward_coef} without environment.name: only an "
+                    f"environment rewards turns; name one, or use 0"
+                )
             return
         if self.reward.function != RewardConfig().function:
             raise ConfigError(

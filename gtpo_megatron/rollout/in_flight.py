@@ -21,12 +21,14 @@ class Outcome:
     """The environment's account of an episode, so far or at its end.
 
     Attributes:
-        reward: discounted sum of the turns' rewards.
+        reward: sum of the turns' rewards.
+        turn_rewards: of each of the policy's turns, discounted; () if its turns have no rewards of their own.
         parts: parts of the reward, and counts of what happened, by name.
         failure: why there is no reward; "": there is one.
     """
 
     reward: float = 0.0
+    turn_rewards: tuple[float, ...] = ()
     parts: dict[str, float] = field(default_factory=dict)
     failure: str = ""
 

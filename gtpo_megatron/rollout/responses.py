@@ -96,6 +96,7 @@ def _rewards(outcomes: Sequence[Outcome]) -> RewardBatch:
     return RewardBatch(
         rewards=torch.tensor([0.0 if outcome.failure else outcome.reward for outcome in outcomes]),
         failed=torch.tensor([bool(failure) for failure in failures]),
+        turn_rewards=tuple(outcome.turn_rewards for outcome in outcomes),
         parts={name: torch.tensor([outcome.parts.get(name, torch.nan) for outcome in outcomes]) for name in names},
         info=tuple(json.dumps({"failure": failure}, ensure_ascii=False) if failure else "" for failure in failures)
         if any(failures)

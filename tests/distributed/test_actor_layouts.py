@@ -213,6 +213,13 @@ def test_credit_refuses_scores_of_another_policy(models):
     run_processes(refused, 1)
 
 
+@pytest.mark.parametrize("layout", ["one", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("dp2", "cp2"))])
+def test_rewards_of_turns_reach_the_tokens_of_their_turns(models, tmp_path, layout):
+    folder, model = models[False]
+    algorithm = GTPOConfig(turn_reward_coef=0.5, one_sided_groups="keep")
+    compare(tmp_path, model, make_config(folder, LAYOUTS[layout], algorithm=algorithm), failed=(5,))
+
+
 @pytest.mark.nightly
 def test_a_response_without_a_verdict_takes_no_part(models, tmp_path):
     folder, model = models[False]
