@@ -322,8 +322,9 @@ class RolloutShard:
         )
 
 
-ENVIRONMENT_SECONDS = "environment_s"
-"""The part of an environment's rewards that is a time: two runs of one seed differ in it."""
+ENVIRONMENT_SECONDS, ENVIRONMENT_WAIT = "environment_s", "environment_wait_s"
+"""Parts of an environment's rewards that are times, in which two runs of one seed differ: of its calls, and in which
+the engine sampled nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -234,7 +234,7 @@ TALKS = [
 def talks(seed: int) -> list[Case]:
     """Batches of conversations of several turns."""
     draw = random.Random(seed)
-    return [Case(config=config, **draw_batch(draw)) for config in TALKS for _ in range(8)]
+    return [Case(config=config, **draw_batch(draw)) for config in TALKS for _ in range(16)]
 
 
 def run_talks(rank: int, world_size: int, seed: int) -> list[credit_fuzz.Outcome]:

@@ -33,7 +33,7 @@ def test_columns_and_parts_survive_a_checkpoint():
     rewards = RewardBatch(
         rewards=torch.ones(1),
         failed=torch.zeros(1, dtype=torch.bool),
-        parts={"t": torch.ones(1), "environment_s": torch.ones(1)},
+        parts={"t": torch.ones(1), "environment_s": torch.ones(1), "environment_wait_s": torch.ones(1)},
         info=('{"a":1}',),
         turn_rewards=((0.25, 0.75),),
     )
