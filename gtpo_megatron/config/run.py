@@ -246,11 +246,7 @@ class RunConfig:
                     f"environment rewards turns; name one, or use 0"
                 )
             return
-        if self.reward.function != RewardConfig().function:
-            raise ConfigError(
-                f"reward.function={self.reward.function!r} with environment.name={self.environment.name!r}: the "
-                f"environment gives the rewards; call the function there, and leave reward.function at its default"
-            )
+        self.environment.check_reward(self.reward.function)
         if self.rollout.returns_routing:
             raise ConfigError(
                 f"rollout.returns_routing=True with environment.name={self.environment.name!r}: routing is not kept "

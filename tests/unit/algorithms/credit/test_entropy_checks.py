@@ -87,30 +87,3 @@ def test_what_a_configuration_needs_must_be_given(kind: type) -> None:
         assign_credit(config, **BATCH.arguments())
     kept = torch.ones(3, 2, dtype=torch.bool)
     assert assign_credit(config, **BATCH.arguments(), shaping_mask=kept).advantages.any()
-
-
-@pytest.mark.parametrize(
-    ("given", "kind", "said"),
-    [
-        (None, ShapeError, "turn_rewards: got None, needed for turn_reward_coef=0.5"),
-        ([[1.0]], ShapeError, "turn_rewards: of 1 responses, expected 3"),
-        ([[1.0], [1.0], [1.0]], DataError, r"turn_rewards\[1\] has 1 rewards for 2 turns"),
-        ([[1.0], [1.0, 2.0, 3.0], [1.0]], DataError, r"turn_rewards\[1\] has 3 rewards for 2 turns"),
-        ([[1.0], [1.0, float("nan")], [1.0]], DataError, r"turn_rewards\[1\]\[1\] = nan: must be finite"),
-        ([[1.0], [1e31, 0.0], [1.0]], DataError, r"turn_rewards\[1\]\[0\] = 1e\+31: must be finite, at most 1e\+30"),
-    ],
-)
-def test_every_turn_has_a_reward(given, kind, said) -> None:
-    """The last response has no token: what its turns earned, if anything did, is not looked at."""
-    arguments = {
-        "rewards": torch.tensor([1.0, 0.0, 1.0]),
-        "token_entropy": torch.ones(3, 3),
-        "response_mask": torch.tensor([[True, True, False], [True, False, True], [False] * 3]),
-        "group_ids": torch.zeros(3, dtype=torch.int64),
-    }
-    config = GTPOConfig(turn_reward_coef=0.5)
-    with pytest.raises(kind, match=said):
-        assign_credit(config, **arguments, turn_rewards=given)
-    assert assign_credit(config, **arguments, turn_rewards=[[1.0], [0.5, -0.5], []]).advantages.isfinite().all()
-    plain = assign_credit(GTPOConfig(), **arguments)
-    assert torch.equal(assign_credit(GTPOConfig(), **arguments, turn_rewards=given).advantages, plain.advantages)
