@@ -322,8 +322,9 @@ class RolloutShard:
         )
 
 
-ENVIRONMENT_SECONDS = "environment_s"
-"""The part of an environment's rewards that is a time: two runs of one seed differ in it."""
+ENVIRONMENT_SECONDS, ENVIRONMENT_WAIT = "environment_s", "environment_wait_s"
+"""Parts of an environment's rewards that are times, in which two runs of one seed differ: of its calls, and in which
+the engine sampled nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -336,6 +337,7 @@ class RewardBatch:
         num_over_budget: number of failed rows that were not graded because the batch's time was used up.
         parts: ``[B]`` float32 by name: parts of the reward that the function stated; NaN for rows without it.
         info: what the function said about each response, as a JSON object or ""; empty if it said nothing of any.
+        turn_rewards: what each turn of a response earned, which adds up to its reward; empty without an environment.
     """
 
     rewards: Tensor
@@ -343,6 +345,7 @@ class RewardBatch:
     num_over_budget: int = 0
     parts: Mapping[str, Tensor] = field(default_factory=dict)
     info: tuple[str, ...] = ()
+    turn_rewards: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if self.rewards.shape != self.failed.shape or self.rewards.ndim != 1:
@@ -354,8 +357,9 @@ class RewardBatch:
                 raise ShapeError(
                     f"part {name!r} {tuple(part.shape)}, rewards {tuple(self.rewards.shape)}: both are [B]"
                 )
-        if self.info and len(self.info) != len(self.rewards):
-            raise ShapeError(f"{len(self.info)} texts of info for {len(self.rewards)} rewards: one each, or none")
+        for what, found in (("texts of info", self.info), ("responses' rewards of turns", self.turn_rewards)):
+            if found and len(found) != len(self.rewards):
+                raise ShapeError(f"{len(found)} {what} for {len(self.rewards)} rewards: one each, or none")
 
     def select(self, rows: Sequence[int]) -> "RewardBatch":
         """The rewards of these responses; ``num_over_budget`` is that of the whole batch."""
@@ -366,6 +370,7 @@ class RewardBatch:
             num_over_budget=self.num_over_budget,
             parts={name: part[index] for name, part in self.parts.items()},
             info=tuple(self.info[row] for row in rows) if self.info else (),
+            turn_rewards=tuple(self.turn_rewards[row] for row in rows) if self.turn_rewards else (),
         )
 
     @classmethod
@@ -383,6 +388,7 @@ class RewardBatch:
             info=tuple(text for batch in batches for text in (batch.info or ("",) * len(batch.rewards)))
             if any(batch.info for batch in batches)
             else (),
+            turn_rewards=tuple(turns for batch in batches for turns in batch.turn_rewards),
         )
 
 

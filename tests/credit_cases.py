@@ -39,6 +39,7 @@ from gtpo_megatron.config.algorithm.base import (
 Rows = list[list[Any]]
 FOREIGN = [0.0, math.nan, math.inf, -math.inf, -9.0, 1e30, 1.0]
 """What stands where the policy wrote nothing."""
+LARGEST_TURN_REWARD = 2.0
 
 
 @dataclass(frozen=True)
@@ -53,21 +54,23 @@ class Case:
     kept: Rows | None = None
     is_double: bool = False
     turns: Rows | None = None
+    turn_rewards: Rows | None = None
 
     def rows(self, rows: list[int]) -> "Case":
         picked = {
             name: None if getattr(self, name) is None else [getattr(self, name)[i] for i in rows]
-            for name in ("entropies", "rewards", "groups", "old_logprobs", "turns", "kept")
+            for name in ("entropies", "rewards", "groups", "old_logprobs", "turns", "kept", "turn_rewards")
         }
         return replace(self, **picked)
 
-    def arguments(self, draw: random.Random, *, most_holes: int) -> dict[str, Tensor]:
+    def arguments(self, draw: random.Random, *, most_holes: int) -> dict[str, Any]:
         """Keyword arguments of ``assign_credit``; with up to ``most_holes`` foreign tokens a row, anywhere.
 
         If turns are told apart, foreign tokens are between them only, and at both ends.
         """
         lengths = [len(row) for row in self.entropies]
-        if getattr(self.config, "entropy_axis", "") == "turn":
+        takes_rewards = bool(getattr(self.config, "turn_reward_coef", 0))
+        if takes_rewards or getattr(self.config, "entropy_axis", "") == "turn":
             places = [turn_places(row, draw, most_holes) for row in self.turns or [[0] * n for n in lengths]]
             width = max((row[-1] + 1 for row in places if row), default=0) + draw.randint(0, most_holes)
         else:
@@ -82,7 +85,7 @@ class Case:
                     matrix[i][place] = value
             return torch.tensor(matrix, dtype=kind).reshape(len(rows), width)
 
-        arguments = {
+        arguments: dict[str, Any] = {
             "rewards": torch.tensor(self.rewards, dtype=torch.float64),
             "token_entropy": spread(self.entropies, FOREIGN, dtype),
             "response_mask": spread([[True] * n for n in lengths], [False], torch.bool),
@@ -91,6 +94,12 @@ class Case:
         }
         if self.kept is not None:
             arguments["shaping_mask"] = spread(self.kept, [False, True], torch.bool)
+        if takes_rewards and self.turn_rewards is not None:
+            # one for each turn that has a token left; of a response without any, whatever there was
+            arguments["turn_rewards"] = [
+                [rewards[k] for k in dict.fromkeys(turns)] or rewards
+                for turns, rewards in zip(self.turns or [], self.turn_rewards, strict=True)
+            ]
         return arguments
 
 
@@ -152,6 +161,8 @@ def draw_batch(draw: random.Random) -> dict[str, Any]:
         share = draw.choice([0.0, 0.5, 0.8, 1.0])
         kept = [[draw.random() < share for _ in row] for row in entropies]
     turn_tokens = draw.choice([1, 2, 3, 9])
+    most = LARGEST_TURN_REWARD
+    earned = draw.choice([lambda: 0.0, lambda: 1.0, lambda: draw.choice([0.0, 1.0]), lambda: draw.uniform(-most, most)])
     logprob = draw.choice([lambda: -1.0, lambda: -draw.uniform(0, 4), lambda: draw.choice([0.0, -1e-3, -20.0])])
     return {
         "entropies": entropies,
@@ -159,6 +170,7 @@ def draw_batch(draw: random.Random) -> dict[str, Any]:
         "groups": groups,
         "old_logprobs": [[logprob() if is_double else float32(logprob()) for _ in row] for row in entropies],
         "turns": [[t // turn_tokens for t in range(n)] for n in lengths],
+        "turn_rewards": [[earned() for _ in range(0, n, turn_tokens)] for n in lengths],
         "kept": kept,
         "is_double": is_double,
     }
@@ -225,7 +237,11 @@ def draw_config(draw: random.Random) -> AlgorithmConfig:
         "shaped_sides": draw.choice(["both", "both", "positive", "negative"]),
     }
     if is_gtpo:
-        return GTPOConfig(**common, entropy_axis=draw.choice(["position", "turn", "response", "matrix"]))
+        return GTPOConfig(
+            **common,
+            entropy_axis=draw.choice(["position", "turn", "response", "matrix"]),
+            turn_reward_coef=draw.choice([0.0, 0.0, 0.5, 3.0]),
+        )
     return GRPOSConfig(**common, sequence_entropy_mean=draw.choice(["arithmetic", "geometric"]))
 
 

@@ -37,7 +37,7 @@ from gtpo_megatron.config.algorithm import (
 )
 from gtpo_megatron.config.algorithm.base import NoLengthPenalty, SoftOverlongPenalty
 from gtpo_megatron.errors import GTPOError
-from tests.credit_cases import Case, Rows, draw_case
+from tests.credit_cases import LARGEST_TURN_REWARD, Case, Rows, draw_case
 from tests.faked_ranks import World
 from tests.reference import credit as reference
 
@@ -62,14 +62,14 @@ def by_token(matrix: Tensor | None, mask: Tensor) -> Rows:
     return [row[own].tolist() for row, own in zip(matrix, mask, strict=True)]
 
 
-def run(case: Case, arguments: dict[str, Tensor], reduction: Reduction) -> Outcome:
+def run(case: Case, arguments: dict[str, Any], reduction: Reduction) -> Outcome:
     """Credit and selection of the rows given."""
     mask = arguments["response_mask"]
     try:
         credit: Credit = assign_credit(case.config, **arguments, reduction=reduction)
     except GTPOError as error:
         return Outcome([], [], [], [], {}, refusal=type(error).__name__)
-    rest = {k: v for k, v in arguments.items() if k not in ("rewards", "shaping_mask")}
+    rest = {k: v for k, v in arguments.items() if k not in ("rewards", "shaping_mask", "turn_rewards")}
     sampled = rest["old_logprobs"]  # DPPO wants the sampler's
     update = prepare_update(
         case.config, advantages=credit.advantages, rollout_logprobs=sampled, **rest, reduction=reduction
@@ -144,6 +144,7 @@ def reference_rules(config: GTPOConfig | GRPOSConfig, **extra: Any) -> reference
         ddof=config.std_ddof,
         eps=config.std_eps,
         sides=config.shaped_sides,
+        turn_coef=config.turn_reward_coef if is_gtpo else 0.0,
         **extra,
     )
 
@@ -171,7 +172,9 @@ def expected(case: Case) -> tuple[Rows, Rows, list[list[float] | None]] | None:
         }.get(config.weight_source)
         if weights is None or any(h + config.entropy_floor <= 0 for row in weights for h in row):
             return None
-        rules = reference_rules(config, penalties=penalties, kept=case.kept, turns=case.turns)
+        rules = reference_rules(
+            config, penalties=penalties, kept=case.kept, turns=case.turns, turn_rewards=case.turn_rewards
+        )
         if isinstance(config, GTPOConfig):
             rewards, advantages = reference.gtpo(weights, correct, case.groups, rules)
             return rewards, advantages, reference.pools(rewards, correct, case.groups, rules)
@@ -221,8 +224,9 @@ def unlike_the_loops(case: Case, found: Outcome) -> Iterator[str]:
     )
     noise = SHARE_OF_LOGS if is_geometric else SHARE
     for i, (rewards, advantages, pool) in enumerate(zip(*wanted, strict=True)):
-        # a length penalty of up to 1 may cancel what it is added to, but not its rounding
+        # a length penalty of up to 1, or a turn's reward, may cancel what it is added to, but not its rounding
         size = max(map(abs, pool or [0.0])) + (not isinstance(case.config.length_penalty, NoLengthPenalty))
+        size += getattr(case.config, "turn_reward_coef", 0.0) * LARGEST_TURN_REWARD
         std = reference.deviation(pool, case.config.std_ddof) if pool else 0.0
         for t, (reward, advantage) in enumerate(zip(rewards, advantages, strict=True)):
             got, earned = found.shaped_rewards[i][t], found.advantages[i][t]
@@ -250,6 +254,7 @@ def simpler(case: Case) -> Iterator[Case]:
             entropies=without(case.entropies, *place),
             old_logprobs=without(case.old_logprobs, *place),
             kept=None if case.kept is None else without(case.kept, *place),
+            turns=None if case.turns is None else without(case.turns, *place),
         )
     if case.kept is not None:
         yield replace(case, kept=None)

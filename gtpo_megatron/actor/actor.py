@@ -345,6 +345,7 @@ class MegatronActor:
             old_logprobs=batch.old_logprobs,
             ref_logprobs=batch.ref_logprobs,
             shaping_mask=shaping_mask,
+            turn_rewards=[rewards.turn_rewards[row] for row in batch.global_rows] if rewards.turn_rewards else None,
             reduction=reduction_over(self._groups.dp),
         )
         train_batch = TrainBatch(

@@ -1,5 +1,7 @@
 """Computes advantages from rewards and entropies with the algorithm that the configuration selects."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -40,6 +42,7 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
     old_logprobs: Tensor | None = None,
     ref_logprobs: Tensor | None = None,
     shaping_mask: Tensor | None = None,
+    turn_rewards: Sequence[Sequence[float]] | None = None,
     reduction: Reduction | None = None,
 ) -> Credit:
     """Computes the advantage of every response token.
@@ -55,6 +58,8 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
         ref_logprobs: ``[B, T]`` nats, of the reference policy; needed for ``reference_kl`` in the reward.
         shaping_mask: ``[B, T]`` bool; tokens where it is False (such as formatting) get the neutral entropy weight 1
             and are not compared. GTPO and GRPO-S only.
+        turn_rewards: of each of the ``B`` responses, what its turns earned, a turn being a stretch of the policy's own
+            tokens; needed for ``turn_reward_coef``.
         reduction: sums over ranks; None: this process holds all responses.
 
     Returns:
@@ -96,6 +101,7 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
             old_logprobs=old,
             ref_logprobs=checked_reference(kl, ref_logprobs, tokens) if kl.in_reward else None,
             compared=None if shaping_mask is None else tokens.pick(shaping_mask),
+            turn_rewards=turn_rewards,
         )
         if kl.in_reward and old_logprobs is None:
             raise ShapeError("old_logprobs: got None, needed for reference_kl in the reward")
@@ -105,8 +111,8 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
         return rewards, group_ids, tokens.lengths
 
     # all ranks must agree on this: a mask on some of them only would make them call different collectives
-    has_masks = f"shaping_mask={shaping_mask is not None} old_logprobs={old_logprobs is not None}"
-    signature = f"credit {config!r} {has_masks}"
+    given = {"shaping_mask": shaping_mask, "old_logprobs": old_logprobs, "turn_rewards": turn_rewards}
+    signature = f"credit {config!r} {[name for name, value in given.items() if value is not None]}"
     with torch.no_grad():
         table = gather_table(read, success_threshold=_threshold(config), reduction=reduction, signature=signature)
         (inputs,) = local

@@ -4,7 +4,7 @@ The table is the same on every rank and gives every count that the formulas need
 the pool sizes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -173,6 +173,7 @@ class TokenInputs:
         old_logprobs: ``[N]`` float64, nats; None if they were not given.
         ref_logprobs: ``[N]`` float64, nats, of the reference policy; None if the reward has no part of it.
         compared: ``[N]`` bool, tokens whose entropies are compared; None: all.
+        turn_rewards: what each turn of each of this rank's responses earned; None if they were not given.
     """
 
     tokens: Tokens
@@ -180,6 +181,7 @@ class TokenInputs:
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
     compared: Tensor | None = None
+    turn_rewards: Sequence[Sequence[float]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

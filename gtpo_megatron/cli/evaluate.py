@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
     console = Console() if sys.stdout.isatty() else Console(width=LOG_WIDTH)
     if run_config is None:
         config = _fitted(config, model.folder, arguments, console)
-    elif run_config.environment.name:
+    elif run_config.environment.name and not config.environment.name:
         print_sentence(
             console,
             f"without the run's environment {run_config.environment.name}: each response is one turn, and graded by "

@@ -6,6 +6,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from gtpo_megatron.config.checks import require_fraction
 from gtpo_megatron.config.configuration import configuration
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.errors import ConfigError
 
 CallForm = Literal["deepseek", "harmony", "glm", "qwen3_coder", "hermes", "mistral", "llama3"]
@@ -48,3 +49,11 @@ class EnvironmentConfig:
         module, colon, attribute = self.name.partition(":")
         if self.name and not (colon and module and attribute):
             raise ConfigError(f"environment name={self.name!r}: must be written module:Name or FILE.py:Name")
+
+    def check_reward(self, function: str) -> None:
+        """Raises ConfigError if there is an environment, and another ``reward.function`` than the default."""
+        if self.name and function != RewardConfig().function:
+            raise ConfigError(
+                f"reward.function={function!r} with environment.name={self.name!r}: the environment gives the "
+                f"rewards; call the function there, and leave reward.function at its default"
+            )

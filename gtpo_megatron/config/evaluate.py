@@ -10,9 +10,11 @@ from gtpo_megatron.config.checks import (
     require_seed,
 )
 from gtpo_megatron.config.configuration import JsonObject, configuration
+from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.problems import (
     BOXED_TEMPLATE,
     HELDOUT,
+    DataConfig,
     DatasetRef,
     check_template,
     parse_dataset,
@@ -82,6 +84,8 @@ class EvaluateConfig:
             which this evaluation goes on with, or today.
         success_threshold: a response is correct where its reward is at least this.
         engine: that samples.
+        environment: that the model holds conversations with, and that grades them; without a name, responses are one
+            turn, graded by ``reward``.
         reward: that grades.
         against: training set, by name or file; benchmark problems that are in it are reported.
         checkpoint: of a run: ``step_N`` or ``latest``; empty: its exported model, or the latest where there is none.
@@ -106,6 +110,7 @@ class EvaluateConfig:
     template_date: str = ""
     success_threshold: float = 0.5
     engine: EngineConfig = EngineConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     reward: RewardConfig = RewardConfig()
     against: str = ""
     checkpoint: str = ""
@@ -122,6 +127,7 @@ class EvaluateConfig:
             if not 1 <= k <= self.samples:
                 raise ConfigError(f"ks={self.ks!r}: every k must lie between 1 and samples={self.samples}")
         parse_dataset(self.against or "none", "against")
+        self.environment.check_reward(self.reward.function)
 
     def check_samples(self) -> None:
         """Several samples at temperature 0 are a mistake, but one that a run's settings may make before options do.
@@ -157,6 +163,16 @@ class EvaluateConfig:
             return None
         column = self.training_prompt_column or self.prompt_column
         return replace(parse_dataset(self.against, "against"), prompt_column=column)
+
+    def prompts(self, *, date: str) -> DataConfig:
+        """How an environment's prompts are rendered; ``date``: that they have."""
+        return DataConfig(
+            train_path=str(next(iter(self.sets.values()))),  # not read
+            max_prompt_tokens=self.max_prompt_tokens,
+            verbatim_text=self.verbatim_text,
+            template_options=self.template_options,
+            template_date=date,
+        )
 
     @property
     def resolved_ks(self) -> tuple[int, ...]:
@@ -225,6 +241,7 @@ def defaults_of_run(run: RunConfig) -> EvaluateConfig:
             tensor_parallel_size=run.rollout.tensor_parallel_size,
             num_threads=run.cluster.engine_threads,
         ),
+        environment=run.environment,
         reward=run.reward,
         against=run.data.train_path,
     )

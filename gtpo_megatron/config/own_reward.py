@@ -34,7 +34,8 @@ def run_with_own_reward(config: RunConfig) -> RunConfig:
 def evaluation_with_own_reward(config: EvaluateConfig) -> EvaluateConfig:
     """The same for an evaluation, whose benchmarks must all be generated alike."""
     sets = [ref.generated for ref in config.sets.values()]
-    name = own_reward(sets) if config.reward.function == _default(RewardConfig, "function") else ""
+    is_default = config.reward.function == _default(RewardConfig, "function") and not config.environment.name
+    name = own_reward(sets) if is_default else ""
     if not name:
         return config
     logger.info(_SAID, name, OWN_THRESHOLD)

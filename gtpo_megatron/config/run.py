@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pydantic import PositiveInt
 
-from gtpo_megatron.config.algorithm import AlgorithmConfig
+from gtpo_megatron.config.algorithm import AlgorithmConfig, GTPOConfig
 from gtpo_megatron.config.algorithm.base import GroupRelativeLengthPenalty, ReferenceConfig, SoftOverlongPenalty
 from gtpo_megatron.config.checks import require_seed, require_text
 from gtpo_megatron.config.cluster import ClusterConfig
@@ -240,12 +240,13 @@ class RunConfig:
 
     def _check_environment(self) -> None:
         if not self.environment.name:
+            if isinstance(self.algorithm, GTPOConfig) and self.algorithm.turn_reward_coef:
+                raise ConfigError(
+                    f"algorithm.turn_reward_coef={self.algorithm.turn_reward_coef} without environment.name: only an "
+                    f"environment rewards turns; name one, or use 0"
+                )
             return
-        if self.reward.function != RewardConfig().function:
-            raise ConfigError(
-                f"reward.function={self.reward.function!r} with environment.name={self.environment.name!r}: the "
-                f"environment gives the rewards; call the function there, and leave reward.function at its default"
-            )
+        self.environment.check_reward(self.reward.function)
         if self.rollout.returns_routing:
             raise ConfigError(
                 f"rollout.returns_routing=True with environment.name={self.environment.name!r}: routing is not kept "

@@ -85,8 +85,9 @@ class ProcessGroupReduction(Reduction):
                 raise _ERRORS[code](f"data-parallel rank {r}: {_as_text(parts[r])}") from cause
         if len(set(headers[:, 3].tolist())) > 1:
             raise ConfigError(
-                "data-parallel ranks have different algorithm configurations, or a shaping_mask or log-probs on some "
-                f"of them only (digests {headers[:, 3].tolist()}, by rank); start all of them from one config.yaml"
+                "data-parallel ranks have different algorithm configurations, or a shaping_mask, log-probs or rewards "
+                f"of turns on some of them only (digests {headers[:, 3].tolist()}, by rank); start all of them from "
+                "one config.yaml"
             )
 
     def gather_values(self, values: Tensor) -> Tensor:
@@ -145,6 +146,7 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
     old_logprobs: Tensor | None = None,
     ref_logprobs: Tensor | None = None,
     shaping_mask: Tensor | None = None,
+    turn_rewards: Sequence[Sequence[float]] | None = None,
     dp_group: dist.ProcessGroup | None = None,
 ) -> Credit:
     """This rank's rows of ``algorithms.assign_credit`` on the rows of all ranks of ``dp_group``, bit for bit.
@@ -166,5 +168,6 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
         old_logprobs=old_logprobs,
         ref_logprobs=ref_logprobs,
         shaping_mask=shaping_mask,
+        turn_rewards=turn_rewards,
         reduction=reduction_over(dp_group),
     )

@@ -38,6 +38,7 @@ class _Account:
     has_ended: bool = False
     num_turns: int = 0
     reward: float = 0.0
+    turn_rewards: list[float] = field(default_factory=list)
     num_tool_errors: int = 0
     seconds: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
@@ -45,7 +46,8 @@ class _Account:
     def outcome(self, failure: str = "") -> Outcome:
         own = {TURNS: float(self.num_turns), TOOL_ERRORS: float(self.num_tool_errors)}
         own[ENVIRONMENT_SECONDS] = self.seconds
-        return Outcome(reward=self.reward, parts={**self.parts, **own}, failure=failure)
+        turn_rewards = tuple(self.turn_rewards)
+        return Outcome(reward=self.reward, turn_rewards=turn_rewards, parts={**self.parts, **own}, failure=failure)
 
 
 class Conversation:
@@ -141,7 +143,8 @@ class Conversation:
         return Answer(context_ids=tokens, outcome=account.outcome())
 
     def _replied(self, account: _Account, reply: Reply) -> Answer:
-        account.reward += self._config.discount ** (account.num_turns - 1) * reply.reward
+        account.turn_rewards.append(self._config.discount ** (account.num_turns - 1) * reply.reward)
+        account.reward += account.turn_rewards[-1]
         account.num_tool_errors += reply.num_tool_errors
         account.parts |= reply.parts
         if reply.done or account.num_turns >= self._config.max_turns:

@@ -21,12 +21,14 @@ class Outcome:
     """The environment's account of an episode, so far or at its end.
 
     Attributes:
-        reward: discounted sum of the turns' rewards.
+        reward: sum of the turns' rewards.
+        turn_rewards: of each of the policy's turns, discounted; () if its turns have no rewards of their own.
         parts: parts of the reward, and counts of what happened, by name.
         failure: why there is no reward; "": there is one.
     """
 
     reward: float = 0.0
+    turn_rewards: tuple[float, ...] = ()
     parts: dict[str, float] = field(default_factory=dict)
     failure: str = ""
 
@@ -95,12 +97,14 @@ class Episode:
         turns: so far; none if its environment could not begin.
         is_cut: an answer did not fit into the length limit.
         outcome: the environment's; None without one.
+        idle_s: seconds of its life in which the engine sampled nothing, because all episodes waited for environments.
     """
 
     request: SampleRequest
     turns: list[Turn] = field(default_factory=list)
     is_cut: bool = False
     outcome: Outcome | None = None
+    idle_s: float = 0.0
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -164,6 +168,7 @@ class InFlight:
         self._waiting: set[int] = set()  # episodes that wait for their environment
         self._answers: dict[int, Answer] = {}
         self._next = 0
+        self._idle_s = 0.0  # so far
 
     def begin(
         self,
@@ -191,7 +196,9 @@ class InFlight:
         ticket = keys[0] if ticket is None else ticket
         self._batches[ticket] = _Batch(episodes=keys, open=set(keys), version=version, add_turn=add_turn, limit=limit)
         self._tickets |= dict.fromkeys(keys, ticket)
-        self._episodes |= {key: Episode(request=request) for key, request in zip(keys, requests, strict=True)}
+        self._episodes |= {
+            key: Episode(request=request, idle_s=-self._idle_s) for key, request in zip(keys, requests, strict=True)
+        }
         for key, request in zip(keys, requests, strict=True):
             if self._environment is None:
                 self._sample(key, request.prompt_ids)
@@ -293,9 +300,10 @@ class InFlight:
         is_idle = not self._numbers
         if self._environment.in_rounds and not is_idle:
             return
-        self._answers |= self._environment.answers(
-            within_s=min(max(deadline - time.monotonic(), 0.0), LOOK_S) if is_idle else 0.0
-        )
+        start = time.monotonic()
+        self._answers |= self._environment.answers(within_s=min(max(deadline - start, 0.0), LOOK_S) if is_idle else 0.0)
+        if is_idle:
+            self._idle_s += time.monotonic() - start
         # an environment may also end an episode whose turn is being sampled; that answer waits for the turn
         answered = self._answers.keys() & self._waiting
         if self._environment.in_rounds and answered != self._waiting:
@@ -320,4 +328,5 @@ class InFlight:
         self._end(key)
 
     def _end(self, key: int) -> None:
+        self._episodes[key].idle_s += self._idle_s  # it began at minus what was so far
         self._batches[self._tickets.pop(key)].open.discard(key)

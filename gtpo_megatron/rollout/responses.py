@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gtpo_megatron.batch import RewardBatch, RolloutBatch
+from gtpo_megatron.batch import ENVIRONMENT_WAIT, RewardBatch, RolloutBatch
 from gtpo_megatron.data.routing import expert_dtype
 from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.rollout.in_flight import Episode, Outcome
@@ -36,7 +36,7 @@ def to_rollout_batch(
     """
     rows = [_row(episode, entropies) for episode in episodes]
     found = {version for row in rows for version, is_own in zip(row.versions, row.is_own, strict=True) if is_own}
-    outcomes = [episode.outcome for episode in episodes if episode.outcome is not None]
+    talks = [episode for episode in episodes if episode.outcome is not None]
     return RolloutBatch(
         prompt_ids=_padded([episode.prompt_ids for episode in episodes], torch.int64),
         prompt_lengths=torch.tensor([len(episode.prompt_ids) for episode in episodes]),
@@ -50,7 +50,7 @@ def to_rollout_batch(
         token_entropy=_padded([row.entropies for row in rows]) if entropies is not None else None,
         token_versions=_padded([row.versions for row in rows], torch.int64) if len(found) > 1 else None,
         routed_experts=torch.cat(list(routing)) if routing is not None else None,
-        environment_rewards=_rewards(outcomes) if outcomes else None,
+        environment_rewards=_rewards(talks) if talks else None,
     )
 
 
@@ -90,13 +90,16 @@ def _is_truncated(episode: Episode) -> bool:
     return bool(episode.turns) and episode.turns[-1].completion.finish_reason == "length"
 
 
-def _rewards(outcomes: Sequence[Outcome]) -> RewardBatch:
+def _rewards(talks: Sequence[Episode]) -> RewardBatch:
+    outcomes = [episode.outcome or Outcome() for episode in talks]
     names = sorted({name for outcome in outcomes for name in outcome.parts})
     failures = [outcome.failure for outcome in outcomes]
     return RewardBatch(
         rewards=torch.tensor([0.0 if outcome.failure else outcome.reward for outcome in outcomes]),
         failed=torch.tensor([bool(failure) for failure in failures]),
-        parts={name: torch.tensor([outcome.parts.get(name, torch.nan) for outcome in outcomes]) for name in names},
+        turn_rewards=tuple(outcome.turn_rewards for outcome in outcomes),
+        parts={name: torch.tensor([outcome.parts.get(name, torch.nan) for outcome in outcomes]) for name in names}
+        | {ENVIRONMENT_WAIT: torch.tensor([episode.idle_s for episode in talks])},
         info=tuple(json.dumps({"failure": failure}, ensure_ascii=False) if failure else "" for failure in failures)
         if any(failures)
         else (),

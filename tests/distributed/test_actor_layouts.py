@@ -7,6 +7,8 @@ import torch
 
 from gtpo_megatron.batch import RolloutShard, mask_of_lengths
 from gtpo_megatron.config.algorithm import GRPOConfig, GRPOSConfig, GTPOConfig
+from gtpo_megatron.config.environment import EnvironmentConfig
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.errors import DataError, StageOrderError
 from tests.dist_utils import run_processes
 from tests.distributed.family_models import FAMILIES, make_family_model
@@ -210,6 +212,17 @@ def test_credit_refuses_scores_of_another_policy(models):
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
     run_processes(refused, 1)
+
+
+@pytest.mark.parametrize("layout", ["one", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("dp2", "cp2"))])
+def test_rewards_of_turns_reach_the_tokens_of_their_turns(models, tmp_path, layout):
+    folder, model = models[False]
+    fields = {
+        "algorithm": GTPOConfig(turn_reward_coef=0.5, one_sided_groups="keep"),
+        "environment": EnvironmentConfig(name="recipes.calculator:Calculator"),
+        "reward": RewardConfig(),
+    }
+    compare(tmp_path, model, make_config(folder, LAYOUTS[layout], **fields), failed=(5,))
 
 
 @pytest.mark.nightly

@@ -1,5 +1,6 @@
 """The reducer gives every rank its rows of the one-process result, bit for bit, and never leaves a rank waiting."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gtpo_megatron.algorithms import assign_credit, prepare_update
+from gtpo_megatron.algorithms.sums import Reduction
 from gtpo_megatron.config.algorithm import (
     AlgorithmConfig,
     CISPOConfig,
@@ -32,6 +34,8 @@ from gtpo_megatron.config.algorithm.base import GroupRelativeLengthPenalty, Soft
 from gtpo_megatron.distributed import advantage_reducer
 from gtpo_megatron.distributed.advantage_reducer import ProcessGroupReduction, reduction_over
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError
+from tests import credit_fuzz
+from tests.credit_cases import Case, draw_batch
 from tests.dist_utils import run_ranks
 from tests.strategies import Batch, moved, random_batch, with_holes
 
@@ -218,6 +222,43 @@ def test_every_dealing_gives_the_bits_of_one_process() -> None:
         torch.arange(NUM_ROWS) % 2 + 1,  # the outer ranks empty
     ]
     check_dealings(Inputs(world_size), world_size, owners, [CONFIGS[0], CONFIGS[3], CONFIGS[6], GRPOSConfig()])
+
+
+TALKS = [
+    GTPOConfig(turn_reward_coef=0.5),
+    GTPOConfig(turn_reward_coef=2.0, entropy_axis="turn", one_sided_groups="keep"),
+    GTPOConfig(turn_reward_coef=0.1, formulation="v1", advantage_scope="group"),
+]
+
+
+def talks(seed: int) -> list[Case]:
+    """Batches of conversations of several turns."""
+    draw = random.Random(seed)
+    return [Case(config=config, **draw_batch(draw)) for config in TALKS for _ in range(16)]
+
+
+def run_talks(rank: int, world_size: int, seed: int) -> list[credit_fuzz.Outcome]:
+    """This rank's part of each batch, with other foreign tokens than the next rank's."""
+    draw, found = random.Random(rank), []
+    for case in talks(seed):
+        mine = case.rows([row for row in range(len(case.rewards)) if row % world_size == rank])
+        reduction = ProcessGroupReduction(dist.group.WORLD)
+        found.append(credit_fuzz.run(mine, mine.arguments(draw, most_holes=rank), reduction))
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_rewards_of_turns_give_the_bits_of_one_process(world_size: int) -> None:
+    results = run_ranks(run_talks, world_size, 7)
+    num_taken = 0
+    for index, case in enumerate(talks(7)):
+        whole = credit_fuzz.run(case, case.arguments(random.Random(0), most_holes=0), Reduction())
+        assert not list(credit_fuzz.unlike_the_loops(case, whole) if not whole.refusal else ())
+        num_taken += not whole.refusal and any(map(any, whole.advantages))
+        for rank in range(world_size):
+            rows = list(range(len(case.rewards)))[rank::world_size]
+            assert list(credit_fuzz.differences(whole, results[rank][index], rows)) == []
+    assert num_taken >= 8
 
 
 def run_in_subgroup(rank: int, world_size: int, seed: int) -> object:

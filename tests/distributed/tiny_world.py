@@ -19,6 +19,8 @@ VOCAB = 53  # odd: every tensor-parallel layout pads it
 LENGTHS = [(3, 9), (7, 4), (2, 12), (5, 1), (1, 7), (6, 6), (4, 11), (8, 3)]
 GROUPS = [5, 5, 5, 5, 9, 9, 9, 9]
 REWARDS = [1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
+TURN_REWARDS = ((0.25, 0.75), (-0.5,), (1.0,), (), (0.3,), (0.0,), (1.0,), (-0.1,))
+"""Of the turns that ``own_tokens`` makes."""
 
 
 def make_model(folder: Path, *, tied: bool, num_layers: int = 2) -> Qwen2ForCausalLM:
@@ -71,7 +73,9 @@ def make_rollouts(**changes) -> RolloutBatch:
 
 def make_rewards(failed=()) -> RewardBatch:
     return RewardBatch(
-        rewards=torch.tensor(REWARDS), failed=torch.tensor([row in failed for row in range(len(REWARDS))])
+        rewards=torch.tensor(REWARDS),
+        failed=torch.tensor([row in failed for row in range(len(REWARDS))]),
+        turn_rewards=TURN_REWARDS,
     )
 
 
@@ -148,6 +152,7 @@ def dense_step(model, config, batch, rewards, ref_model=None):
         group_ids=batch.group_ids,
         old_logprobs=logprobs.detach(),
         ref_logprobs=ref_logprobs,
+        turn_rewards=rewards.turn_rewards,
     )
     given = {
         "old_logprobs": logprobs.detach(),

@@ -108,6 +108,35 @@ def test_a_model_that_never_stops_is_cut_and_counted(tmp_path):
     assert set(entry["figures"]) == {"mean@2", "reward", "pass@2", "best@2", "maj@2"}
 
 
+def test_a_model_holds_conversations(tmp_path):
+    """Graded by the environment; the same command adds nothing to what is whole."""
+    output = tmp_path / "out"
+    options = ("--environment.name", "recipes.calculator:Calculator", "--environment.max-turns", "4")
+
+    def evaluated():
+        heldout = ASSETS / "arithmetic" / "heldout.jsonl"
+        arguments = ["evaluate", str(ASSETS / "tiny_tool_user"), "--benchmarks", f"arithmetic={heldout}", *options]
+        arguments += ["--samples", "4", "--num-problems", "32", "--engine.dtype", "float32"]
+        arguments += ["--engine.kv-cache-mib", "64", "--max-prompt-tokens", "96"]
+        arguments += ["--sampling.max-response-tokens", "128", "--output", str(output)]
+        status, text = finish(launch(arguments, output), output)
+        assert status == 0, text[-3000:]
+        return result(output)["benchmarks"]["arithmetic"]
+
+    entry = evaluated()
+    rows = saved_verdicts(output / "verdicts.jsonl")
+    assert len(rows) == 32 * 4
+    assert all(row.failure is None for row in rows)
+    assert entry["figures"]["mean@4"]["mean"] == sum(row.reward for row in rows) / len(rows)
+    assert 0.02 < entry["figures"]["mean@4"]["mean"] < entry["figures"]["pass@4"]["mean"] < 1
+    assert "maj@4" not in entry["figures"], "an environment finds no answers to vote with"
+    turns = [row.parts["turns"] for row in rows]
+    assert max(turns) >= 2
+    assert all(("<tool_response>" in row.response) == (row.parts["turns"] > 1) for row in rows)
+    assert evaluated()["figures"] == entry["figures"]
+    assert len(saved_verdicts(output / "verdicts.jsonl")) == len(rows)
+
+
 def test_a_checkpoint_of_a_run_is_converted_and_measured_as_the_run_was(tmp_path):
     """Named by its folder. It holds the tiny model, which solves about a quarter; wrong weights would solve nothing."""
     run = tmp_path / "run"

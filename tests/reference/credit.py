@@ -29,7 +29,9 @@ class Rules:
     penalties: list[float] = field(default_factory=list)
     sides: str = "both"
     kept: list[list[bool]] | None = None  # tokens that are compared; the others have share 1
-    turns: list[list[int]] | None = None  # of each token, for the axis "turn"
+    turns: list[list[int]] | None = None  # of each token, for the axis "turn" and the rewards of turns
+    turn_rewards: list[list[float]] | None = None  # rho[i][k], what turn k of response i earned
+    turn_coef: float = 0.0
 
 
 def mean(values):
@@ -86,11 +88,11 @@ def relative(own, weights, geometric):
 
 
 def shaped(x, r, rules):
-    """The table of formulations, length penalty included."""
+    """The table of formulations, length penalty and rewards of turns included."""
     result = []
     for i, row in enumerate(x):
         result.append([])
-        for share in row:
+        for t, share in enumerate(row):
             if r[i]:
                 value = rules.base + rules.bonus * share
                 if rules.kappa is not None:
@@ -99,7 +101,10 @@ def shaped(x, r, rules):
                 value = {"v1": 0.0, "v1_clipped": 0.0, "v2": -share, "v6": -rules.base - rules.bonus * share}[
                     rules.formulation
                 ]
-            result[i].append(value + (rules.penalties[i] if rules.penalties else 0.0))
+            value += rules.penalties[i] if rules.penalties else 0.0
+            if rules.turn_coef:
+                value += rules.turn_coef * rules.turn_rewards[i][rules.turns[i][t]]
+            result[i].append(value)
     return result
 
 

@@ -1,4 +1,4 @@
-"""Checks of entropies that shape rewards, before any other rank is asked."""
+"""Checks of what shapes rewards, before any other rank is asked."""
 
 import torch
 from torch import Tensor
@@ -6,8 +6,9 @@ from torch import Tensor
 from gtpo_megatron.algorithms.checks import first_place
 from gtpo_megatron.algorithms.credit.controls import stand_in
 from gtpo_megatron.algorithms.credit.shaping import LEAST_ENTROPY, SINGLE_POOL
+from gtpo_megatron.algorithms.credit.turn_rewards import check_turn_rewards
 from gtpo_megatron.algorithms.token_batch import TokenInputs
-from gtpo_megatron.config.algorithm import EntropyCreditSettings, GRPOSConfig
+from gtpo_megatron.config.algorithm import EntropyCreditSettings, GRPOSConfig, GTPOConfig
 from gtpo_megatron.errors import DataError, ShapeError
 
 
@@ -17,7 +18,7 @@ def takes_inverses(config: EntropyCreditSettings) -> bool:
 
 
 def check_entropies(config: EntropyCreditSettings, inputs: TokenInputs, is_correct: Tensor) -> None:
-    """Checks that the inverses and logarithms that the configuration needs exist.
+    """Checks that the inverses and logarithms that the configuration needs exist, and the rewards of turns.
 
     Args:
         config: configuration of GTPO or GRPO-S.
@@ -26,8 +27,10 @@ def check_entropies(config: EntropyCreditSettings, inputs: TokenInputs, is_corre
 
     Raises:
         ShapeError: a tensor that the configuration needs was not given.
-        DataError: an entropy is 0 with ``entropy_floor=0``, or it is too large.
+        DataError: an entropy is 0 with ``entropy_floor=0``, or it is too large; or a turn has no reward.
     """
+    if isinstance(config, GTPOConfig) and config.turn_reward_coef:
+        check_turn_rewards(inputs, coef=config.turn_reward_coef)
     if config.unshaped_patterns and inputs.compared is None:
         raise ShapeError(
             f"shaping_mask: got None, needed for unshaped_patterns={config.unshaped_patterns!r}; "

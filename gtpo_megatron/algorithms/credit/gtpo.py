@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gtpo_megatron.algorithms.credit.shaping import SINGLE_POOL, entropy_weight, shaped_reward, shaping_entropy
 from gtpo_megatron.algorithms.credit.standardise import standardise, token_pools
+from gtpo_megatron.algorithms.credit.turn_rewards import turn_reward
 from gtpo_megatron.algorithms.token_batch import CreditBatch, EntropyWeights, TokenCredit
 from gtpo_megatron.config.algorithm import GTPOConfig
 
@@ -24,6 +25,8 @@ def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> TokenCredit:
 
     ``H`` is the token's entropy plus ``entropy_floor``. ``R+`` holds, for every token of the batch, ``r+`` on O+
     and 0 on O-, without groups that have one side only; ``R-`` likewise.
+
+    ``turn_reward_coef`` (ours) adds ``coef * rho[i,k]`` to ``r+`` and ``r-``, what the token's turn ``k`` earned.
 
     Collectives: those of ``entropy_weight`` and of ``standardise``; one ``sum`` more with a shaping mask.
     """
@@ -48,6 +51,8 @@ def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> TokenCredit:
         config.formulation, is_correct, weight, base=config.alpha1, bonus=config.alpha2, kappa=config.kappa
     )
     reward += batch.on_tokens(batch.penalties)  # R(i) [S 11; I App. D]
+    if config.turn_reward_coef:
+        reward += config.turn_reward_coef * turn_reward(batch)  # rho of the token's turn
 
     pools = token_pools(  # R+, R-, without one-sided groups
         batch,

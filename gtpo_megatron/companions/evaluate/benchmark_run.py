@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
 from gtpo_megatron.batch import Problem
+from gtpo_megatron.companions.evaluate.conversations import PlayedResponse
 from gtpo_megatron.companions.evaluate.verdict_file import GradedResponse, VerdictFile, VerdictKey
 from gtpo_megatron.config.evaluate import EvaluateConfig
+from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.data.prompts import ProblemSet
 from gtpo_megatron.errors import GTPOError
 from gtpo_megatron.rewards.grade import Verdict
@@ -22,7 +24,6 @@ from gtpo_megatron.rollout.response_stream import SampledResponse
 
 if TYPE_CHECKING:
     from gtpo_megatron.rewards.reward import RewardScorer
-    from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +50,9 @@ class WantedResponse:
     @property
     def request(self) -> SampleRequest:
         """The request; its seed depends on position and sample only, as in held-out measurement during training."""
-        return SampleRequest(prompt_ids=self.problem.prompt_ids, group_id=self.position, sample=self.sample)
+        return SampleRequest(
+            prompt_ids=self.problem.prompt_ids, group_id=self.position, sample=self.sample, problem=self.problem
+        )
 
 
 def wanted_responses(sets: Mapping[str, ProblemSet], samples: int) -> list[WantedResponse]:
@@ -60,6 +63,16 @@ def wanted_responses(sets: Mapping[str, ProblemSet], samples: int) -> list[Wante
         for position, problem in enumerate(problems.problems)
         for sample in range(samples)
     ]
+
+
+class ResponseSource(Protocol):
+    """Who samples: a ``VllmEngine``, or with an environment a ``ConversationSource``."""
+
+    def stream(
+        self, requests: Sequence[SampleRequest], sampling: SamplingConfig, *, seed: int
+    ) -> Iterator[SampledResponse]:
+        """Yields responses as they end; closing the iterator ends the others."""
+        ...
 
 
 @dataclass(slots=True)
@@ -94,7 +107,7 @@ class BenchmarkRun:
         file: the file of verdicts.
         tokenizer: the model's tokenizer.
         source: the sampler; may be None if no response is missing.
-        grader: grades the responses.
+        grader: grades the responses that come without a verdict.
         answer_in: finds the answer of a response, for maj@k; None: no maj@k.
         problems: every problem by benchmark and id.
         on_verdict: called after each verdict is in the file.
@@ -104,7 +117,7 @@ class BenchmarkRun:
     config: EvaluateConfig
     file: VerdictFile
     tokenizer: PreTrainedTokenizerBase
-    source: "VllmEngine | None"
+    source: ResponseSource | None
     grader: "RewardScorer"
     answer_in: Callable[[str], str | None] | None
     problems: Mapping[tuple[str, str], Problem]
@@ -125,7 +138,13 @@ class BenchmarkRun:
                 self._submit(known)
             for response in self._sampled([wanted.request for wanted in missing]):
                 start = time.perf_counter()
-                self._submit(self._ungraded(missing[response.index], response))
+                sampled = self._ungraded(missing[response.index], response)
+                if isinstance(response, PlayedResponse):
+                    given: Future[Verdict] = Future()
+                    given.set_result(response.verdict)
+                    self._in_grading.append((replace(sampled, num_tokens=response.num_own_tokens), given))
+                else:
+                    self._submit(sampled)
                 self._write_down(wait=False)
                 self.timing.other_s += time.perf_counter() - start
             start = time.perf_counter()

@@ -5,14 +5,21 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from gtpo_megatron.companions.evaluate.benchmark_run import BenchmarkRun, Timing, WantedResponse, wanted_responses
+from gtpo_megatron.companions.evaluate.benchmark_run import (
+    BenchmarkRun,
+    ResponseSource,
+    Timing,
+    WantedResponse,
+    wanted_responses,
+)
+from gtpo_megatron.companions.evaluate.conversations import ConversationSource
 from gtpo_megatron.companions.evaluate.display import EvaluationDisplay, results_table
 from gtpo_megatron.companions.evaluate.evaluated_model import EvaluatedModel
 from gtpo_megatron.companions.evaluate.model_folder import check_length, check_model_folder, model_fingerprint
@@ -45,6 +52,7 @@ from gtpo_megatron.orchestration.loop.inputs import contamination_notes, rows_ne
 from gtpo_megatron.orchestration.run_supervisor import swept_process
 from gtpo_megatron.rewards.function import check_threshold, resolve_final_answer, run_rewards
 from gtpo_megatron.rewards.reward import RewardScorer
+from gtpo_megatron.rollout.conversation import check_conversation
 from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
 from gtpo_megatron.run_folder import held_locks
 from gtpo_megatron.run_folder.provenance import provenance
@@ -91,13 +99,16 @@ def evaluate_model(
     check_length(architecture, config.max_sequence_tokens)
     if is_cpu_build():
         check_attention(architecture, where=f"model {model.folder}")
-    final_answer = resolve_final_answer(config.reward.function)
+    final_answer = None if config.environment.name else resolve_final_answer(config.reward.function)
     answer_in = None if final_answer is None else AnswerFinder(final_answer)
     tokenizer = load_tokenizer(str(model.folder))
     given = TemplateInputs(
         options=config.template_options,
         date=config.template_date or recorded_date(output / VERDICTS_FILE) or today(),
     )
+    if config.environment.name:
+        stop_ids = (*stop_token_ids(model.folder, tokenizer), *config.sampling.stop_token_ids)
+        check_conversation(config.environment, config.prompts(date=given.date), tokenizer, stop_ids=stop_ids)
     sets = {label: _load(ref, tokenizer, config, given, architecture.vocab_size) for label, ref in config.sets.items()}
     for note in _template_notes(model, tokenizer, config, given):
         print_sentence(console, note)
@@ -125,7 +136,7 @@ def evaluate_model(
         timing = Timing()
         try:
             if not is_whole:
-                _measure(model, config, file, wanted, tokenizer, answer_in, console, timing)
+                _measure(model, config, file, wanted, tokenizer, answer_in, console, timing, date=given.date)
         finally:
             start = time.perf_counter()
             result = evaluation_result(file, config, asked_for=sets, has_answers=answer_in is not None)
@@ -155,6 +166,9 @@ def check_request(config: EvaluateConfig) -> None:
 SAYS_SCORE = ("template", "score_pattern", "full_score", "temperature", "max_tokens")
 """Settings of a judge that its scores depend on, besides its model."""
 
+SAYS_TURNS = ("name", "max_turns", "max_turn_tokens", "call_form", "discount")
+"""Settings of an environment that a conversation and its reward depend on."""
+
 
 def identity(
     config: EvaluateConfig,
@@ -172,6 +186,7 @@ def identity(
         template_inputs: what the chat template reads besides the messages; empty or None: nothing.
     """
     judge = {name: getattr(config.reward.judge, name) for name in SAYS_SCORE}
+    is_talk = bool(config.environment.name)
     return {
         "model": fingerprint,
         "sampling": to_plain(config.sampling),
@@ -182,6 +197,7 @@ def identity(
         "dtype": config.engine.dtype,
         "reward": config.reward.function,
         **({"judge": {"model": judged_by} | judge} if judged_by else {}),
+        **({"environment": {name: getattr(config.environment, name) for name in SAYS_TURNS}} if is_talk else {}),
         **({TEMPLATE_INPUTS: dict(template_inputs)} if template_inputs else {}),
     }
 
@@ -199,7 +215,8 @@ def _load(
         max_prompt_tokens=config.max_prompt_tokens,
         verbatim_text=config.verbatim_text,
         template=config.prompt_template,
-        graded_by=rows_needed(run_rewards(config.reward), drops=None),
+        # an environment grades whatever it can
+        graded_by=rows_needed(() if config.environment.name else run_rewards(config.reward), drops=None),
         given=given,
         vocab_size=vocab_size,
     )
@@ -256,7 +273,7 @@ def _measured_set(
     )
 
 
-def _measure(
+def _measure(  # noqa: PLR0913 - called once, with all that the evaluation has read
     model: EvaluatedModel,
     config: EvaluateConfig,
     file: VerdictFile,
@@ -265,6 +282,8 @@ def _measure(
     answer_in: "AnswerFinder | None",
     console: Console,
     timing: Timing,
+    *,
+    date: str,
 ) -> None:
     """Samples and grades what has no verdict yet."""
     missing = [one for one in wanted if one.key not in file.verdicts]
@@ -272,16 +291,23 @@ def _measure(
     without_verdict = [one for one in known if one.failure is not None]
     if known:
         print_sentence(console, f"{len(known)} of {len(wanted)} responses are in {file.path.parent} already")
+    is_talk, reward = bool(config.environment.name), config.reward
     if without_verdict:
-        print_sentence(console, f"of these, without a verdict and graded again: {len(without_verdict)}")
+        again = "held" if is_talk else "graded"
+        print_sentence(console, f"of these, without a verdict and {again} again: {len(without_verdict)}")
+    if is_talk:  # which is graded while it is held, or not at all
+        missing, without_verdict = [one for one in wanted if not file.has_verdict(one.key)], []
+        reward = replace(reward, num_workers=0)
     with ExitStack() as stack:
-        scorer = stack.enter_context(RewardScorer(config.reward, folder=file.path.parent))
-        engine = None
+        scorer = stack.enter_context(RewardScorer(reward, folder=file.path.parent))
+        source: ResponseSource | None = None
         if missing:
             if is_cpu_build():
                 _check_memory(model.folder, config, console)
             print_sentence(console, f"loading {model.folder} into vLLM")
-            engine = _engine(model.folder, config, stack)
+            engine = _engine(model.folder, config, stack, date=date)
+            most = config.engine.max_concurrent_sequences
+            source = ConversationSource(engine=engine, max_concurrent=most) if is_talk else engine
         display = stack.enter_context(
             EvaluationDisplay(wanted, file, threshold=config.success_threshold, console=console)
         )
@@ -289,7 +315,7 @@ def _measure(
             config=config,
             file=file,
             tokenizer=tokenizer,
-            source=engine,
+            source=source,
             grader=scorer,
             answer_in=answer_in,
             problems={(one.benchmark, one.problem.problem_id): one.problem for one in wanted},
@@ -316,7 +342,7 @@ def _check_memory(folder: Path, config: EvaluateConfig, console: Console) -> Non
     print_sentence(console, f"{'' if is_enough else 'warning: '}the evaluation {said}")
 
 
-def _engine(folder: Path, config: EvaluateConfig, stack: ExitStack) -> "VllmEngine":
+def _engine(folder: Path, config: EvaluateConfig, stack: ExitStack, *, date: str) -> "VllmEngine":
     """Starts a vLLM engine in this process; the stack closes it."""
     import torch
 
@@ -331,6 +357,8 @@ def _engine(folder: Path, config: EvaluateConfig, stack: ExitStack) -> "VllmEngi
             max_sequence_tokens=config.max_sequence_tokens,
             seed=config.seed,
             num_threads=config.engine.num_threads,
+            environment=config.environment,
+            data=config.prompts(date=date),
         )
     stack.callback(engine.close)
     return engine

@@ -218,6 +218,7 @@ def experts(history: History) -> Finding | None:
 FAILED_AMBER, FAILED_RED = 0.01, 0.1
 CONTAMINATED_RED = 0.1
 WAIT_AMBER, WAIT_RED = 0.3, 0.6
+ENVIRONMENT_AMBER, ENVIRONMENT_RED = 0.25, 0.5
 RESTARTS_RED = 5
 
 _CONTAMINATED = "_contaminated_count"
@@ -288,6 +289,27 @@ def waiting(history: History) -> Finding | None:
     )
 
 
+def environment(history: History) -> Finding | None:
+    """Time of a step that environments cost: an engine samples nothing until they answer, and the trainer waits."""
+    shares = []
+    for row in history.recent:
+        idle, step = finite(row.get("timing/environment_wait_s")), finite(row.get("timing/step_s"))
+        if idle is not None and step:
+            wait = finite(row.get("timing/rollout_wait_s"))  # None: nothing is sampled beside training
+            shares.append((idle if wait is None else min(idle, wait)) / step)
+    if not shares:
+        return None
+    share = median(shares)
+    return Finding(
+        sign="environment",
+        anchor="environment",
+        level=level_above(share, ENVIRONMENT_AMBER, ENVIRONMENT_RED),
+        seen=f"{share:.0%} of a step waits for environments",
+        rule=f"median of the last {EDGE_STEPS} steps: amber from {ENVIRONMENT_AMBER:.0%}, "
+        f"red from {ENVIRONMENT_RED:.0%}, more than all else takes",
+    )
+
+
 def engines(history: History) -> Finding | None:
     """Engines that died and were replaced."""
     restarts = history.values("health/engine_restarts_count")
@@ -315,6 +337,7 @@ _SIGNS = (
     experts,
     graders,
     waiting,
+    environment,
     engines,
 )
 

@@ -87,15 +87,18 @@ def _check_pattern(pattern: str) -> None:
         raise ConfigError(f"unshaped_patterns: {pattern!r} matches the empty text; it must name at least a character")
 
 
+def _check_weight(field: str, value: float, why: str) -> None:
+    if value and not SMALLEST_WEIGHT <= value <= 1 / SMALLEST_WEIGHT:
+        raise ConfigError(
+            f"{field}={value!r}: must be 0, or between {SMALLEST_WEIGHT} and {1 / SMALLEST_WEIGHT:g}; {why}"
+        )
+
+
 def _check_bonus(name: str, base: float, bonus: float, formulation: str, kappa: float | None) -> None:
     """``base`` and ``bonus`` are alpha1 and alpha2 (or beta1 and beta2); ``name`` is alpha or beta."""
     require_non_negative(**{f"{name}1": base, f"{name}2": bonus})
     for field, value in ((f"{name}1", base), (f"{name}2", bonus)):
-        if value and not SMALLEST_WEIGHT <= value <= 1 / SMALLEST_WEIGHT:
-            raise ConfigError(
-                f"{field}={value!r}: must be 0, or between {SMALLEST_WEIGHT} and {1 / SMALLEST_WEIGHT:g}; only "
-                f"{name}2 / {name}1 matters once rewards are standardised"
-            )
+        _check_weight(field, value, f"only {name}2 / {name}1 matters once rewards are standardised")
     if base + bonus == 0:
         raise ConfigError(f"{name}1=0 and {name}2=0: every shaped reward would be 0; one of them must be greater")
     if kappa is None:
@@ -128,16 +131,20 @@ class GTPOConfig(EntropyCreditSettings):
             same place in the same ``turn`` (ours), the rest of its own ``response``, or the whole ``matrix`` of its
             set [S sec. 5].
         advantage_scope: tokens are standardised over the whole batch or their group [S 14].
+        turn_reward_coef: of what a turn of a conversation earned, which is added to the shaped reward of each of its
+            tokens (ours); 0: the rewards of turns are in the outcome only, as their sum.
     """
 
     alpha1: float = 1.0
     alpha2: float = 0.1
     entropy_axis: Axis = "position"
     advantage_scope: Scope = "batch"
+    turn_reward_coef: NonNegativeFloat = 0.0
 
     def __post_init__(self) -> None:
         EntropyCreditSettings.__post_init__(self)
         _check_bonus("alpha", self.alpha1, self.alpha2, self.formulation, self.kappa)
+        _check_weight("turn_reward_coef", self.turn_reward_coef, "it is relative to alpha1")
 
 
 @configuration

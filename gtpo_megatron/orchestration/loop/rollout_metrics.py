@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gtpo_megatron.batch import ENVIRONMENT_SECONDS, RewardBatch
+from gtpo_megatron.batch import ENVIRONMENT_SECONDS, ENVIRONMENT_WAIT, RewardBatch
 from gtpo_megatron.observability.metrics import Max, Mean, Sum
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.orchestration.stages.trainer import Metrics
@@ -44,14 +44,19 @@ def rollout_metrics(rollouts: RolloutHandle, rewards: RewardBatch) -> Metrics:
 
 
 def _part_means(rewards: RewardBatch) -> Metrics:
-    """The mean of every part of the reward, over the responses that have it."""
+    """The mean of every part of the reward, over the responses that have it; of the wait for environments the most."""
     judged = {name: part[part.isfinite() & ~rewards.failed].double() for name, part in rewards.parts.items()}
-    return {
-        # a time has a name of times, which may differ between two runs of one seed
+    # a time has a name of times, which may differ between two runs of one seed
+    found: Metrics = {
         f"timing/{name}" if name == ENVIRONMENT_SECONDS else f"reward/{name}_mean": Mean(float(part.sum()), len(part))
         for name, part in judged.items()
-        if len(part)
+        if len(part) and name != ENVIRONMENT_WAIT
     }
+    if ENVIRONMENT_WAIT in rewards.parts and rewards.failed.numel():
+        # the episode that ended last has all of its engine's; it may be one that hung, without a verdict
+        waits = rewards.parts[ENVIRONMENT_WAIT]
+        found[f"timing/{ENVIRONMENT_WAIT}"] = Max(float(waits.nan_to_num().max()))
+    return found
 
 
 def best_rewards(rounds: Sequence[RewardBatch]) -> Metrics:

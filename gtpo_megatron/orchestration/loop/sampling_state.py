@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
-from gtpo_megatron.batch import ENVIRONMENT_SECONDS, Problem, PromptBatch, RewardBatch, RolloutBatch
+from gtpo_megatron.batch import ENVIRONMENT_SECONDS, ENVIRONMENT_WAIT, Problem, PromptBatch, RewardBatch, RolloutBatch
 from gtpo_megatron.observability.metrics import Max, Mean, Metric, Min, Sum, is_deterministic
 from gtpo_megatron.orchestration.loop.sampling import Sampled
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
@@ -18,7 +18,8 @@ def to_plain(sampled: Sampled, rollouts: RolloutBatch) -> dict[str, Any]:
     Times are left out, so that two runs of one seed write the same; so is what an environment gave, which is graded.
     """
     rewards = asdict(sampled.rewards)
-    rewards["parts"].pop(ENVIRONMENT_SECONDS, None)
+    for time in (ENVIRONMENT_SECONDS, ENVIRONMENT_WAIT):
+        rewards["parts"].pop(time, None)
     return {
         "problems": [problem_to_plain(problem) for problem in sampled.prompts.problems],
         "group_ids": list(sampled.prompts.group_ids),

@@ -177,9 +177,24 @@ def test_a_run_that_decodes_greedily_can_be_measured(capsys, tmp_path, measured)
 
 def test_an_environment_that_is_left_out_is_said(capsys, tmp_path, measured):
     folder = str(run_folder(tmp_path, tiny_cpu.tool_gtpo()))
-    assert dispatch.run(["evaluate", folder]) != 0
+    assert dispatch.run(["evaluate", folder, "--environment.name", ""]) != 0
     said = " ".join(capsys.readouterr().out.split())
     assert "without the run's environment recipes.calculator:Calculator: each response is one turn, and graded" in said
+
+
+def test_a_run_with_an_environment_is_measured_with_it(capsys, tmp_path, measured):
+    folder = run_folder(tmp_path, tiny_cpu.tool_gtpo())
+    shutil.copytree(ASSETS / "tiny_tool_user", folder / "hf", dirs_exist_ok=True)
+    assert "samples=8 of" in complaint(capsys, str(folder))[1]
+    first = json.loads((folder / "evaluations" / "hf" / "verdicts.jsonl").read_text().splitlines()[0])
+    assert first["evaluation"]["environment"]["name"] == "recipes.calculator:Calculator"
+    status, text = complaint(capsys, str(folder), "--environment.max-turns", "2")
+    assert status == 2
+    assert "holds another evaluation: environment:" in text
+    _, text = complaint(capsys, str(folder), "--reward.function", "gtpo_megatron.rewards.code_tests:code_tests")
+    assert "the environment gives the rewards; call the function there" in text
+    _, text = complaint(capsys, str(folder), "--environment.name", "recipes.calculator:Abacus")
+    assert "Abacus" in text
 
 
 def test_a_folder_of_another_evaluation_is_refused_whichever_benchmarks_it_has(capsys, tmp_path, measured):

@@ -1,7 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
+from gtpo_megatron.config.algorithm import GTPOConfig
 from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.errors import ConfigError
+from recipes import tiny_cpu
 
 
 def test_there_is_no_environment_unless_it_is_named():
@@ -25,3 +29,11 @@ def test_there_is_no_environment_unless_it_is_named():
 def test_wrong_values_are_one_line(wrong, said):
     with pytest.raises(ConfigError, match=said):
         EnvironmentConfig(**wrong)
+
+
+def test_only_an_environment_rewards_turns():
+    config = replace(tiny_cpu.tool_gtpo(), algorithm=GTPOConfig(turn_reward_coef=0.5))
+    with pytest.raises(ConfigError, match=r"algorithm.turn_reward_coef=0.5 without environment.name: only an env"):
+        replace(config, environment=EnvironmentConfig())
+    with pytest.raises(ConfigError, match="turn_reward_coef=1e-12: must be 0, or between"):
+        GTPOConfig(turn_reward_coef=1e-12)

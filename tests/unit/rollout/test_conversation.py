@@ -118,6 +118,7 @@ def test_rewards_of_turns_are_discounted_and_turns_are_limited(made, tokenizer, 
     opened(conversation)
     found = [said(conversation, tokenizer, text) for text in ("a<|im_end|>", "bc<|im_end|>", "d<|im_end|>")]
     assert [one.outcome.reward for one in found] == [1.0, 1.0 + 0.5 * 2, 1.0 + 0.5 * 2 + 0.25 * 3]
+    assert found[-1].outcome.turn_rewards == (1.0, 1.0, 0.75)
     assert [one.context_ids is None for one in found] == [False, False, True]
     assert found[1].outcome.parts["said"] == 2
 

@@ -217,6 +217,28 @@ def test_rounds_do_not_depend_on_when_an_answer_comes(in_rounds):
     assert (steps[0] == steps[1] == steps[2]) == in_rounds
 
 
+@pytest.mark.parametrize(("in_rounds", "waits"), [(True, [6.0, 9.0]), (False, [6.0, 9.0])])
+def test_seconds_in_which_nothing_is_sampled_are_those_of_the_episodes_that_live_through_them(
+    monkeypatch, in_rounds, waits
+):
+    """Every look at the environments takes 3 s; while turns are sampled, a look costs nothing that is not theirs."""
+    script, clock = Script([(7,), None], [(6,), (5,), None], in_rounds=in_rounds), [0.0]
+    look = script.answers
+
+    def slow(*, within_s):
+        clock[0] += 3.0
+        return look(within_s=within_s)
+
+    script.answers = slow
+    monkeypatch.setattr("gtpo_megatron.rollout.in_flight.time.monotonic", lambda: clock[0])
+    engine = TurnEngine()
+    in_flight = InFlight(engine, script)
+    earlier = in_flight.begin(requests(2), engine.add, version=5, limit=99)
+    in_flight.advance(limit_s=math.inf)
+    assert [episode.idle_s for episode in in_flight.take(earlier)] == waits
+    assert in_flight._idle_s == 9.0
+
+
 def test_an_answer_that_does_not_fit_ends_the_episode():
     script = Script([(7,), (9, 9), (9,), None], [(6,), None])
     _, (first, second) = played(script, limit=5)

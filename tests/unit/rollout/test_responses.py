@@ -109,7 +109,8 @@ def test_what_others_say_is_in_a_row_but_not_the_policys():
         Turn(context_ids=(1, 2), number=4, completion=completion((7, 8), spans=[span(3, 0, 1), span(4, 1, 2)])),
         Turn(context_ids=(5, 5, 5), number=9, completion=completion((9,), reason="length", spans=[span(4, 0, 1)])),
     ]
-    ended = Episode(request=REQUESTS[0], turns=turns, outcome=Outcome(reward=0.5, parts={"turns": 2.0}))
+    outcome = Outcome(reward=0.5, turn_rewards=(0.0, 0.5), parts={"turns": 2.0})
+    ended = Episode(request=REQUESTS[0], turns=turns, outcome=outcome, idle_s=4.0)
     never_begun = Episode(request=REQUESTS[1], outcome=Outcome(failure="reset raised"))
     batch = to_rollout_batch([ended, never_begun], version=3, entropies={4: [1.0, 2.0, 99.0], 9: [3.0]})
     assert batch.prompt_ids.tolist() == [[1, 2, 0], [1, 2, 3]]
@@ -126,8 +127,11 @@ def test_what_others_say_is_in_a_row_but_not_the_policys():
     assert (rewards.rewards.tolist(), rewards.failed.tolist()) == ([0.5, 0.0], [False, True])
     assert rewards.parts["turns"][0] == 2
     assert rewards.info == ("", '{"failure": "reset raised"}')
+    assert rewards.turn_rewards == ((0.0, 0.5), ())
+    assert rewards.parts["environment_wait_s"].tolist() == [4.0, 0.0]
     chosen = take_rows([batch, batch], [(1, 1), (0, 0)])
     assert chosen.environment_rewards.failed.tolist() == [True, False]
+    assert chosen.environment_rewards.turn_rewards == ((), (0.0, 0.5))
 
 
 def test_a_batch_without_a_token_has_the_engines_version():

@@ -4,19 +4,25 @@ import torch
 
 from gtpo_megatron.algorithms.credit.gtpo import gtpo_credit
 from gtpo_megatron.algorithms.sums import Reduction
-from gtpo_megatron.algorithms.token_batch import CreditBatch
+from gtpo_megatron.algorithms.token_batch import CreditBatch, Tokens
 from gtpo_megatron.config.algorithm import GTPOConfig
 from tests.unit.algorithms.parts import column, table_of, tokens_of
 
 H = [0.5, 2.0, 1.0, 1.5, 0.5, 0.2, 1.0, 0.8, 0.8]
 
 
-def batch(penalties: list[float] | None = None, compared: torch.Tensor | None = None) -> CreditBatch:
+def batch(
+    penalties: list[float] | None = None,
+    compared: torch.Tensor | None = None,
+    turn_rewards: list[list[float]] | None = None,
+    tokens: Tokens | None = None,
+) -> CreditBatch:
     lengths = [3, 2, 3, 1]
     return CreditBatch(
-        tokens=tokens_of(lengths),
+        tokens=tokens or tokens_of(lengths),
         entropy=column(*H),
         compared=compared,
+        turn_rewards=turn_rewards,
         table=table_of([1, 1, 0, 0], [0] * 4, lengths),
         penalties=column(*(penalties or [0.0] * 4)),
         reduction=Reduction(),
@@ -39,6 +45,22 @@ def test_penalties_are_added_to_every_token() -> None:
     plain = gtpo_credit(GTPOConfig(), batch()).shaped_rewards
     lowered = gtpo_credit(GTPOConfig(), batch([-0.5, 0.0, -0.25, 0.0])).shaped_rewards
     close(lowered - plain, [-0.5] * 3 + [0.0] * 2 + [-0.25] * 3 + [0.0])
+
+
+def test_what_a_turn_earned_is_added_to_each_of_its_tokens() -> None:
+    """The first response has two turns, of one token and of two; the others one, and the last one is not first."""
+    o, x = True, False
+    tokens = Tokens.of(torch.tensor([[o, x, o, o], [o, o, x, x], [o, o, o, x], [x, x, x, o]]))
+    earned = [[0.5, -1.0], [0.0], [0.25], [-2.0]]
+    config = GTPOConfig(turn_reward_coef=2.0)
+    plain = gtpo_credit(GTPOConfig(), batch(tokens=tokens))
+    credit = gtpo_credit(config, batch(tokens=tokens, turn_rewards=earned))
+    close(credit.shaped_rewards - plain.shaped_rewards, [1.0, -2.0, -2.0, 0, 0, 0.5, 0.5, 0.5, -4.0])
+    rewards = credit.shaped_rewards
+    positive = torch.cat([rewards[:5], torch.zeros(4, dtype=torch.float64)])  # R+: zeros for the tokens of O-
+    close(credit.advantages[:5], ((rewards[:5] - positive.mean()) / positive.std(correction=0)).tolist())
+    nothing = gtpo_credit(config, batch(tokens=tokens, turn_rewards=[[0.0, 0.0], [0.0], [0.0], [0.0]]))
+    assert torch.equal(nothing.advantages, plain.advantages)
 
 
 def test_a_lone_token_is_one_that_is_compared_with_itself_alone() -> None:

@@ -23,6 +23,7 @@ SOUND = {
     "sync/logprob_gap_p99_limit": 5e-5,
     "timing/step_s": 10.0,
     "timing/rollout_wait_s": 0.5,
+    "timing/environment_wait_s": 0.5,
     "health/engine_restarts_count": 0.0,
     "experts/dead_frac": 0.0,
     "experts/load_max_over_mean": 1.4,
@@ -95,6 +96,16 @@ CASES = {
     "many without a verdict": ("graders", R, {"rollout/reward_failed_count": late(100.0, 0.0)}),
     "the trainer waits": ("waiting for responses", A, {"timing/rollout_wait_s": late(4.0, 0.5)}),
     "the trainer hardly works": ("waiting for responses", R, {"timing/rollout_wait_s": late(8.0, 0.5)}),
+    "environments hold steps up": (
+        "environment",
+        A,
+        {"timing/environment_wait_s": late(2.9, 0.5), "timing/rollout_wait_s": late(2.8, 0.5)},
+    ),
+    "a step is waiting for environments": (  # nothing is sampled ahead: the trainer's wait is not measured
+        "environment",
+        R,
+        {"timing/environment_wait_s": late(6.0, 0.5), "timing/rollout_wait_s": at(None)},
+    ),
     "an engine died": ("engines", A, {"health/engine_restarts_count": late(1.0, 0.0)}),
     "engines die": ("engines", R, {"health/engine_restarts_count": late(7.0, 0.0)}),
     "experts starve": ("experts", A, {"experts/dead_frac": late(0.1, 0.0)}),
@@ -104,9 +115,9 @@ CASES = {
 
 def test_a_sound_run_is_green_throughout():
     findings = assess(planted())
-    assert len(findings) == 13
+    assert len(findings) == 14
     assert worst(findings) == Level.GREEN
-    assert in_one_line(findings) == "healthy: all 13 signs are green"
+    assert in_one_line(findings) == "healthy: all 14 signs are green"
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -117,7 +128,7 @@ def test_one_thing_is_wrong_and_its_sign_alone_says_so(case):
     assert findings[0].sign == sign, "the worst comes first"
     line = in_one_line(findings)
     assert line.startswith(f"{level.word}: {sign} ({findings[0].seen})")
-    assert line.endswith("the other 12 signs are green")
+    assert line.endswith(f"the other {len(findings) - 1} signs are green")
 
 
 def test_every_sign_is_planted_amber_and_red():
@@ -138,6 +149,11 @@ def test_every_sign_is_planted_amber_and_red():
 )
 def test_accuracy_that_falls_while_the_reward_rises(accuracies, level):
     assert found(assess(planted(accuracies=accuracies)), "held-out accuracy").level == level
+
+
+def test_environments_that_the_trainer_does_not_wait_for_hold_nothing_up():
+    findings = assess(planted({"timing/environment_wait_s": at(9.0)}))
+    assert found(findings, "environment").level == Level.GREEN
 
 
 def test_accuracy_that_falls_with_the_reward_is_no_hacking():

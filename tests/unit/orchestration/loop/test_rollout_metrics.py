@@ -91,3 +91,20 @@ def test_parts_of_the_reward_are_means_over_the_responses_that_have_them():
     found = to_scalars(rollout_metrics(handle([1, 1, 2], [1, 1, 1]), batch))
     assert found["reward/tests_mean"] == 0.75
     assert "reward/rare_mean" not in found  # only a response without a verdict has it
+
+
+def test_the_wait_for_environments_is_the_longest_of_all_episodes():
+    """One that hung and has no verdict lived through most of it."""
+    batch = RewardBatch(
+        rewards=torch.tensor([1.0, 0.0, 0.0]),
+        failed=torch.tensor([False, False, True]),
+        parts={
+            "turns": torch.tensor([1.0, 2.0, 3.0]),
+            "environment_s": torch.tensor([1.0, 2.0, 30.0]),
+            "environment_wait_s": torch.tensor([1.5, 2.5, 31.0]),
+        },
+    )
+    found = to_scalars(rollout_metrics(handle([1, 1, 2], [1, 1, 1]), batch))
+    names = ("reward/turns_mean", "timing/environment_s", "timing/environment_wait_s")
+    assert [found[name] for name in names] == [1.5, 1.5, 31.0]
+    assert "reward/environment_wait_s_mean" not in found

@@ -33,8 +33,9 @@ def test_columns_and_parts_survive_a_checkpoint():
     rewards = RewardBatch(
         rewards=torch.ones(1),
         failed=torch.zeros(1, dtype=torch.bool),
-        parts={"t": torch.ones(1), "environment_s": torch.ones(1)},
+        parts={"t": torch.ones(1), "environment_s": torch.ones(1), "environment_wait_s": torch.ones(1)},
         info=('{"a":1}',),
+        turn_rewards=((0.25, 0.75),),
     )
     sampled = Sampled(
         prompts=PromptBatch(problems=(problem,), group_ids=(5,)),
@@ -48,6 +49,7 @@ def test_columns_and_parts_survive_a_checkpoint():
     found = from_plain(torch.load(file, weights_only=True), lambda batch: batch)
     assert found.prompts == sampled.prompts
     assert found.rewards.info == rewards.info
+    assert found.rewards.turn_rewards == rewards.turn_rewards
     assert torch.equal(found.rewards.parts["t"], rewards.parts["t"])
     assert found.metrics["reward/t_mean"] == sampled.metrics["reward/t_mean"]
     # what an environment gave is in the rewards by then, and a time would make two runs of one seed differ
