@@ -7,7 +7,8 @@ It is a class or a function without arguments that makes one object per episode,
     def close(self)                                            # if there is something to close
 
 any of them async or not; or an object whose public methods are tools, see
-:class:`~gtpo_megatron.conversations.tools.ToolEnvironment`.
+:class:`~gtpo_megatron.conversations.tools.ToolEnvironment`; or an agent, a function that asks for the policy's turns
+itself, see :mod:`~gtpo_megatron.conversations.agents`.
 """
 
 import inspect
@@ -15,9 +16,12 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gtpo_megatron.config.named_function import named_function
+from gtpo_megatron.conversations.agents import is_agent
+from gtpo_megatron.conversations.chat_endpoint import agent_turns
 from gtpo_megatron.conversations.messages import Message, Opening, Reply
 from gtpo_megatron.conversations.openai_form import opening_from, reply_from
 from gtpo_megatron.conversations.tools import ToolEnvironment, ToolTurns, check_tools
@@ -53,6 +57,10 @@ def resolve_environment(name: str) -> NamedEnvironment:
         ConfigError: there is none of this name, it has neither form, or a tool of it cannot be described.
     """
     factory = named_function(name, what="environment", example="examples/own_environment/calculator.py:Calculator")
+    if is_agent(factory):
+        return NamedEnvironment(
+            name=name, make=partial(agent_turns, factory), is_async=inspect.iscoroutinefunction(factory)
+        )
     _check_no_arguments(factory, name)
     if not inspect.isclass(factory):
         return NamedEnvironment(
@@ -172,6 +180,9 @@ def _check_no_arguments(factory: Callable[..., Any], name: str) -> None:
     try:
         inspect.signature(factory).bind()
     except TypeError as error:
-        raise ConfigError(f"environment {name!r}: it cannot be made without arguments: {printable(error)}") from error
+        raise ConfigError(
+            f"environment {name!r}: it cannot be made without arguments: {printable(error)}; an agent is a function "
+            f"of (row, *, base_url, api_key)"
+        ) from error
     except ValueError:  # of some classes written in C nothing is known
         return

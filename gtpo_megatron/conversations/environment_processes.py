@@ -16,7 +16,7 @@ from typing import Any
 
 from gtpo_megatron.conversations.environment_crew import Crew, Event, Limits
 from gtpo_megatron.conversations.messages import Message
-from gtpo_megatron.conversations.openai_form import openai_message, plain
+from gtpo_megatron.conversations.openai_form import plain, turn_json
 from gtpo_megatron.errors import ConfigError, StageOrderError, WorkerError
 
 __all__ = ["EnvironmentPool", "Event"]
@@ -97,7 +97,7 @@ class EnvironmentPool:
             raise StageOrderError(f"episode {episode} {state}; it takes a message after an opening, or a reply")
         self._asked.add(number)
         with self._failing(number, "the policy's message"):
-            self._crew.step(number, _json(openai_message(message)))
+            self._crew.step(number, _json(turn_json(message)))
 
     def end(self, episode: int) -> None:
         """Ends an episode that is neither done nor failed, if it is under way; no event of it comes any more."""

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from gtpo_megatron.conversations.environment import Episode, NamedEnvironment, resolve_environment
 from gtpo_megatron.conversations.frames import Frame, FrameReader, Kind, packed
-from gtpo_megatron.conversations.openai_form import message_from, opening_json, reply_json
+from gtpo_megatron.conversations.openai_form import opening_json, reply_json, turn_of_json
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError
 from gtpo_megatron.supervision.worker import limit_memory
 
@@ -147,7 +147,7 @@ class _Worker:
                 opening = await self._limited(served, served.episode.open(given), "reset")
                 self._send(Kind.OPENING, served.number, {"seconds": served.seconds, **opening_json(opening)})
                 return True
-            message = message_from(given, "the policy's message")
+            message = turn_of_json(given, "the policy's message")
             reply = await self._limited(served, served.episode.step(message), "step")
             self._send(Kind.REPLY, served.number, {"seconds": served.seconds, **reply_json(reply)})
             return not reply.done

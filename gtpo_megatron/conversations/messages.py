@@ -26,6 +26,21 @@ class ToolCall:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Sampled:
+    """How a turn of the policy was sampled.
+
+    Attributes:
+        num_prompt_tokens: that the policy had read before it, of the whole conversation.
+        num_tokens: of the turn, with the one that ended it.
+        is_cut: a limit ended it, not the policy.
+    """
+
+    num_prompt_tokens: int = 0
+    num_tokens: int = 0
+    is_cut: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
     """One message.
 
@@ -37,6 +52,7 @@ class Message:
         malformed_calls: per call in it that cannot be read, what is wrong with it.
         tool: of a tool's result, the name of the tool.
         call_id: of a tool's result, that of the call.
+        sampled: of the policy's message in a run.
     """
 
     role: Role
@@ -46,6 +62,7 @@ class Message:
     malformed_calls: tuple[str, ...] = ()
     tool: str = ""
     call_id: str = ""
+    sampled: Sampled | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,9 +5,10 @@ The one form serves users who have plain dicts, and the pipe to environments' pr
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any, get_args
 
-from gtpo_megatron.conversations.messages import Message, Opening, Reply, Role, ToolCall
+from gtpo_megatron.conversations.messages import Message, Opening, Reply, Role, Sampled, ToolCall
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.rewards.grade import checked
 from gtpo_megatron.rewards.request import Reward
@@ -66,6 +67,22 @@ def openai_message(message: Message) -> dict[str, Any]:
         "tool_call_id": message.call_id,
     }
     return {"role": message.role, "content": message.content} | {key: value for key, value in rest.items() if value}
+
+
+def turn_json(message: Message) -> dict[str, Any]:
+    """A turn of the policy as JSON has it; :func:`turn_of_json` reads it."""
+    return openai_message(message) | ({"sampled": asdict(message.sampled)} if message.sampled else {})
+
+
+def turn_of_json(value: Mapping[str, Any], where: str) -> Message:
+    """A turn from what :func:`turn_json` wrote.
+
+    Raises:
+        DataError: as :func:`message_from`.
+    """
+    rest = dict(value)
+    sampled = rest.pop("sampled", None)
+    return replace(message_from(rest, where), sampled=Sampled(**sampled) if sampled else None)
 
 
 def opening_from(returned: object, where: str) -> Opening:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -12,7 +12,7 @@ from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.problems import DataConfig
 from gtpo_megatron.conversations.environment import resolve_environment
 from gtpo_megatron.conversations.environment_processes import EnvironmentPool, Event
-from gtpo_megatron.conversations.messages import Opening, Reply
+from gtpo_megatron.conversations.messages import Opening, Reply, Sampled
 from gtpo_megatron.conversations.template_bridge import TemplateBridge
 from gtpo_megatron.data.chat_template import TemplateInputs, today
 from gtpo_megatron.errors import DataError, RolloutError
@@ -30,11 +30,13 @@ class _Account:
     Attributes:
         last_turn: tokens of the policy's last turn; None before the first.
         tools: that the policy may call.
+        num_tokens: of prompt, turns and answers.
         has_ended: the environment has, so that nothing more can be asked of it.
     """
 
     last_turn: tuple[int, ...] | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
+    num_tokens: int = 0
     has_ended: bool = False
     num_turns: int = 0
     reward: float = 0.0
@@ -99,9 +101,12 @@ class Conversation:
         account = self._accounts[episode]
         account.last_turn = tuple(token_ids)
         account.num_turns += 1
+        sampled = Sampled(num_prompt_tokens=account.num_tokens, num_tokens=len(token_ids), is_cut=is_truncated)
+        account.num_tokens += len(token_ids)
         if account.has_ended:  # with its process, while the turn was sampled; the answer that says so is there already
             return
-        self._pool.step(episode, self._bridge.parse(token_ids, is_truncated=is_truncated, tools=account.tools))
+        turn = self._bridge.parse(token_ids, is_truncated=is_truncated, tools=account.tools)
+        self._pool.step(episode, replace(turn, sampled=sampled))
 
     def answers(self, *, within_s: float) -> dict[int, Answer]:
         """Answers that there are, by episode."""
@@ -140,6 +145,7 @@ class Conversation:
         if len(tokens) > self._max_prompt_tokens:
             failure = f"the opening has {len(tokens)} tokens, data.max_prompt_tokens={self._max_prompt_tokens}"
             return Answer(context_ids=None, outcome=account.outcome(failure))
+        account.num_tokens = len(tokens)
         return Answer(context_ids=tokens, outcome=account.outcome())
 
     def _replied(self, account: _Account, reply: Reply) -> Answer:
@@ -150,7 +156,9 @@ class Conversation:
         if reply.done or account.num_turns >= self._config.max_turns:
             return Answer(context_ids=None, outcome=account.outcome())
         assert account.last_turn is not None, "an environment replies to a turn"
-        return Answer(context_ids=self._bridge.next_turn(account.last_turn, reply.messages), outcome=account.outcome())
+        tokens = self._bridge.next_turn(account.last_turn, reply.messages)
+        account.num_tokens += len(tokens)
+        return Answer(context_ids=tokens, outcome=account.outcome())
 
 
 def check_conversation(

@@ -1,5 +1,7 @@
 """Whole runs with an environment, on real Megatron-core, vLLM and Ray."""
 
+from pathlib import Path
+
 import pytest
 
 from gtpo_megatron.run_folder.metrics_file import read_metrics
@@ -15,6 +17,7 @@ pytestmark = [
 ]
 
 RECIPE = "recipes.tiny_cpu:tool_gtpo"
+AGENT = str(Path(__file__).parents[2] / "examples/own_agent/agent.py:agent")
 
 
 def assert_conversations(rows):
@@ -40,6 +43,23 @@ def test_a_killed_run_with_an_environment_equals_an_unbroken_one(tmp_path):
     assert all(row["timing/environment_s"] > 0 for row in read_metrics(whole.folder / "metrics.jsonl")[1:])
     records = list(iter_rollouts(whole.folder / "rollouts" / "step_000004.jsonl"))
     assert any(record.foreign_spans for record in records)
+
+
+@pytest.mark.slow
+@LEAVINGS
+def test_an_agent_that_knows_only_an_endpoint_is_trained_as_the_environment_is(tmp_path):
+    """The agent plays the calculator's game by HTTP, in threads of its own; the run is the same bit for bit."""
+    agent = Run(tmp_path / "agent", "--environment.name", AGENT, recipe=RECIPE, num_steps=2)
+    agent.succeed()
+    environment = Run(tmp_path / "environment", recipe=RECIPE, num_steps=2)
+    environment.succeed()
+    rows = steps(agent.folder)
+    assert_conversations(rows[1:])
+    assert all(row["rollout/reward_failed_count"] == 0 for row in rows[1:])
+    differing = {
+        key for row, other in zip(rows, steps(environment.folder), strict=True) for key in row if row[key] != other[key]
+    }
+    assert differing <= {"reward/tool_errors_mean"}  # an agent does not say that a call has failed
 
 
 @pytest.mark.nightly

@@ -8,6 +8,7 @@ import pytest
 from gtpo_megatron.conversations.play import main
 
 ROOT = Path(__file__).resolve().parents[3]
+AGENT = f"{ROOT}/examples/own_agent/agent.py:agent"
 CALCULATOR = f"{ROOT}/examples/own_environment/calculator.py:Calculator"
 ROW = '{"prompt": "What is 12 * 7 + 5?", "answer": "89"}'
 
@@ -15,7 +16,11 @@ ROW = '{"prompt": "What is 12 * 7 + 5?", "answer": "89"}'
 def page(tmp_path, name):
     """A page of docs/conversations.md as a file."""
     text = (ROOT / "docs/conversations.md").read_text(encoding="utf-8")
-    [code] = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if f"class {name}" in block]
+    [code] = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        if f"class {name}" in block or f"def {name}" in block
+    ]
     file = tmp_path / "page.py"
     file.write_text(code)
     return f"{file}:{name}"
@@ -30,12 +35,23 @@ def test_the_example_is_played(capsys):
     assert said.endswith("assistant: It is 89\n  reward 1, tool_calls 2, done\n")
 
 
+def test_the_agent_is_played(capsys):
+    row = '{"prompt": [{"role": "user", "content": "Compute 2+3*4."}], "answer": "14"}'
+    assert main([AGENT, row, 'calculate({"expression": "2+"})\ncalculate({"expression": "2+3*4"})', "\\boxed{14}"]) == 0
+    said = capsys.readouterr().out
+    assert "tool calculate: Error: '2+' is no sum of whole numbers and products of them\ntool calculate: 14\n" in said
+    assert said.endswith("  reward 1, done\n")
+
+
 def test_the_pages_in_the_docs_work(capsys, tmp_path):
     assert main([page(tmp_path, "Guess"), '{"answer": "30"}', "50", "20", "30"]) == 0
     assert capsys.readouterr().out.count("user: No, ") == 2
     (tmp_path / "more").mkdir()
     assert main([page(tmp_path / "more", "Calculator"), '{"prompt": "1+2?", "answer": "3"}', "3"]) == 0
     assert capsys.readouterr().out.endswith("reward 1, done\n")
+    agent = page(tmp_path / "more", "agent")
+    assert main([agent, '{"prompt": "Name a color.", "answer": "red"}', "Red.", "I am sure: red."]) == 0
+    assert capsys.readouterr().out.endswith("reward 0.5, done\n")
 
 
 @pytest.mark.parametrize(

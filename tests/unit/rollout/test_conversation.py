@@ -1,6 +1,7 @@
 """What the calculator says becomes tokens, what the policy says a message; with environments in real processes."""
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,8 @@ from recipes.tiny_cpu import ASSETS
 
 CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "%s"}}\n</tool_call><|im_end|>'
 PROBLEM = Problem(problem_id="p", prompt_ids=(1,), answer="14", prompt=({"role": "user", "content": "Compute 2+3*4."},))
+
+AGENT = f"{Path(__file__).resolve().parents[3]}/examples/own_agent/agent.py:agent"
 
 TALKS = """
 from gtpo_megatron.conversations.messages import Message, Reply
@@ -150,3 +153,25 @@ def test_what_is_forgotten_is_not_answered(made, tokenizer, talks):
 def test_a_request_without_a_problem_is_a_mistake(made, talks):
     with pytest.raises(RolloutError, match="has no problem"):
         made(talks).open(0, SampleRequest(prompt_ids=(1,), group_id=0, sample=0))
+
+
+def test_an_agent_reads_the_tokens_that_an_environment_would_have_given(made, tokenizer):
+    texts = (CALL % "2+3*4", CALL % "2+", "\\boxed{14}<|im_end|>")
+    agent, environment = made(AGENT), made("recipes.calculator:Calculator")
+    assert opened(agent) == opened(environment)
+    first, wrong, last = (said(agent, tokenizer, text) for text in texts)
+    assert first.context_ids == said(environment, tokenizer, texts[0]).context_ids
+    assert "Error: '2+' is no sum" in tokenizer.decode(wrong.context_ids)
+    assert (last.context_ids, last.outcome.reward, last.outcome.failure) == (None, 1.0, "")
+    assert last.outcome.parts["turns"] == 3
+
+
+def test_an_agent_is_told_how_many_tokens_there_are_and_a_limit_ends_one_that_goes_on(made, tokenizer):
+    conversation = made("tests.unit.conversations.agents:counts", max_turns=2)
+    problem = Problem(problem_id="p", prompt_ids=(1,), answer="", prompt="a")
+    first = opened(conversation, problem=problem)
+    turn = tokenizer.encode("abc<|im_end|>")
+    second = said(conversation, tokenizer, "abc<|im_end|>")
+    assert f"user\nabc {len(first.context_ids) + len(turn)}<|im_end|>" in tokenizer.decode(second.context_ids)
+    last = said(conversation, tokenizer, "d<|im_end|>")
+    assert (last.context_ids, last.outcome.reward, last.outcome.failure) == (None, 0.0, "")

@@ -1,0 +1,77 @@
+"""Agents written with OpenAI's client, which have never heard of us; the pool's workers import them by name."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import openai
+
+SHARED = openai.OpenAI(base_url="http://localhost", api_key="-", max_retries=2)
+ASYNC = openai.AsyncOpenAI(base_url="http://localhost", api_key="-")
+
+
+def client(base_url, api_key):
+    return SHARED.with_options(base_url=base_url, api_key=api_key)
+
+
+def counts(row, *, base_url, api_key):
+    """Repeats what it is told until that is `done`."""
+    messages = [{"role": "system", "content": "Count."}, {"role": "user", "content": row["prompt"]}]
+    while True:
+        answer = client(base_url, api_key).chat.completions.create(model="any", messages=messages, temperature=0.3)
+        said = answer.choices[0].message
+        if said.content == "done":
+            return len(messages)
+        messages += [said.model_dump(), {"role": "user", "content": f"{said.content} {answer.usage.total_tokens}"}]
+
+
+async def waits(row, *, base_url, api_key):
+    """Asks with streamed answers, and does what it is told."""
+    asked = ASYNC.with_options(base_url=base_url, api_key=api_key)
+    messages = [{"role": "user", "content": row["prompt"]}]
+    while True:
+        chunks = [
+            chunk
+            async for chunk in await asked.chat.completions.create(
+                model="any", messages=messages, stream=True, stream_options={"include_usage": True}
+            )
+        ]
+        text = chunks[0].choices[0].delta.content
+        word, _, rest = text.partition(" ")
+        if word == "done":
+            return chunks[-1].usage.completion_tokens
+        if word == "sleep":
+            await asyncio.sleep(float(rest))
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "and?"}]
+
+
+def obeys(row, *, base_url, api_key):
+    """Does as its row says."""
+    what = row["prompt"]
+    if what == "return":
+        return 1.0
+    if what == "raise":
+        raise ValueError("no")
+    asked = client(base_url, api_key).chat.completions.create(model="any", messages=[{"role": "user", "content": what}])
+    text = asked.choices[0].message.content
+    word, _, rest = text.partition(" ")
+    if word == "sleep":
+        time.sleep(float(rest))
+    if word == "exit":
+        raise SystemExit(3)
+    if word == "text":
+        return rest
+    if word == "lie":
+        messages = [
+            {"role": "user", "content": what},
+            {"role": "assistant", "content": "I said it"},
+            {"role": "user", "content": "?"},
+        ]
+        client(base_url, api_key).chat.completions.create(model="any", messages=messages)
+    if word == "more":
+        messages = [{"role": "user", "content": what}, asked.choices[0].message, {"role": "user", "content": "more"}]
+        try:
+            client(base_url, api_key).chat.completions.create(model="any", messages=messages)
+        except openai.APIStatusError as error:
+            Path(rest).write_text(f"{error.status_code} {error.message}")
+    return 0.5

@@ -1,0 +1,121 @@
+"""Agents in an environment pool: their requests are openings and replies, their errors failures of their episode."""
+
+import time
+
+import pytest
+
+from gtpo_megatron.conversations.agents import is_agent
+from gtpo_megatron.conversations.environment import resolve_environment
+from gtpo_megatron.conversations.environment_processes import EnvironmentPool
+from gtpo_megatron.conversations.messages import Message, Sampled
+from tests.unit.conversations import agents, environments
+from tests.unit.conversations.test_environment_processes import wait
+
+HERE = "tests.unit.conversations.agents"
+
+
+def pool_of(name, *, num_workers=1, timeout_s=60.0):
+    return EnvironmentPool(f"{HERE}:{name}", num_workers=num_workers, timeout_s=timeout_s, memory_limit_mib=4096)
+
+
+def opened(pool, *prompts):
+    for episode, prompt in enumerate(prompts):
+        pool.open(episode, {"prompt": prompt})
+    events = wait(pool, len(prompts))
+    assert not [one.failure for one in events.values() if one.failure]
+    return events
+
+
+def said(pool, *contents, within_s=60.0):
+    for episode, content in enumerate(contents):
+        sampled = Sampled(num_prompt_tokens=10, num_tokens=episode)
+        pool.step(episode, Message(role="assistant", content=content, sampled=sampled))
+    return wait(pool, len(contents), within_s)
+
+
+def test_a_hundred_agents_at_once_are_played_to_their_ends():
+    with pool_of("counts", num_workers=2) as pool:
+        events = opened(pool, *(f"p{one}" for one in range(100)))
+        assert [events[one].opening.messages[1].content for one in range(100)] == [f"p{one}" for one in range(100)]
+        for turn in range(1, 4):
+            replies = said(pool, *(f" é{one} {turn}" for one in range(100)))
+            assert [[message.content for message in replies[one].reply.messages] for one in range(100)] == [
+                [f" é{one} {turn} {10 + one}"] for one in range(100)
+            ]
+        last = said(pool, *["done"] * 100)
+        assert {(one.reply.done, one.reply.reward) for one in last.values()} == {(True, 8.0)}
+
+
+def test_an_async_agent_reads_streams_and_one_that_is_late_fails_alone():
+    with pool_of("waits", timeout_s=5.0) as pool:
+        opened(pool, "a", "b")
+        events = said(pool, "sleep 60", "go on")
+        assert "step took longer than 5 s" in events[0].failure
+        assert events[1].reply.messages == (Message(role="user", content="and?"),)
+        pool.step(1, Message(role="assistant", content="done", sampled=Sampled(num_tokens=7)))
+        assert wait(pool, 1)[1].reply.reward == 7.0
+
+
+def test_an_agent_that_never_ends_fails_and_its_worker_goes_with_it():
+    with pool_of("obeys", timeout_s=5.0) as pool:
+        [worker] = pool.process_ids
+        opened(pool, "go")
+        assert "step took longer than 5 s" in said(pool, "sleep 600")[0].failure
+        end = time.monotonic() + 60
+        while pool.process_ids == [worker]:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        opened(pool, "go")  # in the next one
+        assert said(pool, "end")[0].reply.reward == 0.5
+
+
+@pytest.fixture(scope="module")
+def obedient():
+    with pool_of("obeys") as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(
+    ("prompt", "failure"),
+    [("return", "the agent returned without having asked the policy anything"), ("raise", "ValueError: no")],
+)
+def test_one_that_asks_nothing_has_failed(obedient, prompt, failure):
+    obedient.open(0, {"prompt": prompt})
+    assert failure in wait(obedient, 1)[0].failure
+
+
+@pytest.mark.parametrize(
+    ("content", "failure"),
+    [
+        ("exit", "SystemExit: 3"),
+        ("text is no reward", "the agent returned 'is no reward'"),
+        ("lie", "where 'lie' of assistant was said before"),
+    ],
+)
+def test_what_it_does_wrong_fails_its_episode_in_one_line(obedient, content, failure):
+    opened(obedient, "go")
+    event = said(obedient, content)[0]
+    assert failure in event.failure
+    assert "\n" not in event.failure
+
+
+def test_an_episode_that_a_limit_ends_refuses_what_is_asked_of_it(obedient, tmp_path):
+    opened(obedient, "go")
+    told = tmp_path / "told"
+    assert said(obedient, f"more {told}")[0].reply.messages == (Message(role="user", content="more"),)
+    obedient.end(0)
+    end = time.monotonic() + 60
+    while not told.exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert told.read_text().startswith("409 ")
+    assert "the episode has ended, by a limit or a failure" in told.read_text()
+
+
+def test_agents_are_told_from_what_makes_an_environment():
+    assert is_agent(agents.counts)
+    assert is_agent(agents.waits)
+    assert resolve_environment(f"{HERE}:waits").is_async
+    assert not is_agent(environments.made)
+    assert not is_agent(environments.NeedsMore)
+    assert not is_agent(dict)

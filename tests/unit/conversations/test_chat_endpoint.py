@@ -1,0 +1,255 @@
+"""The endpoint over HTTP, without workers: keys, one request at a time, what is refused and how."""
+
+import http.client
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+
+from gtpo_megatron.conversations.agents import Ended, Exchange
+from gtpo_megatron.conversations.chat_endpoint import ChatEndpoint
+from gtpo_megatron.conversations.frames import MAX_FRAME_BYTES
+from gtpo_megatron.conversations.messages import Message, Sampled, ToolCall
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    one = ChatEndpoint()
+    yield one
+    one.shutdown()
+    one.server_close()
+
+
+@pytest.fixture
+def exchange(endpoint):
+    one, _, forget = endpoint.open()
+    yield one
+    forget()
+
+
+@pytest.fixture
+def threads():
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def ask(endpoint, exchange, body, *, key=None, path="/v1/chat/completions", method="POST", headers=None):
+    """Status and JSON of the answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", endpoint.server_address[1], timeout=60)
+    with_key = {"Authorization": f"Bearer {exchange.key if key is None else key}"}
+    connection.request(method, path, body if isinstance(body, bytes) else json.dumps(body), with_key | (headers or {}))
+    answer = connection.getresponse()
+    assert answer.getheader("x-should-retry") == "false"
+    found = json.loads(answer.read())
+    connection.close()
+    return answer.status, found
+
+
+def asked(endpoint, exchange, threads, messages=HELLO, **more):
+    """A request under way, which the exchange has."""
+    return threads.submit(ask, endpoint, exchange, {"messages": messages, **more})
+
+
+def test_a_conversation_with_calls_in_the_form_of_openai(endpoint, exchange, threads):
+    client = openai.OpenAI(base_url=endpoint.url, api_key=exchange.key)
+
+    def create(messages):
+        return client.chat.completions.create(model="mine", messages=messages, tools=[TOOL], temperature=0.2, seed=3)
+
+    first = threads.submit(create, HELLO)
+    opening = exchange.first.result(60)
+    assert [one.content for one in opening.messages] == ["hello"]
+    assert opening.tools == (TOOL,)
+    calls = (ToolCall(name="add", arguments={"a": "é"}), ToolCall(name="add", arguments={}, call_id="own"))
+    turn = Message(role="assistant", reasoning="hm", tool_calls=calls, malformed_calls=("call 3: none",))
+    following = exchange.answer(Message(**{**_fields(turn), "sampled": Sampled(num_prompt_tokens=5, num_tokens=3)}))
+    answer = first.result(60)
+    choice = answer.choices[0]
+    assert (answer.model, choice.finish_reason, answer.usage.total_tokens) == ("mine", "tool_calls", 8)
+    assert choice.message.content is None
+    assert [(one.id, one.function.name, one.function.arguments) for one in choice.message.tool_calls] == [
+        ("call00001", "add", '{"a": "é"}'),
+        ("own", "add", "{}"),
+    ]
+    assert choice.message.reasoning_content == "hm"
+    assert choice.message.malformed_calls == ["call 3: none"]
+    results = [{"role": "tool", "tool_call_id": one.id, "content": "4"} for one in choice.message.tool_calls]
+    second = threads.submit(create, [*HELLO, choice.message, *results])
+    assert following.result(60).messages == (
+        Message(role="tool", content="4", tool="add", call_id="call00001"),
+        Message(role="tool", content="4", tool="add", call_id="own"),
+    )
+    exchange.answer(Message(role="assistant", content="long", sampled=Sampled(is_cut=True)))
+    assert second.result(60).choices[0].finish_reason == "length"
+
+
+def _fields(message):
+    return {name: getattr(message, name) for name in message.__slots__}
+
+
+def test_a_wrong_key_reads_nothing(endpoint, exchange):
+    for key in ("", "wrong", exchange.key[:-1], exchange.key + "x", "é"):
+        for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("POST", "/")):
+            status, body = ask(
+                endpoint, exchange, {"messages": HELLO}, key=key.encode().decode("latin-1"), method=method, path=path
+            )
+            assert (status, body["error"]["type"]) == (401, "authentication_error")
+    assert not exchange.first.done()
+
+
+def test_a_key_is_that_of_one_episode(endpoint, exchange, threads):
+    other, _, forget = endpoint.open()
+    reply = asked(endpoint, other, threads)
+    assert other.first.result(60).messages[0].content == "hello"
+    assert not exchange.first.done()
+    other.answer(Message(role="assistant", content="hi"))
+    assert reply.result(60)[1]["choices"][0]["message"]["content"] == "hi"
+    forget()
+    assert ask(endpoint, other, {"messages": HELLO})[0] == 401
+
+
+def test_there_is_one_request_at_a_time(endpoint, exchange, threads):
+    waiting = asked(endpoint, exchange, threads)
+    exchange.first.result(60)
+    status, body = ask(endpoint, exchange, {"messages": [{"role": "user", "content": "another"}]})
+    assert (status, body["error"]["message"]) == (
+        409,
+        "another request of this episode waits for its answer; ask one after the other",
+    )
+    again = asked(endpoint, exchange, threads)  # a client that has lost its patience
+    assert waiting.result(60)[0] == 409
+    exchange.answer(Message(role="assistant", content="hi"))
+    assert again.result(60)[0] == 200
+
+
+def test_requests_at_the_same_moment_leave_one_under_way(endpoint, exchange):
+    with ThreadPoolExecutor(16) as many:
+        start = threading.Barrier(16)
+
+        def request(number):
+            start.wait()
+            return ask(endpoint, exchange, {"messages": [{"role": "user", "content": str(number)}]})
+
+        replies = [many.submit(request, number) for number in range(16)]
+        exchange.first.result(60)
+        while sum(one.done() for one in replies) < 15:
+            pass
+        exchange.answer(Message(role="assistant", content="hi"))
+        assert sorted(one.result(60)[0] for one in replies) == [200] + [409] * 15
+
+
+def test_after_the_end_nothing_is_sampled(endpoint, exchange, threads):
+    waiting = asked(endpoint, exchange, threads)
+    exchange.first.result(60)
+    exchange.end(Ended(1.0))  # the agent has returned, and left a request behind
+    status, body = waiting.result(60)
+    assert (status, body["error"]["message"]) == (409, "the episode has ended, by a limit or a failure")
+    assert exchange.answer(Message(role="assistant", content="late")).result(0) == Ended(1.0)
+    assert ask(endpoint, exchange, {"messages": HELLO})[0] == 409
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"{", "the request: not valid JSON"),
+        ([], "the request: is [], expected an object"),
+        ({}, "messages=None: expected a list of at least one"),
+        ({"messages": []}, "messages=[]: expected a list of at least one"),
+        ({"messages": HELLO, "n": 2}, "n=2: only 1 is possible here, since an episode is one sequence"),
+        ({"messages": HELLO, "stop": ["\n"]}, "rollout.sampling.stop_strings ends turns"),
+        ({"messages": HELLO, "logprobs": True}, "the run keeps log-probs itself"),
+        ({"messages": HELLO, "response_format": {"type": "json_object"}}, 'only {"type": "text"} is possible here'),
+        ({"messages": HELLO, "chat_template_kwargs": {}}, "chat_template_kwargs={}: this endpoint does not know it"),
+        ({"messages": HELLO, "stream": "yes"}, "stream is 'yes', expected a boolean"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "role='robot'; expected one of"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "the policy reads text alone"),
+        ({"messages": [*HELLO, {"role": "assistant", "content": "x"}]}, "the last message is one of the assistant"),
+        (
+            {"messages": [{"role": "tool", "tool_call_id": "x", "content": "4"}]},
+            "tool_call_id='x', which no call before has",
+        ),
+        ({"messages": HELLO, "tools": [{"name": "add"}]}, "expected {'type': 'function'"),
+    ],
+)
+def test_what_an_episode_cannot_have_is_refused_in_one_line(endpoint, exchange, body, said):
+    status, found = ask(endpoint, exchange, body)
+    assert status == 400
+    assert said in found["error"]["message"]
+    assert "\n" not in found["error"]["message"]
+    assert not exchange.first.done()
+
+
+def test_other_addresses_and_lengths_are_refused(endpoint, exchange):
+    assert ask(endpoint, exchange, {}, path="/v1/responses")[0] == 404
+    assert ask(endpoint, exchange, b"", method="GET", path="/v1/models")[1]["data"][0]["id"] == "policy"
+    assert ask(endpoint, exchange, b" " * (MAX_FRAME_BYTES + 1))[0] == 413
+    assert ask(endpoint, exchange, b"", headers={"Content-Length": "-1"})[0] == 413
+    assert ask(endpoint, exchange, b"", headers={"Content-Length": "many"})[0] == 411
+
+
+def answered(endpoint, exchange, threads, messages, content, doing):
+    reply = asked(endpoint, exchange, threads, messages)
+    doing.result(60)
+    following = exchange.answer(Message(role="assistant", content=content))
+    assert reply.result(60)[0] == 200
+    return following
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ([], "has 1 messages, none after the 2 that were said before"),
+        (
+            [{"role": "assistant", "content": "hi there"}],
+            "the last message is one of the assistant",
+        ),
+        (
+            [{"role": "assistant", "content": "Hi"}, *HELLO],
+            "message 1 is 'Hi' of assistant, where ' hi there' of assistant",
+        ),
+        ([*HELLO, *HELLO], "message 1 is 'hello' of user"),
+        (
+            [{"role": "assistant", "content": "hi there"}, {"role": "assistant", "content": "and I"}, *HELLO],
+            "a message of the assistant was added, for which the policy speaks",
+        ),
+    ],
+)
+def test_a_request_goes_on_where_the_last_answer_ended(endpoint, exchange, threads, second, said):
+    answered(endpoint, exchange, threads, HELLO, " hi there", exchange.first)
+    status, body = ask(endpoint, exchange, {"messages": [*HELLO, *second]})
+    assert status == 400
+    assert said in body["error"]["message"]
+
+
+def test_tools_stay_those_of_the_first_request(endpoint, exchange, threads):
+    answered(endpoint, exchange, threads, HELLO, "hi", exchange.first)
+    again = [*HELLO, {"role": "assistant", "content": "hi"}, *HELLO]
+    status, body = ask(endpoint, exchange, {"messages": again, "tools": [TOOL]})
+    assert (status, body["error"]["message"].partition(";")[0]) == (
+        400,
+        "the tools are others than in the first request",
+    )
+
+
+def test_what_clients_write_besides_is_read_too(endpoint, exchange, threads):
+    opening = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
+        {"role": "user", "content": "a", "name": None},
+        {"role": "assistant", "content": "b", "refusal": None, "annotations": []},
+        {"role": "user", "content": "c"},
+    ]
+    reply = asked(endpoint, exchange, threads, opening, tool_choice="auto", top_p=None, max_tokens=5)
+    assert exchange.first.result(60).messages[0] == Message(role="system", content="Be brief.")
+    exchange.answer(Message(role="assistant", content="d"))
+    assert reply.result(60)[1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_keys_are_long_and_never_the_same():
+    keys = {Exchange().key for _ in range(100)}
+    assert len(keys) == 100
+    assert all(len(key) >= 43 for key in keys)
