@@ -115,6 +115,35 @@ def _mixture(
     }
 
 
+def _latent(hidden: int, ffn: int, heads: int, vocab: int, *, latent: int, size: int, experts: int) -> dict[str, Any]:
+    """Of a DeepSeek-V3 without a query latent, as Moonlight is; of two layers the first is dense.
+
+    ``latent``: of keys and values; ``size``: of a head's elements, of which half as many more are rotated.
+    """
+    return _mixture(hidden, ffn, heads, heads, vocab, experts=experts, chosen=experts // 10 or 2) | {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "q_lora_rank": None,
+        "kv_lora_rank": latent,
+        "qk_nope_head_dim": size,
+        "qk_rope_head_dim": size // 2,
+        "v_head_dim": size,
+        "head_dim": size // 2,
+        "n_routed_experts": experts,
+        "n_shared_experts": 2,
+        "intermediate_size": 8 * ffn,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 2.446,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "rope_interleave": True,
+        "rope_theta": 50000.0,
+        "rms_norm_eps": 1e-6,
+    }
+
+
 def sizes_of(device: torch.device, *, small: bool) -> Sizes:
     """Those of the models, or small ones that a core computes in seconds."""
     if small:
@@ -126,6 +155,7 @@ def sizes_of(device: torch.device, *, small: bool) -> Sizes:
                 ModelSize(name="small, tied", config=_config(128, 160, 4, 2, 503, tied=True), **batch),
                 ModelSize(name="small", config=_config(128, 160, 4, 2, 503, tied=False), **batch),
                 ModelSize(name="small mixture", config=_mixture(128, 64, 4, 2, 503, experts=8, chosen=2), **batch),
+                ModelSize(name="small latent", config=_latent(128, 64, 4, 503, latent=32, size=16, experts=8), **batch),
             ),
             whole=ModelSize(
                 name="small, whole", config=_config(128, 160, 4, 2, 503, tied=True) | {"num_hidden_layers": 4}, **batch
@@ -139,6 +169,7 @@ def sizes_of(device: torch.device, *, small: bool) -> Sizes:
     batch = {"responses": 32, "prompt_tokens": 256, "response_tokens": 1792, "micro_batch_tokens": 8192}
     half, seven = _config(896, 4864, 14, 2, 151936, tied=True), _config(3584, 18944, 28, 4, 152064, tied=False)
     mixture = _mixture(2048, 768, 32, 4, 151936, experts=128, chosen=8)
+    latent = _latent(2048, 1408, 16, 163840, latent=512, size=128, experts=64)
     return Sizes(
         device=device,
         heads=(
@@ -149,6 +180,7 @@ def sizes_of(device: torch.device, *, small: bool) -> Sizes:
             ModelSize(name="0.5B widths", config=half, **batch),
             ModelSize(name="7B widths", config=seven, **batch),
             ModelSize(name="30B-A3B widths", config=mixture, **batch),
+            ModelSize(name="Moonlight widths", config=latent, **batch),
         ),
         whole=ModelSize(name="0.5B whole", config=half | {"num_hidden_layers": 24}, **batch),
         dtype="bfloat16",

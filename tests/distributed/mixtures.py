@@ -43,7 +43,7 @@ def recorded_routers(model):
 
 @contextlib.contextmanager
 def forced_routers(model, batch):
-    """Routers take the batch's experts when a model goes through its rows; softmax over the chosen logits.
+    """Routers take the batch's experts when a model goes through its rows, with the weights of their own kind.
 
     The last token of a row, which the sampler has not run, chooses freely.
     """
@@ -56,7 +56,7 @@ def forced_routers(model, batch):
     def force(index, output):
         told = next(passes[index])[:, index]
         experts = torch.cat([told.to(output[2].device), output[2][-1:]])
-        return output[0], output[0].gather(1, experts).float().softmax(-1).to(output[1].dtype), experts
+        return output[0], _weights(routers[index], output[0].float(), experts).to(output[1].dtype), experts
 
     hooks = [
         router.register_forward_hook(lambda _, __, output, index=index: force(index, output))
@@ -65,3 +65,11 @@ def forced_routers(model, batch):
     yield
     for hook in hooks:
         hook.remove()
+
+
+def _weights(router, logits, experts):
+    """Of Qwen3-MoE's routers a softmax over the chosen logits; of those with a bias sigmoids, divided by their sum."""
+    if not hasattr(router, "e_score_correction_bias"):
+        return logits.gather(1, experts).softmax(-1)
+    chosen = logits.sigmoid().gather(1, experts)
+    return router.routed_scaling_factor * (chosen / chosen.sum(-1, keepdim=True) if router.norm_topk_prob else chosen)

@@ -46,7 +46,7 @@ def run(report: Report, sizes: Sizes) -> None:
 
 def _compare(section: Section, size: ModelSize, sizes: Sizes) -> None:
     rollouts = rollouts_of(size)
-    with trainer(size, sizes, replays="num_experts" in size.config) as (actor, folder):
+    with trainer(size, sizes, replays="num_experts_per_tok" in size.config) as (actor, folder):
         wanted = _Reference(folder, sizes.device, torch.float32).run(rollouts)
         rollouts = dataclasses.replace(rollouts, routed_experts=wanted["routed_experts"])
         rounded = _Reference(folder, sizes.device, torch.bfloat16).run(rollouts)
@@ -115,6 +115,8 @@ def _by_folder_names(gradients: dict[str, Tensor], arch: Architecture, actor: An
     found = {name: torch.zeros(shape) for name, shape in hf_shapes(arch).items()}
     alone = ShardCoordinates(tensor_parallel=TensorParallel(1, 0))
     for copy in load_plan(arch, alone, actor.padded_vocab_size()):
+        if copy.megatron_name not in gradients:  # a bias by which experts are chosen, which is not trained
+            continue
         part = as_matrix(gradients[copy.megatron_name])[copy.megatron_box.slices]
         as_matrix(found[copy.hf_name])[copy.hf_box.slices] = part.float().cpu()
     return found
