@@ -27,7 +27,7 @@ def assert_conversations(rows):
 
 
 def assert_last_turns_are_rewarded(records):
-    """The calculator rewards the last turn alone, which earns the outcome: 1 of a correct response, 0 of a wrong one."""
+    """The calculator rewards the last turn alone, which earns the whole outcome, 1 or 0."""
     for record in records:
         last_turn = record.foreign_spans[-1][1] if record.foreign_spans else 0
         if record.reward == 1:
