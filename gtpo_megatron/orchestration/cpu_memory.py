@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.config.run import RunConfig
@@ -16,6 +17,10 @@ CACHES = "key-value caches"
 ENGINE_GIB, RANK_GIB, RUN_GIB = 0.9, 0.6, 1.2
 """What processes take on a CPU without a model, as PSS of the tiny recipe (vLLM 0.32, Megatron 0.16, torch 2.13): one
 of an engine, a rank, and all others of a run together (driver, Ray, rewards)."""
+
+ENVIRONMENT_GIB = 0.03
+"""PSS of an environment's worker with its supervisor, before anything of the environment's own; docs/planning.md has
+the command that measures it."""
 
 TRAINED_BYTES = {"float32": 16, "bfloat16": 18}
 """Of a parameter of each dtype in the trainer: weights, float32 gradients, two moments of Adam, a float32 copy."""
@@ -61,7 +66,16 @@ def memory_needed(config: RunConfig, architecture: Architecture, *, free_bytes: 
             lowered_by="parallel.num_ranks" if has_replicas else "",
         ),
         Taken(by="driver, Ray and rewards", num_bytes=int(RUN_GIB * _GIB)),
+        *environments_need(config.environment, num_engines=config.rollout.num_engines),
     ]
+
+
+def environments_need(environment: EnvironmentConfig, *, num_engines: int) -> list[Taken]:
+    """What the workers of an environment take at least; empty without one."""
+    if not environment.name:
+        return []
+    num_bytes = num_engines * environment.num_workers * int(ENVIRONMENT_GIB * _GIB)
+    return [Taken(by="environments", num_bytes=num_bytes, lowered_by="environment.num_workers")]
 
 
 def engines_need(

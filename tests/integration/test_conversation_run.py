@@ -18,6 +18,7 @@ pytestmark = [
 
 RECIPE = "recipes.tiny_cpu:tool_gtpo"
 AGENT = str(Path(__file__).parents[2] / "examples/own_agent/agent.py:agent")
+TURN_REWARD_COEF = 0.5
 
 
 def assert_conversations(rows):
@@ -28,21 +29,33 @@ def assert_conversations(rows):
         assert row["sync/logprob_gap_mean"] < 1e-5
 
 
+def assert_last_turns_are_rewarded(records):
+    """The calculator rewards the last turn alone, which earns the whole outcome, 1 or 0."""
+    for record in records:
+        last_turn = record.foreign_spans[-1][1] if record.foreign_spans else 0
+        if record.reward == 1:
+            assert min(record.shaped_rewards[last_turn:]) >= 1 + TURN_REWARD_COEF
+        else:
+            assert max(record.shaped_rewards[last_turn:]) <= -1
+
+
 @pytest.mark.slow
 @LEAVINGS
 def test_a_killed_run_with_an_environment_equals_an_unbroken_one(tmp_path):
-    whole = Run(tmp_path / "whole", recipe=RECIPE, num_steps=4)
+    option = ("--algorithm.turn-reward-coef", str(TURN_REWARD_COEF))
+    whole = Run(tmp_path / "whole", *option, recipe=RECIPE, num_steps=4)
     whole.succeed()
-    broken = Run(tmp_path / "broken", recipe=RECIPE, num_steps=4)
+    broken = Run(tmp_path / "broken", *option, recipe=RECIPE, num_steps=4)
     broken.wait_for(r"step 3/4")
     broken.kill()
-    Run(tmp_path / "broken", "--resume", recipe=RECIPE, num_steps=4).succeed()
+    Run(tmp_path / "broken", *option, "--resume", recipe=RECIPE, num_steps=4).succeed()
     rows = steps(whole.folder)
     assert steps(tmp_path / "broken") == rows
     assert_conversations(rows[1:])
     assert all(row["timing/environment_s"] > 0 for row in read_metrics(whole.folder / "metrics.jsonl")[1:])
     records = list(iter_rollouts(whole.folder / "rollouts" / "step_000004.jsonl"))
     assert any(record.foreign_spans for record in records)
+    assert_last_turns_are_rewarded(records)
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ from gtpo_megatron.judge.client import check_judge
 from gtpo_megatron.machine_memory import memory
 from gtpo_megatron.observability.known_warnings import known_to_file
 from gtpo_megatron.observability.logs import set_up_logs
-from gtpo_megatron.orchestration.cpu_memory import engines_need
+from gtpo_megatron.orchestration.cpu_memory import engines_need, environments_need
 from gtpo_megatron.orchestration.host import check_attention, check_cache, check_free, is_cpu_build
 from gtpo_megatron.orchestration.loop.inputs import contamination_notes, rows_needed, template_notes
 from gtpo_megatron.orchestration.run_supervisor import swept_process
@@ -331,13 +331,16 @@ def _check_memory(folder: Path, config: EvaluateConfig, console: Console) -> Non
         ConfigError: the cache that was asked for does not fit into what is free.
     """
     rollout, free = config.engine.rollout(config.sampling), memory()[1]
-    needed = engines_need(
-        rollout,
-        read_architecture(folder),
-        max_tokens=config.max_sequence_tokens,
-        free_bytes=free,
-        where="engine",
-    )
+    needed = [
+        *engines_need(
+            rollout,
+            read_architecture(folder),
+            max_tokens=config.max_sequence_tokens,
+            free_bytes=free,
+            where="engine",
+        ),
+        *environments_need(config.environment, num_engines=1),
+    ]
     said, is_enough = check_free(rollout, needed, where="engine")
     print_sentence(console, f"{'' if is_enough else 'warning: '}the evaluation {said}")
 

@@ -204,6 +204,24 @@ def test_fewer_ranks_are_advice_only_where_there_are_replicas(layout, is_lowered
     assert (ranks.lowered_by == "parallel.num_ranks") is is_lowered
 
 
+def test_workers_of_environments_are_counted_for_every_engine():
+    def environments(config):
+        parts = cpu_memory.memory_needed(config, read_architecture(TINY), free_bytes=GIB)
+        return [(one.num_bytes, one.lowered_by) for one in parts if one.by == "environments"]
+
+    config = tiny_cpu.tool_gtpo()
+    assert environments(tiny_cpu.gtpo()) == []
+    ((some, lowered_by),) = environments(config)
+    assert lowered_by == "environment.num_workers"
+    many = replace(
+        config,
+        environment=replace(config.environment, num_workers=4 * config.environment.num_workers),
+        rollout=replace(config.rollout, num_engines=2),
+        cluster=replace(config.cluster, mode="ray"),
+    )
+    assert environments(many) == [(8 * some, lowered_by)]
+
+
 @pytest.mark.parametrize("where", ["rollout", "engine"])
 def test_a_cache_that_was_asked_for_and_is_larger_than_what_is_free_is_refused(free, where):
     free(7)

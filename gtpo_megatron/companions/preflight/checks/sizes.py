@@ -367,4 +367,8 @@ def mixed_rewards(rollouts: RolloutBatch, config: RunConfig) -> RewardBatch:
     rows = torch.arange(rollouts.num_responses)
     right = config.algorithm.success_threshold + 1.0
     rewards = torch.where(rows % 2 == 0, right, 0.0).float()
-    return RewardBatch(rewards=rewards, failed=torch.zeros(len(rows), dtype=torch.bool))
+    return RewardBatch(
+        rewards=rewards,
+        failed=torch.zeros(len(rows), dtype=torch.bool),
+        turn_rewards=tuple((reward,) for reward in rewards.tolist()),  # each response is one turn
+    )

@@ -108,6 +108,7 @@ def test_a_full_batch_is_of_whole_groups_and_of_the_greatest_length():
     assert tokens >= config.update.micro_batch_tokens
     assert batch.num_responses <= config.data.prompts_per_step * config.rollout.group_size
     rewards = mixed_rewards(batch, config)
+    assert rewards.turn_rewards == tuple((reward,) for reward in rewards.rewards.tolist()), "each is one turn"
     for group in batch.group_ids.unique():
         right = rewards.rewards[batch.group_ids == group] >= config.algorithm.success_threshold
         assert right.any()
