@@ -1,4 +1,4 @@
-"""The endpoint of a worker's agents: OpenAI's chat completions, on the loopback, each episode with a key of its own."""
+"""The endpoint of a worker's agents, on the loopback; each episode has a key of its own."""
 
 import hmac
 import itertools
@@ -6,15 +6,15 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
 from typing import Any
 
-from gtpo_megatron.conversations.agents import AgentTurns, Exchange
-from gtpo_megatron.conversations.chat_form import chat_answer, chat_events, chat_request_from, error_body
+from gtpo_megatron.conversations.chat_form import chat_answer, chat_request_from, error_body
+from gtpo_megatron.conversations.exchange import Exchange
 from gtpo_megatron.conversations.frames import MAX_FRAME_BYTES
+from gtpo_megatron.conversations.token_form import token_answer, token_request_from
 from gtpo_megatron.errors import GTPOError, StageOrderError
 from gtpo_megatron.untrusted.json_text import parse_json
 
@@ -22,6 +22,12 @@ HOST = "127.0.0.1"
 
 READ_LIMIT_S = 60.0
 """Time in which a client must send the next bytes of its request."""
+
+_FORMS: Mapping[str, tuple[Callable[[object], Any], Callable[..., Any]]] = {
+    "/v1/chat/completions": (chat_request_from, chat_answer),
+    "/inference/v1/generate": (token_request_from, token_answer),
+}
+"""By path, what reads a request and what writes its answer."""
 
 DISCARDED_BYTES = 64 << 20
 """Bytes of a request that is too long that are read, so that its client reads the answer."""
@@ -44,21 +50,22 @@ class ChatEndpoint(ThreadingTCPServer):
         """The ``base_url`` of clients."""
         return f"http://{HOST}:{self.server_address[1]}/v1"
 
-    def open(self) -> tuple[Exchange, str, Callable[[], None]]:
-        """An exchange, its URL, and what forgets it."""
+    def open(self) -> Exchange:
+        """Makes an exchange, and serves it until it is forgotten."""
         exchange = Exchange()
         self._exchanges.append(exchange)
-        return exchange, self.url, partial(self._forget, exchange)
+        return exchange
+
+    def forget(self, exchange: Exchange) -> None:
+        """Serves an exchange no longer; its key is no key any more."""
+        if exchange in self._exchanges:
+            self._exchanges.remove(exchange)
 
     def of_key(self, key: str) -> Exchange | None:
         """The exchange with a key; the time that this takes tells nothing of the keys that there are."""
         given = key.encode()
         found = [one for one in list(self._exchanges) if hmac.compare_digest(one.key.encode(), given)]
         return found[0] if found else None
-
-    def _forget(self, exchange: Exchange) -> None:
-        if exchange in self._exchanges:
-            self._exchanges.remove(exchange)
 
 
 _lock = threading.Lock()
@@ -70,14 +77,17 @@ def the_endpoint() -> ChatEndpoint:
     with _lock:
         if not _endpoints:
             _endpoints.append(ChatEndpoint())
-            for name in ("no_proxy", "NO_PROXY"):  # a cluster's proxy would not find this machine's loopback
-                os.environ[name] = ",".join(filter(None, (os.environ.get(name), HOST)))
         return _endpoints[0]
 
 
-def agent_turns(agent: Callable[..., Any]) -> AgentTurns:
-    """The environment of an episode with an agent."""
-    return AgentTurns(agent, the_endpoint().open)
+def keep_from_proxies() -> None:
+    """Lets clients of this process, and of its children, ask the loopback itself where a proxy is set.
+
+    Before an agent is imported: clients look when they are made.
+    """
+    for name in ("no_proxy", "NO_PROXY"):
+        hosts = [one for one in os.environ.get(name, "").split(",") if one not in ("", HOST)]
+        os.environ[name] = ",".join([*hosts, HOST])
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -92,28 +102,29 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.rstrip("/") == "/v1/models":
             self._say({"object": "list", "data": [{"id": "policy", "object": "model", "created": 0, "owned_by": ""}]})
         else:
-            self._refuse(HTTPStatus.NOT_FOUND, f"there is no {self.path} here, only /v1/chat/completions")
+            self._refuse(HTTPStatus.NOT_FOUND, f"there is no {self.path} here, only /v1/models")
 
     def do_POST(self) -> None:
         body = self._body()
         if body is None or (exchange := self._exchange()) is None:
             return
-        if self.path.rstrip("/") != "/v1/chat/completions":
-            self._refuse(HTTPStatus.NOT_FOUND, f"there is no {self.path} here, only /v1/chat/completions")
+        if (form := _FORMS.get(self.path.rstrip("/"))) is None:
+            self._refuse(HTTPStatus.NOT_FOUND, f"there is no {self.path} here, only {' and '.join(_FORMS)}")
             return
+        request_from, answer = form
         try:
-            request = chat_request_from(parse_json(body, "the request", half_pairs=True))
+            request = request_from(parse_json(body, "the request", half_pairs=True))
             turn = exchange.ask(request.asked)
         except StageOrderError as error:
             self._refuse(HTTPStatus.CONFLICT, str(error))
         except GTPOError as error:
             self._refuse(HTTPStatus.BAD_REQUEST, str(error))
         else:
-            number = next(self.server.numbers)
-            if request.is_streamed:
-                self._send(HTTPStatus.OK, "text/event-stream", chat_events(turn, request, number=number))
+            said = answer(turn, request, number=next(self.server.numbers))
+            if isinstance(said, str):
+                self._send(HTTPStatus.OK, "text/event-stream", said)
             else:
-                self._say(chat_answer(turn, request, number=number))
+                self._say(said)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Says nothing: an agent's log would have a line per turn."""
@@ -150,14 +161,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
         data = text.encode()
+        # OpenAI's client asks again after 409 unless it is told not to
+        headers = {"Content-Type": kind, "Content-Length": str(len(data)), "x-should-retry": "false"}
         try:
             self.send_response(status)
-            # OpenAI's client asks again after 409 unless it is told not to
-            for name, value in {
-                "Content-Type": kind,
-                "Content-Length": str(len(data)),
-                "x-should-retry": "false",
-            }.items():
+            for name, value in headers.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(data)

@@ -84,23 +84,25 @@ def chat_request_from(value: object) -> ChatRequest:
     )
 
 
-def chat_answer(turn: Message, request: ChatRequest, *, number: int) -> dict[str, Any]:
-    """The answer to a request.
+def chat_answer(turn: Message, request: ChatRequest, *, number: int) -> dict[str, Any] | str:
+    """The answer to a request; events as text if it is streamed.
 
     Args:
         turn: the policy's.
         request: that it answers.
         number: of the answer, for its id.
     """
+    if request.is_streamed:
+        return _events(turn, request, number=number)
     return _completion("chat.completion", number, request) | {
         "choices": [
             {"index": 0, "message": _spoken(turn), "finish_reason": _finish_reason(turn), "logprobs": None},
         ],
-        "usage": _usage(turn),
+        "usage": usage_of(turn),
     }
 
 
-def chat_events(turn: Message, request: ChatRequest, *, number: int) -> str:
+def _events(turn: Message, request: ChatRequest, *, number: int) -> str:
     """The answer as server-sent events: all of it in one, since an episode's turns are sampled whole."""
     head = _completion("chat.completion.chunk", number, request)
     delta = _spoken(turn)
@@ -109,7 +111,7 @@ def chat_events(turn: Message, request: ChatRequest, *, number: int) -> str:
     whole = {"index": 0, "delta": delta, "finish_reason": _finish_reason(turn), "logprobs": None}
     events = [head | {"choices": [whole]}]
     if request.wants_usage:
-        events.append(head | {"choices": [], "usage": _usage(turn)})
+        events.append(head | {"choices": [], "usage": usage_of(turn)})
     return "".join(f"data: {text}\n\n" for text in (*map(json.dumps, events), "[DONE]"))
 
 
@@ -180,7 +182,8 @@ def _finish_reason(turn: Message) -> str:
     return "tool_calls" if turn.tool_calls else "stop"
 
 
-def _usage(turn: Message) -> dict[str, int]:
+def usage_of(turn: Message) -> dict[str, int]:
+    """How many tokens a turn has, and its prompt, as OpenAI writes it."""
     sampled = turn.sampled or Sampled()
     return {
         "prompt_tokens": sampled.num_prompt_tokens,

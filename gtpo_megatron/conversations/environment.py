@@ -20,8 +20,7 @@ from functools import partial
 from typing import Any
 
 from gtpo_megatron.config.named_function import named_function
-from gtpo_megatron.conversations.agents import is_agent
-from gtpo_megatron.conversations.chat_endpoint import agent_turns
+from gtpo_megatron.conversations.agents import AgentTurns, is_agent
 from gtpo_megatron.conversations.messages import Message, Opening, Reply
 from gtpo_megatron.conversations.openai_form import opening_from, reply_from
 from gtpo_megatron.conversations.tools import ToolEnvironment, ToolTurns, check_tools
@@ -59,7 +58,7 @@ def resolve_environment(name: str) -> NamedEnvironment:
     factory = named_function(name, what="environment", example="examples/own_environment/calculator.py:Calculator")
     if is_agent(factory):
         return NamedEnvironment(
-            name=name, make=partial(agent_turns, factory), is_async=inspect.iscoroutinefunction(factory)
+            name=name, make=partial(AgentTurns, factory), is_async=inspect.iscoroutinefunction(factory)
         )
     _check_no_arguments(factory, name)
     if not inspect.isclass(factory):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from gtpo_megatron.conversations.chat_endpoint import keep_from_proxies
 from gtpo_megatron.conversations.environment import Episode, NamedEnvironment, resolve_environment
 from gtpo_megatron.conversations.frames import Frame, FrameReader, Kind, packed
 from gtpo_megatron.conversations.openai_form import opening_json, reply_json, turn_of_json
@@ -41,6 +42,7 @@ def main() -> None:
     connection = socket.socket(fileno=told["descriptor"])
     connection.set_inheritable(False)  # or what the environment starts would keep the pipe open
     threading.stack_size(STACK_BYTES)
+    keep_from_proxies()
     try:
         environment = resolve_environment(told["name"])
     except ConfigError as error:

@@ -33,11 +33,15 @@ class Sampled:
         num_prompt_tokens: that the policy had read before it, of the whole conversation.
         num_tokens: of the turn, with the one that ended it.
         is_cut: a limit ended it, not the policy.
+        token_ids: of the turn, for who writes tokens instead of messages.
+        logprobs: of these.
     """
 
     num_prompt_tokens: int = 0
     num_tokens: int = 0
     is_cut: bool = False
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,10 +76,12 @@ class Opening:
     Attributes:
         messages: all up to the policy's first turn.
         tools: that the policy may call, as OpenAI describes functions: ``{"type": "function", "function": {...}}``.
+        token_ids: in the place of both, the whole prompt.
     """
 
-    messages: tuple[Message, ...]
+    messages: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,11 +93,13 @@ class Reply:
         reward: of the turn; that of the last one is the outcome's.
         done: the conversation has ended.
         num_tool_errors: calls of the turn that failed or could not be read.
+        token_ids: in the place of messages, where the opening had such.
     """
 
     messages: tuple[Message, ...] = ()
     reward: float = 0.0
     done: bool = False
     num_tool_errors: int = 0
+    token_ids: tuple[int, ...] = ()
     parts: Mapping[str, float] = field(default_factory=dict)
     """Parts of the reward, by name: metrics of the run, as those of a reward function."""

@@ -82,7 +82,10 @@ def turn_of_json(value: Mapping[str, Any], where: str) -> Message:
     """
     rest = dict(value)
     sampled = rest.pop("sampled", None)
-    return replace(message_from(rest, where), sampled=Sampled(**sampled) if sampled else None)
+    if sampled is None:
+        return message_from(rest, where)
+    sampled |= {key: tuple(sampled[key]) for key in ("token_ids", "logprobs")}
+    return replace(message_from(rest, where), sampled=Sampled(**sampled))
 
 
 def opening_from(returned: object, where: str) -> Opening:
@@ -97,6 +100,10 @@ def opening_from(returned: object, where: str) -> Opening:
         if not isinstance(returned, Sequence) or isinstance(returned, bytes | bytearray):
             raise DataError(f"{where} returned {shown(returned)}; expected an Opening, a list of messages or a text")
         returned = Opening(messages=tuple(returned))
+    if returned.token_ids:
+        if returned.messages or returned.tools:
+            raise DataError(f"{where} returned both token ids and messages or tools; expected one of them")
+        return Opening(token_ids=token_ids_from(returned.token_ids, where))
     messages = _messages_from(returned.messages, where)
     if not messages or messages[-1].role == "assistant":
         found = "one of the assistant" if messages else "none"
@@ -119,15 +126,37 @@ def reply_from(returned: object, where: str) -> Reply:
         raise DataError(f"{where} returned num_tool_errors={shown(errors)}; expected a number of calls")
     reward = checked(Reward(returned.reward, returned.parts), by=where)
     messages = _messages_from(returned.messages, where)
-    if returned.done and messages:
+    token_ids = token_ids_from(returned.token_ids, where)
+    if returned.done and (messages or token_ids):
         raise DataError(f"{where} returned done with messages: the policy would never read them")
-    if not returned.done and not messages:
+    if messages and token_ids:
+        raise DataError(f"{where} returned both token ids and messages; expected one of them")
+    if not returned.done and not messages and not token_ids:
         raise DataError(f"{where} returned neither done nor a message: the policy would have nothing to answer")
     if any(message.role == "assistant" for message in messages):
         raise DataError(f"{where} returned a message of the assistant, for which the policy speaks")
     return Reply(
-        messages=messages, reward=reward.value, done=returned.done, num_tool_errors=int(errors), parts=reward.parts
+        messages=messages,
+        reward=reward.value,
+        done=returned.done,
+        num_tool_errors=int(errors),
+        token_ids=token_ids,
+        parts=reward.parts,
     )
+
+
+def token_ids_from(value: object, where: str) -> tuple[int, ...]:
+    """Token ids, given as a sequence.
+
+    Raises:
+        DataError: they are none.
+    """
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
+        wrong = next((one for one in value if isinstance(one, bool) or not isinstance(one, int) or one < 0), None)
+        if wrong is None:
+            return tuple(value)
+        value = wrong
+    raise DataError(f"{where}: got {shown(value)}, expected token ids")
 
 
 def opening_json(opening: Opening) -> dict[str, Any]:
@@ -135,6 +164,7 @@ def opening_json(opening: Opening) -> dict[str, Any]:
     return {
         "messages": [openai_message(one) for one in opening.messages],
         "tools": [dict(one) for one in opening.tools],
+        "token_ids": opening.token_ids,
     }
 
 
@@ -144,7 +174,10 @@ def opening_of_json(value: Mapping[str, Any], where: str) -> Opening:
     Raises:
         DataError: as :func:`opening_from`.
     """
-    return opening_from(Opening(messages=value.get("messages", ()), tools=value.get("tools", ())), where)
+    return opening_from(
+        Opening(messages=value.get("messages", ()), tools=value.get("tools", ()), token_ids=value.get("token_ids", ())),
+        where,
+    )
 
 
 def reply_json(reply: Reply) -> dict[str, Any]:
@@ -154,6 +187,7 @@ def reply_json(reply: Reply) -> dict[str, Any]:
         "reward": reply.reward,
         "done": reply.done,
         "num_tool_errors": reply.num_tool_errors,
+        "token_ids": reply.token_ids,
         "parts": dict(reply.parts),
     }
 
@@ -170,6 +204,7 @@ def reply_of_json(value: Mapping[str, Any], where: str) -> Reply:
             reward=value.get("reward", 0.0),
             done=value.get("done", False),
             num_tool_errors=value.get("num_tool_errors", 0),
+            token_ids=value.get("token_ids", ()),
             parts=value.get("parts", {}),
         ),
         where,

@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
+from gtpo_megatron.conversations.chat_endpoint import keep_from_proxies
 from gtpo_megatron.conversations.environment import Episode, resolve_environment
 from gtpo_megatron.conversations.messages import Message, ToolCall
 from gtpo_megatron.errors import DataError, GTPOError
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) < 2:
         print_sentence(console, (__doc__ or "").partition("::\n")[2].strip())
         return 2
+    keep_from_proxies()
     try:
         asyncio.run(_played(console, arguments[0], arguments[1], arguments[2:]))
     except GTPOError as error:

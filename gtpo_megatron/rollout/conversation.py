@@ -12,7 +12,7 @@ from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.problems import DataConfig
 from gtpo_megatron.conversations.environment import resolve_environment
 from gtpo_megatron.conversations.environment_processes import EnvironmentPool, Event
-from gtpo_megatron.conversations.messages import Opening, Reply, Sampled
+from gtpo_megatron.conversations.messages import Message, Opening, Reply, Sampled
 from gtpo_megatron.conversations.template_bridge import TemplateBridge
 from gtpo_megatron.data.chat_template import TemplateInputs, today
 from gtpo_megatron.errors import DataError, RolloutError
@@ -31,12 +31,14 @@ class _Account:
         last_turn: tokens of the policy's last turn; None before the first.
         tools: that the policy may call.
         num_tokens: of prompt, turns and answers.
+        writes_tokens: the environment does, instead of messages.
         has_ended: the environment has, so that nothing more can be asked of it.
     """
 
     last_turn: tuple[int, ...] | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
     num_tokens: int = 0
+    writes_tokens: bool = False
     has_ended: bool = False
     num_turns: int = 0
     reward: float = 0.0
@@ -78,6 +80,7 @@ class Conversation:
         self.in_rounds = in_rounds
         self._config = config
         self._bridge = _bridge(config, data, tokenizer, stop_ids)
+        self._vocab_size = len(tokenizer)
         self._max_prompt_tokens = data.max_prompt_tokens
         self._accounts: dict[int, _Account] = {}
         self._pool = EnvironmentPool(
@@ -96,17 +99,22 @@ class Conversation:
         row: dict[str, Any] = {**json.loads(problem.columns_json), "prompt": problem.prompt, "answer": problem.answer}
         self._pool.open(episode, row)
 
-    def turn_ended(self, episode: int, token_ids: Sequence[int], *, is_truncated: bool) -> None:
+    def turn_ended(self, episode: int, completion: Any) -> None:
         """Calls ``step`` with the turn as a message."""
-        account = self._accounts[episode]
-        account.last_turn = tuple(token_ids)
+        account, token_ids = self._accounts[episode], tuple(completion.token_ids)
+        is_cut = completion.finish_reason == "length"
+        sampled = Sampled(num_prompt_tokens=account.num_tokens, num_tokens=len(token_ids), is_cut=is_cut)
+        account.last_turn = token_ids
         account.num_turns += 1
-        sampled = Sampled(num_prompt_tokens=account.num_tokens, num_tokens=len(token_ids), is_cut=is_truncated)
         account.num_tokens += len(token_ids)
         if account.has_ended:  # with its process, while the turn was sampled; the answer that says so is there already
             return
-        turn = self._bridge.parse(token_ids, is_truncated=is_truncated, tools=account.tools)
-        self._pool.step(episode, replace(turn, sampled=sampled))
+        if account.writes_tokens:
+            sampled = replace(sampled, token_ids=token_ids, logprobs=tuple(completion.logprobs.logprobs))
+            self._pool.step(episode, Message(role="assistant", sampled=sampled))
+        else:
+            turn = self._bridge.parse(token_ids, is_truncated=is_cut, tools=account.tools)
+            self._pool.step(episode, replace(turn, sampled=sampled))
 
     def answers(self, *, within_s: float) -> dict[int, Answer]:
         """Answers that there are, by episode."""
@@ -140,8 +148,8 @@ class Conversation:
         return Answer(context_ids=None, outcome=account.outcome(event.failure))
 
     def _opened(self, account: _Account, opening: Opening) -> Answer:
-        account.tools = opening.tools
-        tokens = self._bridge.opening(opening)
+        account.tools, account.writes_tokens = opening.tools, bool(opening.token_ids)
+        tokens = self._known(opening.token_ids) or self._bridge.opening(opening)
         if len(tokens) > self._max_prompt_tokens:
             failure = f"the opening has {len(tokens)} tokens, data.max_prompt_tokens={self._max_prompt_tokens}"
             return Answer(context_ids=None, outcome=account.outcome(failure))
@@ -156,9 +164,15 @@ class Conversation:
         if reply.done or account.num_turns >= self._config.max_turns:
             return Answer(context_ids=None, outcome=account.outcome())
         assert account.last_turn is not None, "an environment replies to a turn"
-        tokens = self._bridge.next_turn(account.last_turn, reply.messages)
+        tokens = self._known(reply.token_ids) or self._bridge.next_turn(account.last_turn, reply.messages)
         account.num_tokens += len(tokens)
         return Answer(context_ids=tokens, outcome=account.outcome())
+
+    def _known(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Token ids that an environment has written, of which the model knows all."""
+        if (largest := max(token_ids, default=0)) >= self._vocab_size:
+            raise DataError(f"the environment wrote the token {largest}; the tokenizer has {self._vocab_size}")
+        return token_ids
 
 
 def check_conversation(

@@ -57,8 +57,8 @@ class Environment(Protocol):
         """Begins an episode; its first answer is the prompt."""
         ...
 
-    def turn_ended(self, episode: int, token_ids: Sequence[int], *, is_truncated: bool) -> None:
-        """Asks what follows a turn; ``is_truncated``: a limit ended it, not the policy."""
+    def turn_ended(self, episode: int, completion: Any) -> None:
+        """Asks what follows a turn, which is vLLM's ``CompletionOutput``."""
         ...
 
     def answers(self, *, within_s: float) -> dict[int, Answer]:
@@ -290,8 +290,7 @@ class InFlight:
                 if self._environment is None:
                     self._end(key)
                 else:
-                    is_truncated = turn.completion.finish_reason == "length"
-                    self._environment.turn_ended(key, turn.completion.token_ids, is_truncated=is_truncated)
+                    self._environment.turn_ended(key, turn.completion)
                     self._waiting.add(key)
 
     def _take_answers(self, deadline: float) -> None:

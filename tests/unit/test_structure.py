@@ -55,8 +55,9 @@ def test_environment_variables_are_read_in_launchers_only():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and node.attr == "environ":
                 parent = path.relative_to(ROOT)
-                # orchestration sets what vLLM and Ray read, and an evaluation what its engine reads
-                owner = parent.parts[0] == "orchestration" or parent.name == "evaluation_run.py"
+                # orchestration sets what vLLM and Ray read, an evaluation what its engine reads, the worker of an
+                # environment what an agent's HTTP client reads
+                owner = parent.parts[0] == "orchestration" or parent.name in ("evaluation_run.py", "chat_endpoint.py")
                 assert owner, f"{parent} touches os.environ"
             assert not (isinstance(node, ast.Attribute) and node.attr == "getenv"), path
 

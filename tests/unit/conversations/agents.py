@@ -4,7 +4,10 @@ import asyncio
 import time
 from pathlib import Path
 
+import httpx
 import openai
+
+from gtpo_megatron.rewards.request import Reward
 
 SHARED = openai.OpenAI(base_url="http://localhost", api_key="-", max_retries=2)
 ASYNC = openai.AsyncOpenAI(base_url="http://localhost", api_key="-")
@@ -75,3 +78,18 @@ def obeys(row, *, base_url, api_key):
         except openai.APIStatusError as error:
             Path(rest).write_text(f"{error.status_code} {error.message}")
     return 0.5
+
+
+def writes_tokens(row, *, base_url, api_key):
+    """Says the row's tokens, as clients of vLLM's own endpoint do; the reward is the last log-prob."""
+    url = base_url.removesuffix("/v1") + "/inference/v1/generate"
+    ids = row["ids"]
+    for added in (row["added"], []):
+        body = {"model": "any", "token_ids": ids, "sampling_params": {"temperature": 0.5, "logprobs": 1}}
+        answer = httpx.post(url, json=body, headers={"Authorization": f"Bearer {api_key}"}, timeout=60)
+        choice = answer.raise_for_status().json()["choices"][0]
+        content = choice["logprobs"]["content"]
+        assert [one["token"] for one in content] == [f"token_id:{one}" for one in choice["token_ids"]]
+        assert [one["token_id"] for one in content] == choice["token_ids"]
+        ids = ids + choice["token_ids"] + added
+    return Reward(content[-1]["logprob"], parts={"is_cut": float(choice["finish_reason"] == "length")})

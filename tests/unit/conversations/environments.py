@@ -95,6 +95,8 @@ ODD = {
     "none": lambda: None,
     "done-with-messages": lambda: Reply(done=True, messages=(Message(role="user", content="more"),)),
     "nothing": Reply,
+    "tokens-and-messages": lambda: Reply(token_ids=(1,), messages=(Message(role="user", content="more"),)),
+    "tokens": lambda: Reply(token_ids=(1, 2.5)),
     "assistant": lambda: Reply(messages=(Message(role="assistant", content="I"),)),
     "role": lambda: Reply(messages=({"role": "robot", "content": "I"},)),
     "key": lambda: Reply(messages=({"role": "user", "contents": "I"},)),

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 
-from gtpo_megatron.conversations.agents import Ended, Exchange
 from gtpo_megatron.conversations.chat_endpoint import ChatEndpoint
+from gtpo_megatron.conversations.exchange import Ended, Exchange
 from gtpo_megatron.conversations.frames import MAX_FRAME_BYTES
 from gtpo_megatron.conversations.messages import Message, Sampled, ToolCall
 
@@ -27,9 +27,9 @@ def endpoint():
 
 @pytest.fixture
 def exchange(endpoint):
-    one, _, forget = endpoint.open()
+    one = endpoint.open()
     yield one
-    forget()
+    endpoint.forget(one)
 
 
 @pytest.fixture
@@ -103,13 +103,13 @@ def test_a_wrong_key_reads_nothing(endpoint, exchange):
 
 
 def test_a_key_is_that_of_one_episode(endpoint, exchange, threads):
-    other, _, forget = endpoint.open()
+    other = endpoint.open()
     reply = asked(endpoint, other, threads)
     assert other.first.result(60).messages[0].content == "hello"
     assert not exchange.first.done()
     other.answer(Message(role="assistant", content="hi"))
     assert reply.result(60)[1]["choices"][0]["message"]["content"] == "hi"
-    forget()
+    endpoint.forget(other)
     assert ask(endpoint, other, {"messages": HELLO})[0] == 401
 
 
@@ -253,3 +253,63 @@ def test_keys_are_long_and_never_the_same():
     keys = {Exchange().key for _ in range(100)}
     assert len(keys) == 100
     assert all(len(key) >= 43 for key in keys)
+
+
+GENERATE = "/inference/v1/generate"
+
+
+def generated(endpoint, exchange, threads, ids, said, doing):
+    """An answer to tokens, and what the agent does next."""
+    reply = threads.submit(ask, endpoint, exchange, {"token_ids": ids}, path=GENERATE)
+    assert doing.result(60).token_ids == tuple(ids[-1:])
+    sampled = Sampled(num_prompt_tokens=len(ids), num_tokens=1, token_ids=said, logprobs=(-0.5,))
+    following = exchange.answer(Message(role="assistant", sampled=sampled))
+    return reply.result(60)[1], following
+
+
+def test_tokens_go_on_from_what_was_sampled(endpoint, exchange, threads):
+    first, following = generated(endpoint, exchange, threads, [7], (8,), exchange.first)
+    assert first["choices"] == [
+        {
+            "index": 0,
+            "token_ids": [8],
+            "finish_reason": "stop",
+            "stop_reason": None,
+            "logprobs": {
+                "content": [{"token": "token_id:8", "token_id": 8, "logprob": -0.5, "rank": None, "top_logprobs": []}]
+            },
+        }
+    ]
+    assert first["usage"]["total_tokens"] == 2
+    for ids, said in (
+        ([7, 9, 9], "from token 1 on the request differs from the 2 that were said before"),
+        ([7], "from token 1 on"),
+        ([7, 8], "no token after the 2"),
+    ):
+        status, body = ask(endpoint, exchange, {"token_ids": ids}, path=GENERATE)
+        assert (status, said in body["error"]["message"]) == (400, True)
+    assert "goes on with token ids" in ask(endpoint, exchange, {"messages": HELLO})[1]["error"]["message"]
+    generated(endpoint, exchange, threads, [7, 8, 9], (1,), following)
+
+
+def test_messages_do_not_go_on_as_tokens(endpoint, exchange, threads):
+    answered(endpoint, exchange, threads, HELLO, "hi", exchange.first)
+    status, body = ask(endpoint, exchange, {"token_ids": [1]}, path=GENERATE)
+    assert (status, body["error"]["message"]) == (400, "the episode began with messages; it goes on with messages")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "token_ids: got None, expected token ids"),
+        ({"token_ids": []}, "expected at least one"),
+        ({"token_ids": [1, -1]}, "got -1, expected token ids"),
+        ({"token_ids": [True]}, "got True, expected token ids"),
+        ({"token_ids": [1], "sampling_params": {"n": 2}}, "n=2: only 1 is possible here"),
+        ({"token_ids": [1], "stream": True}, "stream=True: only False"),
+        ({"token_ids": [1], "features": {}}, "features={}: this endpoint does not know it"),
+    ],
+)
+def test_tokens_that_are_none_are_refused(endpoint, exchange, body, said):
+    status, found = ask(endpoint, exchange, body, path=GENERATE)
+    assert (status, said in found["error"]["message"]) == (400, True)

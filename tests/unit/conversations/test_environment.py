@@ -1,10 +1,11 @@
 import asyncio
 import dataclasses
+import json
 
 import pytest
 
 from gtpo_megatron.conversations.environment import Episode, resolve_environment
-from gtpo_megatron.conversations.messages import Message, Opening, Reply, ToolCall
+from gtpo_megatron.conversations.messages import Message, Opening, Reply, Sampled, ToolCall
 from gtpo_megatron.conversations.openai_form import (
     message_from,
     openai_message,
@@ -13,6 +14,8 @@ from gtpo_megatron.conversations.openai_form import (
     opening_of_json,
     reply_json,
     reply_of_json,
+    turn_json,
+    turn_of_json,
 )
 from gtpo_megatron.errors import ConfigError, DataError
 
@@ -51,6 +54,15 @@ def test_an_async_one_and_one_that_a_function_makes_are_played_too(name):
     assert play(name, {"prompt": "x"}, "go")[-1] == Reply(done=True)
 
 
+def test_tokens_cross_the_pipe_as_they_are():
+    opening, reply = Opening(token_ids=(1, 2)), Reply(token_ids=(3,))
+    assert opening_of_json(json.loads(json.dumps(opening_json(opening))), "here") == opening
+    assert reply_of_json(json.loads(json.dumps(reply_json(reply))), "here") == reply
+    sampled = Sampled(num_prompt_tokens=2, num_tokens=1, is_cut=True, token_ids=(4,), logprobs=(-0.5,))
+    turn = Message(role="assistant", content="x", sampled=sampled)
+    assert turn_of_json(json.loads(json.dumps(turn_json(turn))), "here") == turn
+
+
 def test_tools_are_played_in_both_shapes():
     assert [tool["function"]["name"] for tool in play("OfTrl", {"prompt": "x"})[0].tools] == ["add", "step"]
     assert play("Calculator", {"prompt": "x", "answer": "3"}, "3")[-1].reward == 1.0
@@ -81,6 +93,8 @@ def test_what_is_no_environment_is_a_config_error(name, said):
         ("none", "step returned None; expected a Reply"),
         ("done-with-messages", "step returned done with messages"),
         ("nothing", "step returned neither done nor a message"),
+        ("tokens-and-messages", "step returned both token ids and messages; expected one of them"),
+        ("tokens", "step: got 2.5, expected token ids"),
         ("assistant", "step returned a message of the assistant, for which the policy speaks"),
         ("role", "step: a message has role='robot'; expected one of system, user, assistant, tool"),
         ("key", "step: a message has the key 'contents'; known: role, content"),
@@ -103,6 +117,8 @@ def test_what_an_environment_returns_is_checked_in_a_line_that_names_it(what, sa
         (3, "returned 3; expected an Opening"),
         ([], "of which the last is none"),
         ([Message(role="assistant")], "the last is one of the assistant"),
+        (Opening(token_ids=(1,), messages=(Message(role="user"),)), "returned both token ids and messages or tools"),
+        (Opening(token_ids=(1, -1)), "got -1, expected token ids"),
         ([Message(role="user"), 3], "got 3, expected a Message"),
         (
             Opening(messages=(Message(role="user"),), tools=({"name": "f"},)),

@@ -49,8 +49,8 @@ def test_the_pages_in_the_docs_work(capsys, tmp_path):
     (tmp_path / "more").mkdir()
     assert main([page(tmp_path / "more", "Calculator"), '{"prompt": "1+2?", "answer": "3"}', "3"]) == 0
     assert capsys.readouterr().out.endswith("reward 1, done\n")
-    (tmp_path / "agent").mkdir()
-    agent = page(tmp_path / "agent", "agent")
+    (tmp_path / "third").mkdir()
+    agent = page(tmp_path / "third", "agent")
     assert main([agent, '{"prompt": "Name a color.", "answer": "red"}', "Red.", "I am sure: red."]) == 0
     assert capsys.readouterr().out.endswith("reward 0.5, done\n")
 

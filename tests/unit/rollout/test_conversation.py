@@ -1,7 +1,10 @@
 """What the calculator says becomes tokens, what the policy says a message; with environments in real processes."""
 
+import dataclasses
+import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -81,8 +84,17 @@ def opened(conversation, episode=0, problem=PROBLEM):
     return answer(conversation, episode)
 
 
+def completion(token_ids, *, is_truncated=False):
+    """Of vLLM's, what is read."""
+    return SimpleNamespace(
+        token_ids=token_ids,
+        finish_reason="length" if is_truncated else "stop",
+        logprobs=SimpleNamespace(logprobs=[-float(place) for place in range(len(token_ids))]),
+    )
+
+
 def said(conversation, tokenizer, text, episode=0, *, is_truncated=False):
-    conversation.turn_ended(episode, tokenizer.encode(text), is_truncated=is_truncated)
+    conversation.turn_ended(episode, completion(tokenizer.encode(text), is_truncated=is_truncated))
     return answer(conversation, episode)
 
 
@@ -130,7 +142,6 @@ def test_rewards_of_turns_are_discounted_and_turns_are_limited(made, tokenizer, 
     ("row", "failure"), [("no", "ValueError: no such row"), ("long", r"has \d+ tokens, data.max_prompt_tokens=64")]
 )
 def test_an_episode_that_cannot_begin_fails_alone(made, tokenizer, talks, row, failure):
-    import dataclasses
     import re
 
     conversation = made(talks)
@@ -144,7 +155,7 @@ def test_an_episode_that_cannot_begin_fails_alone(made, tokenizer, talks, row, f
 def test_what_is_forgotten_is_not_answered(made, tokenizer, talks):
     conversation = made(talks)
     opened(conversation)
-    conversation.turn_ended(0, tokenizer.encode("a<|im_end|>"), is_truncated=False)
+    conversation.turn_ended(0, completion(tokenizer.encode("a<|im_end|>")))
     conversation.forget(0)
     opened(conversation, 1)
     assert conversation.answers(within_s=0.2) == {}
@@ -175,3 +186,25 @@ def test_an_agent_is_told_how_many_tokens_there_are_and_a_limit_ends_one_that_go
     assert f"user\nabc {len(first.context_ids) + len(turn)}<|im_end|>" in tokenizer.decode(second.context_ids)
     last = said(conversation, tokenizer, "d<|im_end|>")
     assert (last.context_ids, last.outcome.reward, last.outcome.failure) == (None, 0.0, "")
+
+
+def test_an_agent_that_writes_tokens_reads_and_says_them_as_they_are(made, tokenizer):
+    conversation = made("tests.unit.conversations.agents:writes_tokens")
+    prompt, added = tokenizer.encode("Speak."), tokenizer.encode("<|im_end|>more")
+    problem = dataclasses.replace(PROBLEM, columns_json=json.dumps({"ids": prompt, "added": added}))
+    assert opened(conversation, problem=problem).context_ids == tuple(prompt)
+    assert said(conversation, tokenizer, "abc").context_ids == tuple(added)
+    last = said(conversation, tokenizer, "de", is_truncated=True)
+    assert (last.context_ids, last.outcome.reward, last.outcome.failure) == (None, -1.0, "")
+    assert last.outcome.parts["is_cut"] == 1
+
+
+def test_tokens_that_the_model_does_not_have_fail_their_episode(made, tokenizer):
+    conversation = made("tests.unit.conversations.agents:writes_tokens")
+    for episode, columns in enumerate(({"ids": [10**9], "added": [2]}, {"ids": [1], "added": [10**9]})):
+        found = opened(conversation, episode, dataclasses.replace(PROBLEM, columns_json=json.dumps(columns)))
+        if episode:
+            found = said(conversation, tokenizer, "a", episode)
+        assert found.context_ids is None
+        assert f"the environment wrote the token {10**9}; the tokenizer has {len(tokenizer)}" in found.outcome.failure
+        conversation.forget(episode)

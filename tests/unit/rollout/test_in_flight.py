@@ -170,7 +170,7 @@ class Script:
         self._samples[episode] = request.sample
         self._say(episode)
 
-    def turn_ended(self, episode, token_ids, *, is_truncated):
+    def turn_ended(self, episode, completion):
         self._say(episode)
 
     def _say(self, episode):
@@ -266,9 +266,7 @@ def test_an_environment_that_ends_while_a_turn_is_sampled_ends_the_episode_after
     in_flight = InFlight(engine, script)
     ticket = in_flight.begin(requests(2), engine.add, version=5, limit=9)
     add = script.turn_ended
-    script.turn_ended = lambda episode, *rest, **more: (
-        None if script._samples[episode] == 0 else add(episode, *rest, **more)
-    )
+    script.turn_ended = lambda episode, completion: None if script._samples[episode] == 0 else add(episode, completion)
     in_flight.advance(limit_s=0)  # both turns begin
     script._ready[0] = Answer(context_ids=None, outcome=Outcome(failure="its process ended"))
     assert in_flight.advance(limit_s=math.inf) == [ticket]
