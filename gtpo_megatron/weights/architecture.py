@@ -71,6 +71,10 @@ class Architecture(ModelShape):
         rope_scaling: of its frequencies; None if they are as in pre-training.
         rotary_fraction: share of every head's elements that is rotated, the first ones, or with latents the last ones;
             the frequencies are those of a head of ``rotary_size`` elements. Megatron calls it ``rotary_percent``.
+        rotary_fraction: share of every head's elements that is rotated, the first ones; the frequencies are those of a
+            head of ``rotary_size`` elements. Megatron calls it ``rotary_percent``.
+        rotates_neighbours: elements 0 and 1 of a head are rotated together, then 2 and 3; else element 0 with the first
+            of the second half of those that are rotated.
         unrotated_layers: numbers of the layers in which nothing is rotated.
     """
 
@@ -79,6 +83,7 @@ class Architecture(ModelShape):
     rope_theta: float
     rope_scaling: RopeScaling | None = None
     rotary_fraction: float = 1.0
+    rotates_neighbours: bool = False
     unrotated_layers: tuple[int, ...] = ()
 
     @property
@@ -146,6 +151,7 @@ class _Family:
         rotary_fraction: if ``config.json`` has no ``partial_rotary_factor``; None for families without that key, which
             rotate whole heads.
         rope_theta: if ``config.json`` has none.
+        rotates_neighbours: as in ``Architecture``.
         unrotated_every: one layer in so many is not rotated if ``config.json`` has no ``no_rope_layers`` and no
             ``no_rope_layer_interval``; 0: every layer is rotated.
         tied: if ``config.json`` has no ``tie_word_embeddings``.
@@ -161,6 +167,7 @@ class _Family:
     window: int | None = 0
     rotary_fraction: float | None = None
     rope_theta: float = 10000.0
+    rotates_neighbours: bool = False
     unrotated_every: int = 0
     tied: bool = False
     has_latents: bool = False
@@ -174,6 +181,7 @@ _FAMILIES = {
     "MistralForCausalLM": _Family("llama", window=4096),
     "SeedOssForCausalLM": _Family("qwen2", qkv_bias=True, head_size=128, own_switches=True),
     "SmolLM3ForCausalLM": _Family("llama", rope_theta=2e6, unrotated_every=4, tied=True),
+    "Ernie4_5ForCausalLM": _Family("llama", head_size=128, rope_theta=5e5, rotates_neighbours=True, tied=True),
     "Phi3ForCausalLM": _Family("phi3", window=None, rotary_fraction=1.0),
     "Qwen3MoeForCausalLM": _Family("qwen3_moe", qk_norm=True, experts=qwen3_moe_experts),
     "Glm4MoeForCausalLM": _Family("glm4_moe", own_switches=True, rotary_fraction=0.5, experts=glm4_moe_experts),
@@ -190,6 +198,7 @@ _UNSUPPORTED = (
     ("quantization_config", "give the folder of the unquantized model"),
     ("attention_out_bias", "no name table has a bias on the output projection"),
     ("attention_bias", "no name table has a bias on the output projection"),
+    ("use_bias", "no name table has a bias on every projection"),
     ("mlp_bias", "no name table has biases in the MLP"),
 )
 """Keys of ``config.json`` that must be absent or off, and why or what to do."""
@@ -321,6 +330,15 @@ def _unrotated_layers(path: Path, fields: Fields, family: _Family, num_layers: i
     return tuple(layer for layer in range(num_layers) if not is_rotated[layer])
 
 
+def _windows(fields: Fields, family: _Family, num_layers: int, max_positions: int) -> tuple[int, ...]:
+    """``sliding_window``, of every layer; a window as long as the context is none."""
+    is_off = fields.raw.get("sliding_window", family.window) is None
+    if family.window == 0 or is_off:
+        return ()
+    window = fields.get("sliding_window", int, family.window, at_least=1, at_most=MAX_SIZE)
+    return (window,) * num_layers if window < max_positions else ()
+
+
 def _rope_kind(rope: Fields) -> str:
     """The rope type; older files name the key ``type``."""
     return rope.get("rope_type", str, rope.get("type", str, "default"))
@@ -449,12 +467,6 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
         max_positions = int(scaling.original_positions * scaling.factor)
     elif scaling is not None and scaling.kind == "longrope":
         max_positions = original
-    window = None if family.window == 0 else fields.raw.get("sliding_window", family.window)
-    if window is not None and not (isinstance(window, int) and window >= max_positions):
-        raise ConfigError(
-            f"{path}: sliding_window={shown(window)} is not supported; only a model of which it is null, or as long as "
-            f"its context, attends to all of a sequence"
-        )
     num_layers = fields.get("num_hidden_layers", int, at_least=1, at_most=_MAX_LAYERS)
     return Architecture(
         family=family.table,
@@ -473,7 +485,9 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
         qk_norm=fields.get("use_qk_norm", bool, False) if family.own_switches else family.qk_norm,
         rope_scaling=scaling,
         rotary_fraction=fraction,
+        rotates_neighbours=family.rotates_neighbours,
         unrotated_layers=_unrotated_layers(path, fields, family, num_layers),
         latents=latents,
+        windows=_windows(fields, family, num_layers, max_positions),
         experts=None if family.experts is None else family.experts(path, fields, num_layers),
     )

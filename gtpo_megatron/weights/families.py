@@ -145,7 +145,7 @@ LAYER_TABLES: dict[str, tuple[LayerRows, ...]] = {
     # Qwen3, dense
     "qwen3": (layer_norms, attention, qk_norms, gated_mlp),
     # Llama 3, 3.1, 3.2, 3.3 and the DeepSeek-R1 distillations into them; 3.1 on have stretched rotary positions
-    # Mistral without a sliding window; SmolLM3, of which some layers are not rotated
+    # Mistral without a sliding window; SmolLM3, of which some layers are not rotated; ERNIE 4.5
     "llama": (layer_norms, attention, gated_mlp),
     # Phi-4: Llama's layer in fewer tensors
     "phi3": (layer_norms, partial(attention, names=("qkv",) * 3), partial(gated_mlp, names=("gate_up",) * 2)),

@@ -44,6 +44,8 @@ class ModelShape:
         qkv_bias: query, key and value projections have a bias.
         qk_norm: every head's query and key pass an RMSNorm.
         latents: of multi-latent attention; None for grouped-query attention.
+        windows: of every layer, the tokens that a token attends to, itself and those right before it; 0: all, and all
+            other numbers are equal. Empty if no layer has a window.
         experts: in the place of some layers' MLP; None for a dense model.
     """
 
@@ -59,6 +61,7 @@ class ModelShape:
     qkv_bias: bool = False
     qk_norm: bool = False
     latents: LatentAttention | None = None
+    windows: tuple[int, ...] = ()
     experts: Experts | None = None
 
     @property
@@ -172,7 +175,7 @@ class ModelShape:
         return last - first - sparse, sparse
 
     def check_layout(self, parallel: ParallelConfig) -> None:
-        """Raises ConfigError unless heads, key-value heads, MLP, layers and experts split evenly."""
+        """Raises ConfigError unless heads, key-value heads, MLP, layers, experts and attention can be split so."""
         tensor_parallel_size = parallel.tensor_parallel_size
         for what, total in (
             ("num_query_groups", self.num_query_groups),
@@ -186,6 +189,11 @@ class ModelShape:
                 )
         if (problem := parallel.layer_split.problem(self.num_layers)) is not None:
             raise ConfigError(f"{parallel}: {problem}")
+        if any(self.windows) and parallel.context_parallel_size > 1:
+            raise ConfigError(
+                f"{parallel}: context_parallel_size must be 1 for a model with a sliding window, which Transformer "
+                f"Engine's ring does not have"
+            )
         if self.experts is not None:
             self.experts.check_layout(parallel)
         elif parallel.expert_parallel_size > 1 or parallel.expert_tensor_parallel_size > 1:

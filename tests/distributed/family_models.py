@@ -54,9 +54,11 @@ FAMILIES = {
     ),
     "r1_distill_llama": FamilyModel("Llama", {"rope_parameters": {"rope_theta": 500.0, **LLAMA3_ROPE}}, is_old=True),
     "mistral": FamilyModel("Mistral", {"head_dim": 16, "sliding_window": None}),
+    "mistral_window": FamilyModel("Mistral", {"sliding_window": 4}),
     # by default transformers' embedding holds the row of a padding token still
     "seed_oss": FamilyModel("SeedOss", {"head_dim": 16, "pad_token_id": None}),
     "smollm3": FamilyModel("SmolLM3", {"tie_word_embeddings": True, "no_rope_layers": [0, 1], "pad_token_id": None}),
+    "ernie4_5": FamilyModel("Ernie4_5", {"head_dim": 16, "tie_word_embeddings": True, "pad_token_id": None}),
     "phi4": FamilyModel("Phi3", {"pad_token_id": None}),
     "phi4_mini": FamilyModel(
         "Phi3",

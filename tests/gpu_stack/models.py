@@ -22,7 +22,9 @@ FAMILIES = {
     "qwen3": FamilyModel("Qwen3", SHAPE | {"head_dim": 32}),
     "llama3_1": FamilyModel("Llama", SHAPE | {"rope_parameters": {"rope_theta": 500.0, **LLAMA3_ROPE}}),
     "qwen2_yarn": FamilyModel("Qwen2", SHAPE | {"rope_parameters": {"rope_theta": 20.0, **YARN_ROPE}}, is_old=True),
+    "mistral_window": FamilyModel("Mistral", SHAPE | {"sliding_window": 4}),
     "smollm3": FamilyModel("SmolLM3", SHAPE | {"no_rope_layers": [1, 0] * 2, "pad_token_id": None}),
+    "ernie4_5": FamilyModel("Ernie4_5", SHAPE | {"head_dim": 32, "pad_token_id": None}),
     "phi4": FamilyModel("Phi3", SHAPE | {"pad_token_id": None}),
 }
 

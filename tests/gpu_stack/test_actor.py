@@ -51,8 +51,8 @@ def test_every_family(models, tmp_path, family):
     folder, model = models[family]
     found = te_update(tmp_path, model, te_config(folder, {"num_ranks": 1}))
     check(found)
-    # a factor of attention, which the fused rotary embedding would leave out, takes Megatron's own
-    assert set(found.calls) == (ENTRY_POINTS if family == "qwen2_yarn" else ENTRY_POINTS | FUSED_ROPE)
+    # a factor of attention, which the fused rotary embedding would leave out, and pairs of neighbours take Megatron's
+    assert set(found.calls) == (ENTRY_POINTS if family in ("qwen2_yarn", "ernie4_5") else ENTRY_POINTS | FUSED_ROPE)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

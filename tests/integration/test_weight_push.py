@@ -14,6 +14,8 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Ernie4_5Config,
+    Ernie4_5ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
     Glm4MoeLiteConfig,
@@ -44,8 +46,10 @@ FAMILIES = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
+    "mistral_window": (MistralConfig, MistralForCausalLM),
     "seed_oss": (SeedOssConfig, SeedOssForCausalLM),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
+    "ernie4_5": (Ernie4_5Config, Ernie4_5ForCausalLM),
     "phi4": (Phi3Config, Phi3ForCausalLM),
     "phi4_mini": (Phi3Config, Phi3ForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
@@ -77,7 +81,9 @@ LATENTS = {
 }
 CHANGES = {
     "mistral": {"sliding_window": None},
+    "mistral_window": {"sliding_window": 20},  # prompts have 40 tokens
     "smollm3": {"pad_token_id": None},
+    "ernie4_5": {"pad_token_id": None},
     "phi4": {"pad_token_id": None},
     "phi4_mini": {
         "pad_token_id": None,
@@ -163,10 +169,12 @@ def make_folder(folder, family, *, tied, vocab_size=150):
         pytest.param("llama", True, 1, "shared_memory", marks=pytest.mark.slow),
         pytest.param("llama", False, 2, "relay", marks=pytest.mark.slow),
         pytest.param("mistral", False, 2, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("mistral_window", False, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("seed_oss", False, 1, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("seed_oss", False, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("smollm3", True, 1, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("smollm3", True, 2, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("ernie4_5", True, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("phi4", False, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("phi4_mini", True, 1, "shared_memory", marks=pytest.mark.nightly),
     ],

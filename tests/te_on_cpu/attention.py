@@ -22,9 +22,12 @@ class _Packed:
     key_lengths: list[int]
     is_causal: bool
     scale: float
+    before: int
 
     @classmethod
-    def of(cls, lengths: tuple[Tensor, Tensor], places: tuple[Tensor, Tensor], mask: Any, scale: float) -> "_Packed":
+    def of(
+        cls, lengths: tuple[Tensor, Tensor], places: tuple[Tensor, Tensor], mask: Any, scale: float, window: Any
+    ) -> "_Packed":
         """From cumulative lengths of the tokens, and of the places that they have with padding between them."""
         (query, key), (query_places, key_places) = lengths, places
         return cls(
@@ -34,6 +37,7 @@ class _Packed:
             key_lengths=(key[1:] - key[:-1]).tolist(),
             is_causal=MASKS[mask.name],
             scale=scale,
+            before=window[0],
         )
 
     def slices(self) -> Iterator[tuple[slice, slice]]:
@@ -49,6 +53,9 @@ class _Packed:
         if self.is_causal:  # from the first query and the first key on, however many there are
             is_later = torch.ones(len(q), len(k), dtype=torch.bool).triu(1)
             scores = scores.masked_fill(is_later, float("-inf"))
+        if self.before >= 0:
+            is_too_early = torch.ones(len(q), len(k), dtype=torch.bool).tril(-self.before - 1)
+            scores = scores.masked_fill(is_too_early, float("-inf"))
         return scores
 
 
@@ -62,8 +69,8 @@ def fused_attn_fwd(*arguments: Any) -> list[Tensor]:
 
     Args:
         *arguments: those of the C++ function of this name (version 2.20.2), in its order. Read are the mask, the
-            scale, queries ``[t, heads, d]``, keys and values ``[s, groups, d]`` and cumulative lengths without and
-            with padding. Dropout, biases, sliding windows, sinks and float8 are refused.
+            scale, the window, queries ``[t, heads, d]``, keys and values ``[s, groups, d]`` and cumulative lengths
+            without and with padding. Dropout, biases, sinks and float8 are refused.
 
     Returns:
         ``[t, heads, d]`` in the queries' dtype, zero between sequences; the logarithms of the softmax's sums
@@ -73,7 +80,7 @@ def fused_attn_fwd(*arguments: Any) -> list[Tensor]:
     cu_q, cu_kv, q, k, v, _, cu_q_padded, cu_kv_padded, *options = rest
     _refuse_others(layout, out_format, bias, softmax, window, mask, dropout=dropout, bottom_right=bottom_right)
     assert all(option is None for option in options[:6])  # page tables, quantizers, bias, softmax offset
-    packed = _Packed.of((cu_q, cu_kv), (cu_q_padded, cu_kv_padded), mask, scale)
+    packed = _Packed.of((cu_q, cu_kv), (cu_q_padded, cu_kv_padded), mask, scale, window)
     out = torch.zeros(*q.shape[:2], v.shape[2], dtype=torch.float32)
     sums = torch.zeros(*q.shape[:2], dtype=torch.float32)
     for queries, keys in packed.slices():
@@ -103,7 +110,7 @@ def fused_attn_bwd(*arguments: Any) -> list[Tensor | None]:
     assert all(quantizer is None for quantizer in quantizers[:3])
     sums = saved[0][..., 0]
     assert sums.shape == q.shape[:2], f"statistics {tuple(sums.shape)} of queries {tuple(q.shape)}"
-    packed = _Packed.of((cu_q, cu_kv), (cu_q_padded, cu_kv_padded), mask, scale)
+    packed = _Packed.of((cu_q, cu_kv), (cu_q_padded, cu_kv_padded), mask, scale, window)
     heads, groups = q.shape[1], k.shape[1]
     grad_q, grad_k, grad_v = (torch.zeros(x.shape, dtype=torch.float32) for x in (q, k, v))
     for queries, keys in packed.slices():
@@ -128,7 +135,7 @@ def _refuse_others(
     names = tuple(value.name for value in (layout, out_format, bias, softmax))
     assert names == ("NVTE_THD_THD_THD", "NVTE_THD", "NVTE_NO_BIAS", "NVTE_VANILLA_SOFTMAX"), names
     assert mask.name in MASKS, mask.name
-    assert tuple(window) in ((-1, -1), (-1, 0)), window
+    assert tuple(window) == (-1, -1) or window[1] == 0, window  # so many before, none behind
     assert dropout == 0.0
     assert not bottom_right
 

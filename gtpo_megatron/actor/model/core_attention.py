@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
 from gtpo_megatron.actor.cpu_products import products_by_mkl
@@ -25,8 +26,12 @@ class PackedSDPA(MegatronModule):
     a ring instead.
     """
 
-    def __init__(self, config: Any, *_: Any, softmax_scale: float | None = None, **__: Any) -> None:
+    def __init__(
+        self, config: Any, layer_number: int = 1, *_: Any, softmax_scale: float | None = None, **__: Any
+    ) -> None:
         super().__init__(config=config)
+        has_window = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
+        self.window: int = config.window_size[0] + 1 if has_window else 0
         self.scale = softmax_scale if softmax_scale is not None else 1.0 / math.sqrt(config.kv_channels)
         self.grouped = config.num_attention_heads != config.num_query_groups
         self.context_size: int = config.context_parallel_size
@@ -77,7 +82,7 @@ class PackedSDPA(MegatronModule):
         return outputs
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The queries of the last positions to all keys up to their own, in every sequence of a batch.
+        """The queries of the last positions to all keys up to their own, or the window's, in every sequence of a batch.
 
         Args:
             query: ``[b, q, heads / tp, head_size]``.
@@ -90,9 +95,9 @@ class PackedSDPA(MegatronModule):
         num_queries, num_keys, value_size = query.shape[1], key.shape[1], value.shape[-1]
         if value_size < key.shape[-1]:
             value = F.pad(value, (0, key.shape[-1] - value_size))
-        mask = None
-        if num_queries < num_keys:
-            mask = query.new_ones(num_queries, num_keys, dtype=torch.bool).tril(num_keys - num_queries)
+        window, before, mask = self.window or num_keys, num_keys - num_queries, None
+        if before or window < num_keys:
+            mask = query.new_ones(num_queries, num_keys, dtype=torch.bool).tril(before).triu(before - window + 1)
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
         if query.is_cuda:
             attended = F.scaled_dot_product_attention(

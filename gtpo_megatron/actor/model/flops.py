@@ -1,5 +1,6 @@
 """Floating-point operations that a pass over some sequences takes, from the model's shape: the top of the MFU."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from gtpo_megatron.weights.architecture import Architecture
@@ -11,12 +12,13 @@ BACKWARD = 2
 def forward_flops(arch: Architecture, sequences: Sequence[tuple[int, int]]) -> float:
     """Operations of one forward pass, counting a multiplication and an addition as two.
 
-    ``2 N T + sum over sequences of l a S (S + 1) + 2 H V R``: ``N`` the weights of the layers' matrices that a token
-    is multiplied with (of experts those of the chosen ones, the shared ones and the router), ``T`` all tokens, ``l``
-    layers, ``a`` heads x (size of a key + size of a value), ``S`` a sequence's length (causal: a token sees those up to itself), ``H V`` the
-    output layer, applied to the ``R`` response tokens. With backward it is three times that: the ``6 N`` per token of
-    the literature plus the attention's and the output layer's exact shares. Norms, rotary embedding, activation
-    functions and whatever is computed twice (recomputation, the fused output layer) are left out.
+    ``2 N T + 2 a (pairs) + 2 H V R``: ``N`` the weights of the layers' matrices that a token is multiplied with (of
+    experts those of the chosen ones, the shared ones and the router), ``T`` all tokens, ``a`` heads x (size of a key +
+    size of a value), ``S (S + 1) / 2`` pairs a layer in a sequence of ``S`` tokens (causal: a token sees those up to
+    itself), fewer in a layer with a window, ``H V`` the output layer, applied to the ``R`` response tokens. With
+    backward it is three times that: the ``6 N`` per token of the literature plus the attention's and the output layer's
+    exact shares. Norms, rotary embedding, activation functions and whatever is computed twice (recomputation, the fused
+    output layer) are left out.
 
     Args:
         arch: of the model.
@@ -25,13 +27,20 @@ def forward_flops(arch: Architecture, sequences: Sequence[tuple[int, int]]) -> f
     mlp = arch.hidden_size * sum(_mlp_columns(arch, layer) for layer in range(arch.num_layers))
     weights = arch.num_layers * arch.attention_weights + mlp
     tokens = sum(prompt + response for prompt, response in sequences)
-    pairs = sum((prompt + response) * (prompt + response + 1) for prompt, response in sequences)
+    layers = Counter(arch.windows or (0,) * arch.num_layers)
+    pairs = sum(num * _pairs(sum(one), window) for one in sequences for window, num in layers.items())
     responses = sum(response for _, response in sequences)
     return (
         2.0 * weights * tokens
-        + 1.0 * arch.num_layers * (arch.query_width + arch.output_width) * pairs
+        + 2.0 * (arch.query_width + arch.output_width) * pairs
         + 2.0 * arch.hidden_size * arch.vocab_size * responses
     )
+
+
+def _pairs(length: int, window: int) -> int:
+    """Pairs of a token and one that it attends to."""
+    beyond = max(0, length - window) if window else 0
+    return (length * (length + 1) - beyond * (beyond + 1)) // 2
 
 
 def _mlp_columns(arch: Architecture, layer: int) -> int:

@@ -42,8 +42,12 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
         add_bias_linear=False,
         add_qkv_bias=arch.qkv_bias,
         qk_layernorm=arch.qk_norm,
+        rotary_interleaved=arch.rotates_neighbours,
         # one number a layer, 1 where nothing is rotated
         no_rope_freq=[int(layer in arch.unrotated_layers) for layer in range(arch.num_layers)],
+        # one size, and a 1 for each layer that has it; the size counts the tokens before
+        window_size=(max(arch.windows) - 1, 0) if arch.windows else None,
+        window_attn_skip_freq=[int(window > 0) for window in arch.windows] or None,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         attention_softmax_in_fp32=True,
@@ -77,8 +81,9 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
         masked_softmax_fusion=fused,
         bias_activation_fusion=fused,
         bias_dropout_fusion=fused,
-        # the local one asks the device for the sequences' bounds, twice a layer, but knows a factor of attention
-        apply_rope_fusion=fused and rotary.attention_factor(arch) == 1.0,
+        # the local one asks the device for the sequences' bounds, twice a layer, but knows a factor of attention and,
+        # in 0.16 too, pairs of neighbours
+        apply_rope_fusion=fused and rotary.attention_factor(arch) == 1.0 and not arch.rotates_neighbours,
         persist_layer_norm=fused,
         cross_entropy_loss_fusion=False,
     )

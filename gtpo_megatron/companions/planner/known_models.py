@@ -102,11 +102,13 @@ KNOWN_MODELS: dict[str, ModelShape] = {
     ),
     "meta-llama/Llama-3.1-8B": _LLAMA_3_1_8B,
     "meta-llama/Llama-3.1-70B": _shape(80, 8192, 28672, 64, 8, 128256),
+    "mistralai/Mistral-7B-v0.1": _shape(32, 4096, 14336, 32, 8, 32000, max_positions=32768, windows=(4096,) * 32),
     "mistralai/Mistral-7B-v0.3": _shape(32, 4096, 14336, 32, 8, 32768, max_positions=32768),
     "mistralai/Mistral-Nemo-Base-2407": _shape(40, 5120, 14336, 32, 8, 131072),
     "mistralai/Mistral-Small-24B-Base-2501": _shape(40, 5120, 32768, 32, 8, 131072, max_positions=32768),
     "ByteDance-Seed/Seed-OSS-36B-Base": _shape(64, 5120, 27648, 80, 8, 155136, qkv_bias=True, max_positions=524288),
     "HuggingFaceTB/SmolLM3-3B": _shape(36, 2048, 11008, 16, 4, 128256, tied_embeddings=True, max_positions=65536),
+    "baidu/ERNIE-4.5-0.3B-PT": _shape(18, 1024, 3072, 16, 2, 103424, tied_embeddings=True),
     "microsoft/phi-4": _shape(40, 5120, 17920, 40, 10, 100352, max_positions=16384),
     "microsoft/Phi-4-mini-instruct": _shape(
         32,

@@ -7,6 +7,7 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.weights.architecture import RopeScaling, read_architecture
 
@@ -109,16 +110,19 @@ def test_the_deepseek_distillations_are_of_the_families_they_were_distilled_into
     )
 
 
-def test_mistral_is_llama_without_a_window(tmp_path):
+def test_mistral_is_llama_with_a_window(tmp_path):
     mistral = R1_DISTILL_LLAMA_8B | {"architectures": ["MistralForCausalLM"], "head_dim": 64, "rope_scaling": None}
     raw = {key: value for key, value in mistral.items() if not key.endswith("_bias")} | {"sliding_window": None}
     (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     arch = read_architecture(tmp_path)
     assert (arch.family, arch.head_size, arch.qkv_bias, arch.tied_embeddings) == ("llama", 64, False, False)
-    for window, said in ((4096, 4096), (None, 4096), (512, 512)):  # without the key transformers and vLLM have 4096
-        with pytest.raises(ConfigError, match=f"sliding_window={said} is not supported; only a model") as refused:
-            read_architecture(written(tmp_path, mistral, sliding_window=window))
-        assert len(str(refused.value).splitlines()) == 1
+    assert arch.windows == ()
+    for window, found in ((512, 512), (None, 4096)):  # without the key transformers and vLLM have 4096
+        arch = read_architecture(written(tmp_path, mistral, sliding_window=window))
+        assert arch.windows == (found,) * 32
+    arch.check_layout(ParallelConfig(num_ranks=2, tensor_parallel_size=2))
+    with pytest.raises(ConfigError, match="context_parallel_size must be 1 for a model with a sliding window"):
+        arch.check_layout(ParallelConfig(num_ranks=2, context_parallel_size=2))
 
 
 def test_seed_oss_is_qwen2_with_a_head_size_of_its_own(tmp_path):
@@ -145,12 +149,21 @@ SHORT = {"original_max_position_embeddings": 64}
 LONG = {"type": "longrope", "short_factor": [1.0, 1.1, 1.5, 2, 3, 5, 8, 9], "long_factor": [9.0] * 8}
 
 
+def test_ernie_is_llama_that_rotates_neighbours(tmp_path):
+    ernie = {"architectures": ["Ernie4_5ForCausalLM"], "tie_word_embeddings": None, "use_bias": False}
+    arch = read_architecture(written(tmp_path, **ernie))  # as transformers reads it
+    assert (arch.family, arch.head_size, arch.rope_theta, arch.tied_embeddings) == ("llama", 128, 5e5, True)
+    assert arch.rotates_neighbours
+    with pytest.raises(ConfigError, match="use_bias=true is not supported"):
+        read_architecture(written(tmp_path, **ernie | {"use_bias": True}))
+
+
 def test_phi_is_llama_in_fewer_tensors(tmp_path):
     phi = {"architectures": ["Phi3ForCausalLM"], "tie_word_embeddings": False, "sliding_window": None}
     arch = read_architecture(written(tmp_path, **phi))  # Phi-4
     assert (arch.family, arch.head_size, arch.rotary_fraction, arch.rope_scaling) == ("phi3", 16, 1.0, None)
-    with pytest.raises(ConfigError, match="sliding_window=511 is not supported; only a model of which it is null, or"):
-        read_architecture(written(tmp_path, **phi | {"sliding_window": 511}))
+    assert arch.windows == read_architecture(written(tmp_path, **phi | {"sliding_window": None})).windows == ()
+    assert read_architecture(written(tmp_path, **phi | {"sliding_window": 511})).windows == (511,) * 4  # Phi-3-mini-4k
     assert read_architecture(written(tmp_path, **phi | {"sliding_window": 512})) == arch  # as long as the context
     mini = {"partial_rotary_factor": 0.75, "rope_scaling": LONG | {"short_factor": [1.0, 1.1, 1.5, 2, 3, 5]}}
     arch = read_architecture(written(tmp_path, **phi, **mini, original_max_position_embeddings=64))  # Phi-4-mini
@@ -230,6 +243,7 @@ def test_rotary_frequencies_equal_those_of_transformers(tmp_path, rope):
         ),
         ({"architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 256}, "is a mixture of experts"),
         ({"num_experts": 4}, "architecture 'Qwen2ForCausalLM' is a mixture of experts"),
+        ({"architectures": ["Phi3ForCausalLM"], "sliding_window": 0}, "sliding_window is 0, expected from 1"),
         ({"use_sliding_window": True}, "use_sliding_window=true is not supported; train with full attention"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has 'sliding_attention'"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is not supported; give the folder of"),

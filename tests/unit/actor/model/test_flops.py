@@ -1,5 +1,7 @@
 """Operations of a forward pass, against torch's own count of the transformers model."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -57,6 +59,15 @@ def test_sequences_add_up():
     sequences = [(3, 9), (1, 0), (7, 30)]
     assert forward_flops(ARCH, sequences) == sum(forward_flops(ARCH, [one]) for one in sequences)
     assert forward_flops(ARCH, []) == 0
+
+
+def test_a_window_leaves_pairs_out():
+    windowed = dataclasses.replace(ARCH, windows=(0, 8, 8))
+    per_pair = 4 * ARCH.num_heads * ARCH.head_size
+    for length in (5, 8, 9, 40):
+        left_out = sum(max(0, position - 8) for position in range(1, length + 1))
+        whole, found = (forward_flops(arch, [(1, length - 1)]) for arch in (ARCH, windowed))
+        assert whole - found == 2 * per_pair * left_out
 
 
 def test_a_mixture_of_experts_counts_what_a_token_meets(tmp_path):
