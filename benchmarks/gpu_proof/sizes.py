@@ -96,6 +96,18 @@ def _config(hidden: int, ffn: int, heads: int, groups: int, vocab: int, *, tied:
     }
 
 
+def _windowed(hidden: int, ffn: int, heads: int, groups: int, vocab: int, *, window: int) -> dict[str, Any]:
+    """Of a Mistral of two layers, in which a token attends to ``window`` tokens."""
+    dense = _config(hidden, ffn, heads, groups, vocab, tied=False)
+    del dense["use_sliding_window"]
+    return dense | {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "head_dim": hidden // heads,
+        "sliding_window": window,
+    }
+
+
 def _mixture(
     hidden: int, ffn: int, heads: int, groups: int, vocab: int, *, experts: int, chosen: int
 ) -> dict[str, Any]:
@@ -154,6 +166,7 @@ def sizes_of(device: torch.device, *, small: bool) -> Sizes:
             models=(
                 ModelSize(name="small, tied", config=_config(128, 160, 4, 2, 503, tied=True), **batch),
                 ModelSize(name="small", config=_config(128, 160, 4, 2, 503, tied=False), **batch),
+                ModelSize(name="small window", config=_windowed(128, 160, 4, 2, 503, window=8), **batch),
                 ModelSize(name="small mixture", config=_mixture(128, 64, 4, 2, 503, experts=8, chosen=2), **batch),
                 ModelSize(name="small latent", config=_latent(128, 64, 4, 503, latent=32, size=16, experts=8), **batch),
             ),
@@ -179,6 +192,7 @@ def sizes_of(device: torch.device, *, small: bool) -> Sizes:
         models=(
             ModelSize(name="0.5B widths", config=half, **batch),
             ModelSize(name="7B widths", config=seven, **batch),
+            ModelSize(name="0.5B widths, a window", config=_windowed(896, 4864, 14, 2, 32768, window=512), **batch),
             ModelSize(name="30B-A3B widths", config=mixture, **batch),
             ModelSize(name="Moonlight widths", config=latent, **batch),
         ),
