@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import json
 import tempfile
 from collections.abc import Iterator
@@ -94,6 +95,9 @@ def trainer(size: ModelSize, sizes: Sizes, *, replays: bool = False) -> Iterator
     """
     from gtpo_megatron.actor.actor import MegatronActor
 
+    gc.collect()  # the last one, whose objects refer to each other: its memory would be counted as this one's
+    if sizes.device.type == "cuda":
+        torch.cuda.empty_cache()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
         folder.mkdir()
@@ -110,9 +114,6 @@ def trainer(size: ModelSize, sizes: Sizes, *, replays: bool = False) -> Iterator
             yield actor, folder
         finally:
             actor.close()
-            del actor
-            if sizes.device.type == "cuda":
-                torch.cuda.empty_cache()
 
 
 def kernels_of_layers() -> str:

@@ -35,12 +35,17 @@ ACTIVATION_ERROR = 0.15
 
 def run(report: Report, sizes: Sizes) -> None:
     for size in (*sizes.models, sizes.whole):
-        with report.section(f"{size.name}: score and update") as section, trainer(size, sizes) as (actor, folder):
-            arch = read_architecture(folder)
-            section.figure("layers of", {"te": "Transformer Engine", "torch": "Megatron, local"}[kernels_of_layers()])
-            _activations(section, actor, arch, size, sizes)
-            _steps(section, actor, size, sizes)
-            _state(section, actor, arch, sizes)
+        with report.section(f"{size.name}: score and update") as section:
+            _measure(section, size, sizes)
+
+
+def _measure(section: Section, size: ModelSize, sizes: Sizes) -> None:
+    with trainer(size, sizes) as (actor, folder):
+        arch = read_architecture(folder)
+        section.figure("layers of", {"te": "Transformer Engine", "torch": "Megatron, local"}[kernels_of_layers()])
+        _activations(section, actor, arch, size, sizes)
+        _steps(section, actor, size, sizes)
+        _state(section, actor, arch, sizes)
 
 
 def _activations(section: Section, actor: Any, arch: Architecture, size: ModelSize, sizes: Sizes) -> None:
