@@ -164,9 +164,20 @@ _FAMILIES = {
 
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size")
 
+_MISSING = {
+    "DeepseekV32ForCausalLM": "sparse attention",
+    "GlmMoeDsaForCausalLM": "sparse attention",
+    "DeepseekV4ForCausalLM": "compressed attention",
+    "KimiLinearForCausalLM": "Kimi delta attention",
+}
+"""What a trainer of these classes would need besides a name table."""
+
 _UNSUPPORTED = (
     ("use_sliding_window", "train with full attention"),
-    ("quantization_config", "give the folder of the unquantized model"),
+    (
+        "quantization_config",
+        "give the folder of the unquantized model, or of FP8 blocks, as DeepSeek V3 has them, one cast to bfloat16",
+    ),
     ("attention_out_bias", "no name table has a bias on the output projection"),
     ("attention_bias", "no name table has a bias on the output projection"),
     ("mlp_bias", "no name table has biases in the MLP"),
@@ -236,6 +247,8 @@ def model_fields(folder: Path) -> Fields:
 def _family(path: Path, fields: Fields) -> _Family:
     names = fields.get("architectures", list[str], [])
     name = names[0] if names else "none"
+    if name in _MISSING:
+        raise ConfigError(f"{path}: architecture {shown(name)} needs {_MISSING[name]}, which is not supported")
     found = [key for key in _EXPERT_KEYS if fields.raw.get(key)]
     with_experts = [known for known, family in _FAMILIES.items() if family.experts is not None]
     if found and name not in with_experts:

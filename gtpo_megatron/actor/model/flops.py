@@ -13,10 +13,10 @@ def forward_flops(arch: Architecture, sequences: Sequence[tuple[int, int]]) -> f
 
     ``2 N T + sum over sequences of l a S (S + 1) + 2 H V R``: ``N`` the weights of the layers' matrices that a token
     is multiplied with (of experts those of the chosen ones, the shared ones and the router), ``T`` all tokens, ``l``
-    layers, ``a`` heads x (size of a key + size of a value), ``S`` a sequence's length (causal: a token sees those up to itself), ``H V`` the
-    output layer, applied to the ``R`` response tokens. With backward it is three times that: the ``6 N`` per token of
-    the literature plus the attention's and the output layer's exact shares. Norms, rotary embedding, activation
-    functions and whatever is computed twice (recomputation, the fused output layer) are left out.
+    layers, ``a`` heads x (size of a key + size of a value), ``S`` a sequence's length (causal: a token sees those up to
+    itself), ``H V`` the output layer, applied to the ``R`` response tokens. With backward it is three times that: the
+    ``6 N`` per token of the literature plus the attention's and the output layer's exact shares. Norms, rotary
+    embedding, activation functions and whatever is computed twice (recomputation, the fused output layer) are left out.
 
     Args:
         arch: of the model.
@@ -29,7 +29,7 @@ def forward_flops(arch: Architecture, sequences: Sequence[tuple[int, int]]) -> f
     responses = sum(response for _, response in sequences)
     return (
         2.0 * weights * tokens
-        + 1.0 * arch.num_layers * (arch.query_width + arch.output_width) * pairs
+        + float(arch.num_layers) * (arch.query_width + arch.output_width) * pairs
         + 2.0 * arch.hidden_size * arch.vocab_size * responses
     )
 

@@ -48,9 +48,7 @@ class LatentSelfAttention(MegatronModule):
         self.latents, self.plain_size = arch.latents, arch.head_size - arch.latents.rotated_size
         self.attention_factor = rotary.attention_factor(arch)
         self.num_heads = arch.num_heads // config.tensor_model_parallel_size
-        self.is_checkpointed = (
-            config.recompute_granularity == "selective" and "core_attn" in config.recompute_modules
-        )
+        self.is_checkpointed = config.recompute_granularity == "selective" and "core_attn" in config.recompute_modules
         rank, hidden_size = self.latents.query_rank, arch.hidden_size
         if rank is None:
             self.linear_q_proj = self._to_heads(submodules, hidden_size, arch.query_width)
@@ -136,7 +134,9 @@ class LatentSelfAttention(MegatronModule):
             turned = gather_from_sequence_parallel_region(turned)
         else:
             turned = copy_to_tensor_model_parallel_region(turned)
-        plain, rotated = query.unflatten(-1, (self.num_heads, -1)).split([self.plain_size, latents.rotated_size], dim=-1)
+        plain, rotated = query.unflatten(-1, (self.num_heads, -1)).split(
+            [self.plain_size, latents.rotated_size], dim=-1
+        )
         query = torch.cat([plain, self._rotated(rotated, angles, bounds)], dim=-1)
         plain, value = keys_and_values.unflatten(-1, (self.num_heads, -1)).split(
             [self.plain_size, latents.value_size], dim=-1

@@ -52,7 +52,9 @@ def _deepseek(
     """Multi-latent attention; sizes as of ``_shape`` but without groups. All of them have the same latent."""
     layers, hidden, ffn, heads, vocab = sizes
     latents = LatentAttention(query_rank=query_rank, key_value_rank=512, rotated_size=64, value_size=128)
-    return _shape(layers, hidden, ffn, heads, heads, vocab, experts=experts, **{"latents": latents, "head_size": 192, **more})
+    return _shape(
+        layers, hidden, ffn, heads, heads, vocab, experts=experts, **{"latents": latents, "head_size": 192, **more}
+    )
 
 
 def _deepseek_experts(num: int, chosen: int, ffn: int, dense: int, layers: int, **more: Any) -> Experts:
@@ -109,9 +111,7 @@ KNOWN_MODELS: dict[str, ModelShape] = {
     "deepseek-ai/DeepSeek-R1": _DEEPSEEK_V3,
     "deepseek-ai/DeepSeek-V2-Lite": _deepseek(
         (27, 2048, 10944, 16, 102400),
-        _deepseek_experts(
-            64, 6, 1408, 1, 27, shared_ffn_size=2816, score="softmax", has_bias=False, normalised=False
-        ),
+        _deepseek_experts(64, 6, 1408, 1, 27, shared_ffn_size=2816, score="softmax", has_bias=False, normalised=False),
         max_positions=163840,
     ),
     "moonshotai/Moonlight-16B-A3B": _deepseek(
