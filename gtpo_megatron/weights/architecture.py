@@ -145,7 +145,7 @@ class _Family:
     window: int = 0
     rotary_fraction: float = 1.0
     has_latents: bool = False
-    experts: Callable[[Path, Fields, int], Experts] | None = None
+    experts: Callable[[Path, Fields, int], Experts | None] | None = None
 
 
 _FAMILIES = {

@@ -36,23 +36,6 @@ class FamilyModel:
     is_old: bool = False
 
 
-FAMILIES = {
-    "qwen2": FamilyModel("Qwen2", {"tie_word_embeddings": True}),
-    "qwen3": FamilyModel("Qwen3", {"tie_word_embeddings": True, "head_dim": 16}),
-    "qwen3_untied": FamilyModel("Qwen3", {"head_dim": 4}),
-    "llama3": FamilyModel("Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
-    "llama3_1": FamilyModel("Llama", {"rope_parameters": {"rope_theta": 500.0, **LLAMA3_ROPE}}),
-    "r1_distill_qwen": FamilyModel(
-        "Qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}}, is_old=True
-    ),
-    "r1_distill_llama": FamilyModel("Llama", {"rope_parameters": {"rope_theta": 500.0, **LLAMA3_ROPE}}, is_old=True),
-    "mistral": FamilyModel("Mistral", {"head_dim": 16, "sliding_window": None}),
-    # by default transformers' embedding holds the row of a padding token still
-    "seed_oss": FamilyModel("SeedOss", {"head_dim": 16, "pad_token_id": None}),
-    "qwen3_yarn": FamilyModel("Qwen3", {"head_dim": 8, "rope_parameters": {"rope_theta": 20.0, **YARN_ROPE}}),
-    "qwen2_yarn": FamilyModel("Qwen2", {"rope_parameters": {"rope_theta": 20.0, **YARN_ROPE}}, is_old=True),
-}
-
 DEEPSEEK = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 20,
@@ -72,6 +55,34 @@ DEEPSEEK = {
     "topk_method": "noaux_tc",
 }
 """Multi-latent attention whose values are narrower than keys."""
+
+FAMILIES = {
+    "qwen2": FamilyModel("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": FamilyModel("Qwen3", {"tie_word_embeddings": True, "head_dim": 16}),
+    "qwen3_untied": FamilyModel("Qwen3", {"head_dim": 4}),
+    "llama3": FamilyModel("Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+    "llama3_1": FamilyModel("Llama", {"rope_parameters": {"rope_theta": 500.0, **LLAMA3_ROPE}}),
+    "r1_distill_qwen": FamilyModel(
+        "Qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}}, is_old=True
+    ),
+    "r1_distill_llama": FamilyModel("Llama", {"rope_parameters": {"rope_theta": 500.0, **LLAMA3_ROPE}}, is_old=True),
+    "mistral": FamilyModel("Mistral", {"head_dim": 16, "sliding_window": None}),
+    # by default transformers' embedding holds the row of a padding token still
+    "seed_oss": FamilyModel("SeedOss", {"head_dim": 16, "pad_token_id": None}),
+    "qwen3_yarn": FamilyModel("Qwen3", {"head_dim": 8, "rope_parameters": {"rope_theta": 20.0, **YARN_ROPE}}),
+    "qwen2_yarn": FamilyModel("Qwen2", {"rope_parameters": {"rope_theta": 20.0, **YARN_ROPE}}, is_old=True),
+    # multi-latent attention without experts
+    "deepseek_dense": FamilyModel(
+        "DeepseekV3",
+        {
+            **DEEPSEEK,
+            "q_lora_rank": 12,
+            "num_mtp_layers": 0,
+            "first_k_dense_replace": 2,
+            "rope_parameters": {"rope_theta": 20.0, **YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 0.7},
+        },
+    ),
+}
 
 MIXTURES = {
     "qwen3_moe": FamilyModel(
