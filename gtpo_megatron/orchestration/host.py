@@ -14,6 +14,9 @@ from gtpo_megatron.weights.architecture import Architecture
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM 0.32's CPU attention (``CPUAttentionBackend.get_supported_head_sizes``; checked by a test)."""
 
+CPU_LATENT_SIZE = 576
+"""Of a latent and its rotated key, in vLLM 0.32's multi-latent attention on CPUs; checked by the same test."""
+
 CPU_EXPERT_MULTIPLE = 32
 """vLLM 0.32's experts on CPUs take a hidden size that this divides (``CPUUnquantizedExperts.output_alignment``)."""
 
@@ -57,7 +60,13 @@ def check_attention(architecture: Architecture, *, where: str) -> None:
         architecture: of the model.
         where: names the model in the message.
     """
-    if architecture.head_size not in CPU_HEAD_SIZES:
+    if architecture.latents is not None:
+        if (size := architecture.latents.cached_size) != CPU_LATENT_SIZE:
+            raise ConfigError(
+                f"{where}: a latent and its rotated key have {size} elements: vLLM's attention on CPUs has "
+                f"{CPU_LATENT_SIZE}; take a model with as many, or a machine with GPUs"
+            )
+    elif architecture.head_size not in CPU_HEAD_SIZES:
         raise ConfigError(
             f"{where}: head size {architecture.head_size}: vLLM's attention on CPUs has "
             f"{', '.join(map(str, CPU_HEAD_SIZES))}; take a model with one of these, or a machine with GPUs"

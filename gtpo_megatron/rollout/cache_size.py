@@ -28,7 +28,7 @@ _MIB = 1 << 20
 
 def cache_bytes_per_token(architecture: Architecture, *, workers: int, dtype: str) -> int:
     """Bytes of a token's keys and values in one worker."""
-    return architecture.num_layers * architecture.cached_size(workers) * ELEMENT_BYTES[dtype]
+    return architecture.num_layers * architecture.cached_elements(workers) * ELEMENT_BYTES[dtype]
 
 
 def fillable_cache_mib(rollout: RolloutConfig, architecture: Architecture, sequences: int, max_tokens: int) -> int:

@@ -135,10 +135,12 @@ def glm4_moe_lite_experts(path: Path, fields: Fields, num_layers: int) -> Expert
     return glm4_moe_experts(path, fields, num_layers)
 
 
-def deepseek_v3_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
-    """The experts of a ``DeepseekV3ForCausalLM``: those of GLM-4.5."""
+def deepseek_v3_experts(path: Path, fields: Fields, num_layers: int) -> Experts | None:
+    """The experts of a ``DeepseekV3ForCausalLM``: those of GLM-4.5; None if all layers are dense."""
+    if fields.get("first_k_dense_replace", int) >= num_layers:
+        return None
     _check_router(path, fields, scoring_func="sigmoid", topk_method="noaux_tc")
-    for key in ("first_k_dense_replace", "n_group", "topk_group"):
+    for key in ("n_group", "topk_group"):
         fields.get(key, int)  # transformers has other defaults than for GLM-4.5
     return glm4_moe_experts(path, fields, num_layers)
 

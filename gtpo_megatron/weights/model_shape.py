@@ -128,7 +128,7 @@ class ModelShape:
         keys_and_values = self.num_heads * (self.head_size - latents.rotated_size + latents.value_size)
         return [*query, latents.cached_size * hidden, keys_and_values // tensor * latents.key_value_rank, output]
 
-    def cached_size(self, workers: int) -> int:
+    def cached_elements(self, workers: int) -> int:
         """Elements that each of a sampler's so many workers keeps of a token and layer: keys and values, or a latent.
 
         Key-value heads are copied if workers outnumber them; the latent is whole on every worker.

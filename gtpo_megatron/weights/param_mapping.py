@@ -159,7 +159,7 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True)
 class ColumnParallel:
-    """Queries, or keys and values, of all heads from a latent: Megatron's column-parallel linear splits the rows here."""
+    """Heads from a latent: Megatron's column-parallel linear splits the output dim, that is rows here."""
 
     megatron_name: str
     hf_name: str

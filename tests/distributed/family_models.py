@@ -43,6 +43,26 @@ class FamilyModel:
     is_old: bool = False
 
 
+DEEPSEEK = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 8,
+    "n_routed_experts": 4,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 1,
+    # of these the hub's folders have keys, and transformers knows nothing
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+}
+"""Multi-latent attention whose values are narrower than keys."""
+
 FAMILIES = {
     "qwen2": FamilyModel("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": FamilyModel("Qwen3", {"tie_word_embeddings": True, "head_dim": 16}),
@@ -72,27 +92,18 @@ FAMILIES = {
     ),
     "qwen3_yarn": FamilyModel("Qwen3", {"head_dim": 8, "rope_parameters": {"rope_theta": 20.0, **YARN_ROPE}}),
     "qwen2_yarn": FamilyModel("Qwen2", {"rope_parameters": {"rope_theta": 20.0, **YARN_ROPE}}, is_old=True),
+    # multi-latent attention without experts
+    "deepseek_dense": FamilyModel(
+        "DeepseekV3",
+        {
+            **DEEPSEEK,
+            "q_lora_rank": 12,
+            "num_mtp_layers": 0,
+            "first_k_dense_replace": 2,
+            "rope_parameters": {"rope_theta": 20.0, **YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 0.7},
+        },
+    ),
 }
-
-DEEPSEEK = {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 20,
-    "qk_nope_head_dim": 10,
-    "qk_rope_head_dim": 6,
-    "v_head_dim": 8,
-    "n_routed_experts": 4,
-    "n_shared_experts": 2,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "n_group": 2,
-    "topk_group": 1,
-    "routed_scaling_factor": 2.5,
-    "first_k_dense_replace": 1,
-    # of these the hub's folders have keys, and transformers knows nothing
-    "scoring_func": "sigmoid",
-    "topk_method": "noaux_tc",
-}
-"""Multi-latent attention whose values are narrower than keys."""
 
 MIXTURES = {
     "qwen3_moe": FamilyModel(

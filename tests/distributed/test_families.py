@@ -119,5 +119,6 @@ def test_a_saved_folder_reads_as_its_maker_meant_it(models):
         arch = read_architecture(folder)
         config = transformers.AutoConfig.from_pretrained(folder)
         assert config.rope_parameters["rope_theta"] == arch.rope_theta, name
-        assert model.model.layers[0].self_attn.head_dim == arch.head_size, name
+        attention = model.model.layers[0].self_attn
+        assert getattr(attention, "head_dim" if arch.latents is None else "qk_head_dim") == arch.head_size, name
         assert {key: tuple(value.shape) for key, value in model.named_parameters()} == hf_shapes(arch), name

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tests.distributed.family_models import LLAMA3_ROPE, YARN_ROPE, FamilyModel, make_family_model
+from tests.distributed.family_models import DEEPSEEK, LLAMA3_ROPE, YARN_ROPE, FamilyModel, make_family_model
 
 SHAPE = {
     "vocab_size": 197,  # odd, and more than the rows to which a GPU's tensor-parallel ranks pad theirs
@@ -21,6 +21,13 @@ FAMILIES = {
     "qwen2_tied": FamilyModel("Qwen2", SHAPE | {"tie_word_embeddings": True}),
     "qwen3": FamilyModel("Qwen3", SHAPE | {"head_dim": 32}),
     "llama3_1": FamilyModel("Llama", SHAPE | {"rope_parameters": {"rope_theta": 500.0, **LLAMA3_ROPE}}),
+    "deepseek_dense": FamilyModel(
+        "DeepseekV3",
+        SHAPE
+        | DEEPSEEK
+        | {"q_lora_rank": 96, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
+        | {"first_k_dense_replace": 4, "num_mtp_layers": 0},
+    ),
     "qwen2_yarn": FamilyModel("Qwen2", SHAPE | {"rope_parameters": {"rope_theta": 20.0, **YARN_ROPE}}, is_old=True),
     "mistral_window": FamilyModel("Mistral", SHAPE | {"sliding_window": 4}),
     "smollm3": FamilyModel("SmolLM3", SHAPE | {"no_rope_layers": [1, 0] * 2, "pad_token_id": None}),

@@ -67,7 +67,8 @@ def holdings(arch, layout):
                 turn = (layer, local, group, order[copy.hf_name])
                 split = coordinates.expert_tensor_parallel
                 shard = group * split.size + split.index
-            everywhere = expert is None and ("norm" in copy.hf_name or ".mlp.gate." in copy.hf_name)
+            whole = ("norm", ".mlp.gate.", ".q_a_proj.", ".kv_a_proj_with_mqa.")
+            everywhere = expert is None and any(part in copy.hf_name for part in whole)
             found.append(Holding(section, turn, shard, tuple(holders), copy, everywhere))
     return found
 

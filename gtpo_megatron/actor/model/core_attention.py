@@ -69,8 +69,8 @@ class PackedSDPA(MegatronModule):
 
     def _attend_shared(self, query: Tensor, key: Tensor, value: Tensor, bounds: Sequence[int]) -> list[Tensor]:
         """This rank's two chunks of every sequence, over the keys of all ranks."""
-        sizes = key.shape[-1], value.shape[-1]
-        key, value = self._gather(torch.cat([key, value], dim=-1), bounds).split(sizes, dim=-1)
+        whole = self._gather(torch.cat([key, value], dim=-1), bounds)
+        key, value = torch.split(whole, [key.shape[-1], value.shape[-1]], dim=-1)
         chunks_held = (self.context_index, 2 * self.context_size - 1 - self.context_index)
         outputs = []
         for start, end in itertools.pairwise(bounds):

@@ -43,9 +43,12 @@ def layer_specs(arch: Architecture, config: TransformerConfig, vp_stage: int | N
     if config.num_moe_experts is None:
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
 
-        return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
-    block = get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=vp_stage)
-    for layer in block.layer_specs:
+        found = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
+        layers = [found]
+    else:
+        found = get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=vp_stage)
+        layers = found.layer_specs
+    for layer in layers:
         _use_policy_router(layer)
         if arch.latents is not None:
             from megatron.core.extensions import transformer_engine as te
@@ -55,7 +58,7 @@ def layer_specs(arch: Architecture, config: TransformerConfig, vp_stage: int | N
                 arch,
                 LatentLayers(te.TENorm, te.TEColumnParallelLinear, te.TERowParallelLinear, te.TEDotProductAttention),
             )
-    return block
+    return found
 
 
 def _local(arch: Architecture, config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:

@@ -95,7 +95,7 @@ def engine_memory(
         expert_weights=expert_layers * experts * weight_bytes,
         layer=max(dense, sparse, (rows // tensor) * hidden) * weight_bytes,
         layer_experts=arriving * weight_bytes,
-        cache_per_token=shape.num_layers * shape.cached_size(tensor) * weight_bytes,
+        cache_per_token=shape.num_layers * shape.cached_elements(tensor) * weight_bytes,
         workspace=workspace + LOGITS_COPIES * max_sequences * shape.vocab_size * 4,
     )
 

@@ -22,6 +22,7 @@ from gtpo_megatron.orchestration import cpu_memory, host
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
 from gtpo_megatron.weights.experts import Experts
+from gtpo_megatron.weights.model_shape import LatentAttention
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
 
@@ -90,6 +91,15 @@ def test_a_head_size_that_vllm_has_not_on_cpus(tmp_path, monkeypatch):
     host.check_host(ClusterConfig(address="node:6379"), large, architecture)  # engines are elsewhere
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     host.check_host(ClusterConfig(), large, architecture)
+
+
+def test_a_latent_of_a_size_that_vllm_has_not_on_cpus():
+    latents = LatentAttention(query_rank=None, key_value_rank=512, rotated_size=64, value_size=32)
+    architecture = replace(read_architecture(TINY), head_size=48, latents=latents)
+    host.check_host(ClusterConfig(), RolloutConfig(kv_cache_mib=1), architecture)
+    other = replace(architecture, latents=replace(latents, key_value_rank=256))
+    with pytest.raises(ConfigError, match=r"^model.path: a latent and its rotated key have 320 elements: .* has 576;"):
+        host.check_host(ClusterConfig(), RolloutConfig(kv_cache_mib=1), other)
 
 
 def test_an_evaluation_needs_that_head_size_too(tmp_path, capsys):
@@ -235,6 +245,8 @@ def test_a_cache_that_was_asked_for_and_is_larger_than_what_is_free_is_refused(f
 def test_the_head_sizes_are_those_of_the_vllm_that_is_installed():
     backend = importlib.import_module("vllm.v1.attention.backends.cpu_attn").CPUAttentionBackend
     assert tuple(backend.get_supported_head_sizes()) == host.CPU_HEAD_SIZES
+    latent = importlib.import_module("vllm.v1.attention.backends.mla.cpu_mla").CPUMLABackend
+    assert latent.get_supported_head_sizes() == [host.CPU_LATENT_SIZE]
 
 
 @pytest.mark.parametrize(

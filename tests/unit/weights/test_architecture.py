@@ -9,7 +9,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.weights.architecture import RopeScaling, read_architecture
+from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.rope import RopeScaling
+from gtpo_megatron.weights.model_shape import LatentAttention
 
 RAW = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -70,6 +72,53 @@ R1_DISTILL_LLAMA_8B = {
     "use_cache": True,
     "vocab_size": 128256,
 }
+
+
+DEEPSEEK_V3 = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "attention_bias": False,
+    "ep_size": 1,
+    "first_k_dense_replace": 3,
+    "hidden_act": "silu",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "model_type": "deepseek_v3",
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 40,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+        "type": "yarn",
+    },
+    "rope_theta": 10000,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "tie_word_embeddings": False,
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+}
+"""As in the hub's folder, less its quantization."""
 
 
 def written(folder, base=RAW, **changes):
@@ -241,7 +290,8 @@ def test_rotary_frequencies_equal_those_of_transformers(tmp_path, rope):
             {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8},
             r"is a mixture of experts \(num_local_experts=8\) without a name table; known with experts: Qwen3MoeFor",
         ),
-        ({"architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 256}, "is a mixture of experts"),
+        ({"architectures": ["Qwen2MoeForCausalLM"], "n_routed_experts": 256}, "is a mixture of experts"),
+        ({"architectures": ["DeepseekV32ForCausalLM"]}, "architecture 'DeepseekV32ForCausalLM' needs sparse attention"),
         ({"num_experts": 4}, "architecture 'Qwen2ForCausalLM' is a mixture of experts"),
         ({"architectures": ["Phi3ForCausalLM"], "sliding_window": 0}, "sliding_window is 0, expected from 1"),
         ({"use_sliding_window": True}, "use_sliding_window=true is not supported; train with full attention"),
@@ -266,7 +316,7 @@ def test_rotary_frequencies_equal_those_of_transformers(tmp_path, rope):
         ({"rope_scaling": {"rope_type": "yarn", **YARN, "factor": None}}, "lacks factor"),
         (
             {"rope_scaling": {"rope_type": "yarn", **YARN, "beta_fast": 0.5}},
-            "beta_slow=1.0 must be .* less than beta_f",
+            "beta_slow=1.0 must be .* at most beta_fast=0.5",
         ),
         (
             {"rope_scaling": {"rope_type": "yarn", **YARN, "attention_factor": -1.0}},
@@ -286,6 +336,63 @@ def test_rotary_frequencies_equal_those_of_transformers(tmp_path, rope):
 def test_an_unusable_config_is_named(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
         read_architecture(written(tmp_path, **changes))
+
+
+def test_multi_latent_attention_is_read(tmp_path):
+    arch = read_architecture(written(tmp_path, DEEPSEEK_V3))
+    assert arch.latents == LatentAttention(query_rank=1536, key_value_rank=512, rotated_size=64, value_size=128)
+    assert (arch.head_size, arch.rotary_size, arch.num_query_groups, arch.max_positions) == (192, 64, 128, 163840)
+    assert arch.experts.layers == (False,) * 3 + (True,) * 58
+    assert (arch.experts.num_groups, arch.experts.groups_per_token, arch.experts.has_bias) == (8, 4, True)
+    # 0.1 ln 40 + 1, once for queries and once for keys; not where they are rotated, as both factors are equal
+    assert arch.rope_scaling.score_factor == pytest.approx(1.3688879454113936**2)
+    assert arch.rope_scaling.attention_factor == 1.0
+    # Kimi K2's interpolated range has both ends at one number of turns
+    kimi = DEEPSEEK_V3["rope_scaling"] | {"beta_fast": 1.0, "factor": 32.0}
+    assert read_architecture(written(tmp_path, DEEPSEEK_V3, rope_scaling=kimi)).rope_scaling.fast_turns == 1.0
+    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK_V3 | {"q_lora_rank": None}), encoding="utf-8")
+    assert read_architecture(tmp_path).latents.query_rank is None
+
+
+V2_LITE = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "scoring_func": "softmax",
+    "topk_method": "greedy",
+    "norm_topk_prob": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"q_lora_rank": None}, "lacks q_lora_rank, which is null where"),
+        ({"kv_lora_rank": None}, "lacks kv_lora_rank"),
+        ({"rope_interleave": False}, "rope_interleave=False is not supported; expected True"),
+        ({"num_key_value_heads": 64}, "num_key_value_heads=64 is not supported; expected 128"),
+        (
+            {"scoring_func": None},
+            "scoring_func='softmax' is not supported; expected 'sigmoid' .where transformers left",
+        ),
+        ({"topk_method": "greedy"}, "topk_method='greedy' is not supported; expected 'noaux_tc'"),
+        ({"n_group": None}, "lacks n_group"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq is 2"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "'linear' is not supported; expected 'default' or 'yarn'",
+        ),
+        ({"rope_scaling": {"type": "yarn", **YARN, "attention_factor": 1.0}}, "attention_factor is not supported here"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "one cast to bfloat16"),
+        (V2_LITE | {"topk_method": "group_limited_greedy"}, "topk_method='group_limited_greedy' is not supported"),
+        (V2_LITE | {"norm_topk_prob": True}, "norm_topk_prob=true is not supported; vLLM heeds it"),
+        (
+            {"architectures": ["Glm4MoeLiteForCausalLM"], "mlp_layer_types": ["dense"] + ["sparse"] * 60},
+            "mlp_layer_types does not fit first_k_dense_replace=3",
+        ),
+    ],
+)
+def test_an_unusable_latent_model_is_named(tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        read_architecture(written(tmp_path, DEEPSEEK_V3, **changes))
 
 
 def test_a_folder_without_config_is_named(tmp_path):

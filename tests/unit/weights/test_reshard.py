@@ -11,6 +11,7 @@ from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError, WeightMappingError
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.experts import Experts
+from gtpo_megatron.weights.model_shape import LatentAttention
 from gtpo_megatron.weights.param_mapping import RowParallel, TensorParallel, as_matrix
 from gtpo_megatron.weights.reshard import (
     LAYER_TABLES,
@@ -33,6 +34,12 @@ TRAITS = {
     "qwen3_moe": {"qk_norm": True, "experts": EXPERTS},
     "glm4_moe": {
         "qkv_bias": True,
+        "experts": replace(EXPERTS, layers=(False, True, True, True), shared_ffn_size=8, has_bias=True),
+    },
+    "deepseek": {
+        "num_query_groups": 8,
+        "head_size": 5,
+        "latents": LatentAttention(query_rank=6, key_value_rank=7, rotated_size=2, value_size=4),
         "experts": replace(EXPERTS, layers=(False, True, True, True), shared_ffn_size=8, has_bias=True),
     },
 }
@@ -272,19 +279,26 @@ def test_transformer_engines_names_lead_to_the_same_rows(family):
         layer.add("self_attention.linear_qkv.bias")
     if arch.qk_norm:
         layer |= {"self_attention.q_layernorm.weight", "self_attention.k_layernorm.weight"}
+    if arch.latents is not None:
+        latents = ("q_down_proj", "q_up_proj", "kv_down_proj", "kv_up_proj", "proj")
+        layer = {name for name in layer if name.startswith("mlp.")} | {"input_layernorm.weight"}
+        layer |= {f"self_attention.linear_{name}.weight" for name in latents}
+        layer |= {f"self_attention.{name}_layernorm.weight" for name in ("q", "kv")}
     mixture = {name for name in layer if not name.startswith("mlp.")} | {
         "pre_mlp_layernorm.weight",
         "mlp.router.weight",
     }
     mixture |= {f"mlp.experts.linear_fc{n}.weight{i}" for n in (1, 2) for i in range(4)}
-    if family == "glm4_moe":
+    if family in ("glm4_moe", "deepseek"):
         mixture |= {f"mlp.shared_experts.linear_fc{n}.weight" for n in (1, 2)} | {"mlp.router.expert_bias"}
     theirs = {f"decoder.layers.{i}.{name}" for i in range(4) for name in (mixture if arch.has_experts(i) else layer)}
     theirs |= {"embedding.word_embeddings.weight", "decoder.final_layernorm.weight", "output_layer.weight"}
     assert {table_name(name) for name in theirs} == ours
     fused = {
         fused_name(
-            name, has_experts=any(name.startswith(f"decoder.layers.{i}.") for i in range(4) if arch.has_experts(i))
+            name,
+            has_experts=any(name.startswith(f"decoder.layers.{i}.") for i in range(4) if arch.has_experts(i)),
+            has_latents=arch.latents is not None,
         )
         for name in ours
         if ".local_experts." not in name

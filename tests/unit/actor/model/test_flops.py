@@ -70,16 +70,17 @@ def test_a_window_leaves_pairs_out():
         assert whole - found == 2 * per_pair * left_out
 
 
-def test_a_mixture_of_experts_counts_what_a_token_meets(tmp_path):
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3"])
+def test_a_mixture_of_experts_counts_what_a_token_meets(tmp_path, family):
     """Of eight experts four, the shared one and the router; torch counts the same, as its experts run one by one."""
-    model = make_expert_model(tmp_path, "glm4_moe", num_layers=3)
+    model = make_expert_model(tmp_path, family, num_layers=3)
     arch = read_architecture(tmp_path)
     prompt, response = 1, 19
     length = prompt + response
     model.set_attn_implementation("eager")
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.zeros(1, length, dtype=torch.int64))
-    attention = arch.num_layers * arch.num_heads * arch.head_size
-    square, causal = 4 * attention * length * length, 2 * attention * length * (length + 1)
+    attention = arch.num_layers * (arch.query_width + arch.output_width)
+    square, causal = 2 * attention * length * length, attention * length * (length + 1)
     unscored = 2 * arch.hidden_size * arch.vocab_size * prompt
     assert forward_flops(arch, [(prompt, response)]) == counter.get_total_flops() - square + causal - unscored

@@ -109,7 +109,7 @@ def test_dense_models(
 
 @settings(max_examples=40)
 @given(
-    family=st.sampled_from(["qwen3_moe", "glm4_moe"]),
+    family=st.sampled_from(["qwen3_moe", "glm4_moe", "deepseek"]),
     tensor=TENSOR,
     pipeline=st.sampled_from([(1, 1), (2, 1), (2, 2), (2, 1, 1), (2, 1, 3)]),
     split=st.sampled_from([(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4), (2, 4)]),
