@@ -136,7 +136,7 @@ def evaluate_model(
         timing = Timing()
         try:
             if not is_whole:
-                _measure(model, config, file, wanted, tokenizer, answer_in, console, timing, date=given.date)
+                _measure(model, config, file, wanted, tokenizer, answer_in, console, timing, given.date)
         finally:
             start = time.perf_counter()
             result = evaluation_result(file, config, asked_for=sets, has_answers=answer_in is not None)
@@ -282,7 +282,6 @@ def _measure(  # noqa: PLR0913 - called once, with all that the evaluation has r
     answer_in: "AnswerFinder | None",
     console: Console,
     timing: Timing,
-    *,
     date: str,
 ) -> None:
     """Samples and grades what has no verdict yet."""

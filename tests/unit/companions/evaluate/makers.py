@@ -3,7 +3,9 @@
 import json
 from concurrent.futures import Future
 
-from gtpo_megatron.batch import Problem
+import torch
+
+from gtpo_megatron.batch import Problem, RewardBatch, RolloutBatch
 from gtpo_megatron.companions.evaluate.verdict_file import GradedResponse, MeasuredSet, VerdictFile
 from gtpo_megatron.config.problems import DatasetRef
 from gtpo_megatron.data.prompts import ProblemSet
@@ -134,3 +136,50 @@ class Grader:
         while self._late:
             late, found = self._late.pop(0)
             late.set_result(found)
+
+
+def episode(request, *, failure=""):
+    """Its sample, what somebody else says, and its problem's position."""
+    return RolloutBatch(
+        prompt_ids=torch.tensor([[1]]),
+        prompt_lengths=torch.tensor([1]),
+        response_ids=torch.tensor([[request.sample, 99, request.group_id]]),
+        response_lengths=torch.tensor([3]),
+        loss_mask=torch.tensor([[True, False, True]]),
+        rollout_logprobs=torch.zeros(1, 3),
+        group_ids=torch.tensor([request.group_id]),
+        truncated=torch.tensor([request.sample == 1]),
+        policy_version=0,
+        environment_rewards=RewardBatch(
+            rewards=torch.tensor([0.0 if failure else 0.25]),
+            failed=torch.tensor([bool(failure)]),
+            parts={name: torch.tensor([2.0]) for name in ("turns", "environment_s", "environment_wait_s")},
+            info=(f'{{"failure": "{failure}"}}',) if failure else (),
+        ),
+    )
+
+
+class TalkingEngine:
+    """Ends the two episodes that were begun last in each call; an environment ``fails`` for some requests."""
+
+    def __init__(self, fails=lambda _: ""):
+        self.inside, self.most, self.aborted, self.problems, self.num = {}, 0, [], [], 0
+        self.fails = fails
+
+    def begin(self, requests, sampling, *, seed):
+        (request,) = requests
+        self.num += 1
+        self.inside[self.num] = request
+        self.problems.append(request.problem.problem_id)
+        self.most = max(self.most, len(self.inside))
+        return self.num
+
+    def advance(self, *, limit_s):
+        return list(self.inside)[-2:]
+
+    def take(self, ticket):
+        request = self.inside.pop(ticket)
+        return episode(request, failure=self.fails(request))
+
+    def abort(self, ticket):
+        self.aborted.append(ticket)

@@ -3,63 +3,13 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
-from gtpo_megatron.batch import RewardBatch, RolloutBatch
 from gtpo_megatron.companions.evaluate.benchmark_run import BenchmarkRun, wanted_responses
 from gtpo_megatron.companions.evaluate.conversations import ConversationSource
 from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.rollout.requests import SampleRequest
-from tests.unit.companions.evaluate.makers import Letters, open_file, problem_set, saved_verdicts
-
-
-def episode(request, *, failure=""):
-    """Its sample, what somebody else says, and its problem's position."""
-    return RolloutBatch(
-        prompt_ids=torch.tensor([[1]]),
-        prompt_lengths=torch.tensor([1]),
-        response_ids=torch.tensor([[request.sample, 99, request.group_id]]),
-        response_lengths=torch.tensor([3]),
-        loss_mask=torch.tensor([[True, False, True]]),
-        rollout_logprobs=torch.zeros(1, 3),
-        group_ids=torch.tensor([request.group_id]),
-        truncated=torch.tensor([request.sample == 1]),
-        policy_version=0,
-        environment_rewards=RewardBatch(
-            rewards=torch.tensor([0.0 if failure else 0.25]),
-            failed=torch.tensor([bool(failure)]),
-            parts={name: torch.tensor([2.0]) for name in ("turns", "environment_s", "environment_wait_s")},
-            info=(f'{{"failure": "{failure}"}}',) if failure else (),
-        ),
-    )
-
-
-class Engine:
-    """Ends the two episodes that were begun last in each call; an environment ``fails`` for some requests."""
-
-    def __init__(self, fails=lambda _: ""):
-        self.inside, self.most, self.aborted, self.problems, self.num = {}, 0, [], [], 0
-        self.fails = fails
-
-    def begin(self, requests, sampling, *, seed):
-        (request,) = requests
-        self.num += 1
-        self.inside[self.num] = request
-        self.problems.append(request.problem.problem_id)
-        self.most = max(self.most, len(self.inside))
-        return self.num
-
-    def advance(self, *, limit_s):
-        return list(self.inside)[-2:]
-
-    def take(self, ticket):
-        request = self.inside.pop(ticket)
-        return episode(request, failure=self.fails(request))
-
-    def abort(self, ticket):
-        self.aborted.append(ticket)
-
+from tests.unit.companions.evaluate.makers import Letters, TalkingEngine, open_file, problem_set, saved_verdicts
 
 REQUESTS = [
     replace(SampleRequest(prompt_ids=(1,), group_id=group, sample=sample), problem=problem)
@@ -69,7 +19,7 @@ REQUESTS = [
 
 
 def test_every_request_ends_once_and_no_more_are_inside_than_the_window():
-    engine = Engine()
+    engine = TalkingEngine()
     source = ConversationSource(engine=engine, max_concurrent=2)
     found = list(source.stream(REQUESTS, SamplingConfig(), seed=0))
     assert sorted(one.index for one in found) == list(range(10))
@@ -79,7 +29,7 @@ def test_every_request_ends_once_and_no_more_are_inside_than_the_window():
 
 
 def test_what_is_under_way_is_given_up_with_the_stream():
-    engine = Engine()
+    engine = TalkingEngine()
     stream = ConversationSource(engine=engine, max_concurrent=2).stream(REQUESTS, SamplingConfig(), seed=0)
     next(stream)
     stream.close()
@@ -95,7 +45,9 @@ class NoGrader:
 def test_verdicts_are_the_environments(tmp_path):
     file = open_file(tmp_path)
     wanted = wanted_responses({"x": problem_set("x", 2)}, 2)
-    engine = Engine(fails=lambda request: "reset raised" if request.group_id == 0 and request.sample == 0 else "")
+    engine = TalkingEngine(
+        fails=lambda request: "reset raised" if request.group_id == 0 and request.sample == 0 else ""
+    )
     seen = []
     BenchmarkRun(
         config=EvaluateConfig(benchmarks=("b=b.jsonl",), samples=2),

@@ -7,9 +7,10 @@ from rich.console import Console
 from gtpo_megatron.companions.evaluate import evaluation_run
 from gtpo_megatron.companions.evaluate.benchmark_run import Timing, wanted_responses
 from gtpo_megatron.companions.evaluate.evaluated_model import EvaluatedModel
+from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.config.reward import JudgeConfig, RewardConfig
-from tests.unit.companions.evaluate.makers import Grader, Letters, graded, open_file, problem_set
+from tests.unit.companions.evaluate.makers import Grader, Letters, TalkingEngine, graded, open_file, problem_set
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def grader(monkeypatch):
         def __exit__(self, *error):
             pass
 
-    def engine(folder, config, stack):
+    def engine(folder, config, stack, *, date):
         raise AssertionError("nothing is to be sampled")
 
     opened = []
@@ -36,14 +37,14 @@ def grader(monkeypatch):
     return opened
 
 
-def measured(folder, file):
+def measured(folder, file, **options):
     console = Console(file=io.StringIO(), width=200)
     config, wanted = (
-        EvaluateConfig(benchmarks=("x=x.jsonl",), samples=2),
+        EvaluateConfig(benchmarks=("x=x.jsonl",), samples=2, **options),
         wanted_responses({"x": problem_set("x", 1)}, 2),
     )
     model = EvaluatedModel(folder=Path("m"), named="m")
-    evaluation_run._measure(model, config, file, wanted, Letters(), None, console, Timing())
+    evaluation_run._measure(model, config, file, wanted, Letters(), None, console, Timing(), date="")
     file.close()
     return console.file.getvalue()
 
@@ -57,6 +58,30 @@ def test_responses_without_a_verdict_are_graded_again_and_no_engine_is_loaded(tm
     assert "loading" not in said
     assert grader[0].graded == [("text 1", "0")]
     assert [(r.sample, r.failure) for r in file.verdicts.values()] == [(0, None), (1, None)]
+
+
+def test_conversations_without_a_verdict_are_held_again(tmp_path, grader, monkeypatch):
+    engine = TalkingEngine()
+    monkeypatch.setattr(evaluation_run, "_engine", lambda *_, **__: engine)
+    monkeypatch.setattr(evaluation_run, "_check_memory", lambda *_: None)
+    file = open_file(tmp_path)
+    file.append(graded("x-0", 0, reward=1.0))
+    file.append(graded("x-0", 1, failure="step took longer than 1 s"))
+    said = measured(tmp_path, file, environment=EnvironmentConfig(name="mine:Calculator"))
+    assert "of these, without a verdict and held again: 1" in said
+    assert engine.problems == ["x-0"]
+    assert grader[0].graded == []
+    assert [(r.sample, r.reward, r.failure) for r in file.verdicts.values()] == [(0, 1.0, None), (1, 0.25, None)]
+
+
+def test_conversations_with_another_environment_are_another_evaluation():
+    def of(**environment):
+        config = EvaluateConfig(benchmarks=("x=x.jsonl",), environment=EnvironmentConfig(**environment))
+        return evaluation_run.identity(config, "fingerprint")
+
+    assert of() == of(max_turns=3), "there is none"
+    assert of(name="a:A") not in (of(), of(name="b:A"), of(name="a:A", max_turns=3), of(name="a:A", discount=0.5))
+    assert of(name="a:A") == of(name="a:A", num_workers=9, timeout_s=1.0)
 
 
 def test_verdicts_of_another_judge_or_question_are_another_evaluation():
