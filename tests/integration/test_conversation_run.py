@@ -17,6 +17,7 @@ pytestmark = [
 ]
 
 RECIPE = "recipes.tiny_cpu:tool_gtpo"
+ONE_PROCESS = ["--cluster.mode", "local", "--parallel.num-ranks", "1", "--parallel.tensor-parallel-size", "1"]
 AGENT = str(Path(__file__).parents[2] / "examples/own_agent/agent.py:agent")
 TURN_REWARD_COEF = 0.5
 
@@ -62,9 +63,9 @@ def test_a_killed_run_with_an_environment_equals_an_unbroken_one(tmp_path):
 @LEAVINGS
 def test_an_agent_that_knows_only_an_endpoint_is_trained_as_the_environment_is(tmp_path):
     """The agent plays the calculator's game by HTTP, in threads of its own; the run is the same bit for bit."""
-    agent = Run(tmp_path / "agent", "--environment.name", AGENT, recipe=RECIPE, num_steps=2)
+    agent = Run(tmp_path / "agent", "--environment.name", AGENT, *ONE_PROCESS, recipe=RECIPE, num_steps=2)
     agent.succeed()
-    environment = Run(tmp_path / "environment", recipe=RECIPE, num_steps=2)
+    environment = Run(tmp_path / "environment", *ONE_PROCESS, recipe=RECIPE, num_steps=2)
     environment.succeed()
     rows = steps(agent.folder)
     assert_conversations(rows[1:])
