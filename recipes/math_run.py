@@ -5,7 +5,7 @@ that think before they answer, a longer response.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial, update_wrapper
 from typing import Concatenate, Literal, ParamSpec
 
@@ -78,12 +78,10 @@ class OnGPUs:
         num_gpus: total number of GPUs.
         tensor_parallel_size: of the trainer.
         pipeline_parallel_size: of the trainer.
-        last_stage_layers: of its last stage; None: as many as the others have.
         context_parallel_size: of the trainer.
         expert_parallel_size: of the trainer; 1 for a dense model.
         expert_tensor_parallel_size: of the trainer.
         recompute: activations that the trainer makes again.
-        offload_fraction: of the optimizer, to the host.
         engine_size: GPUs per vLLM engine; the engines use all GPUs.
         shares_experts_whole: the ranks of an engine hold whole experts, in place of a part of every expert.
         max_concurrent_sequences: sequences that an engine decodes together.
@@ -93,12 +91,10 @@ class OnGPUs:
     num_gpus: int
     tensor_parallel_size: int
     pipeline_parallel_size: int = 1
-    last_stage_layers: int | None = None
     context_parallel_size: int = 1
     expert_parallel_size: int = 1
     expert_tensor_parallel_size: int = 1
     recompute: Literal["none", "selective", "full"] = "none"
-    offload_fraction: float = 0.0
     engine_size: int
     shares_experts_whole: bool = False
     max_concurrent_sequences: int
@@ -111,7 +107,6 @@ class OnGPUs:
             num_ranks=self.num_gpus,
             tensor_parallel_size=self.tensor_parallel_size,
             pipeline_parallel_size=self.pipeline_parallel_size,
-            last_stage_layers=self.last_stage_layers,
             context_parallel_size=self.context_parallel_size,
             expert_parallel_size=self.expert_parallel_size,
             expert_tensor_parallel_size=self.expert_tensor_parallel_size,
@@ -181,7 +176,7 @@ def math_run(
             prompt_template=DAPO_TEMPLATE,  # ours: the instruction of the training prompts
         ),
         algorithm=algorithm(method, max_response_tokens=max_response_tokens),
-        optimizer=replace(OPTIMIZER, offload_fraction=on.offload_fraction),
+        optimizer=OPTIMIZER,
         parallel=on.parallel,
         rollout=RolloutConfig(
             group_size=16,  # paper's
