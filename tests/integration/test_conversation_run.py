@@ -64,9 +64,9 @@ def test_a_killed_run_with_an_environment_equals_an_unbroken_one(tmp_path):
 def test_an_agent_that_knows_only_an_endpoint_is_trained_as_the_environment_is(tmp_path):
     """The agent plays the calculator's game by HTTP, in threads of its own; the run is the same bit for bit."""
     agent = Run(tmp_path / "agent", "--environment.name", AGENT, *ONE_PROCESS, recipe=RECIPE, num_steps=2)
-    agent.succeed()
+    assert agent.wait(900.0) == 0, agent.output[-3000:]
     environment = Run(tmp_path / "environment", *ONE_PROCESS, recipe=RECIPE, num_steps=2)
-    environment.succeed()
+    assert environment.wait(900.0) == 0, environment.output[-3000:]
     rows = steps(agent.folder)
     assert_conversations(rows[1:])
     assert all(row["rollout/reward_failed_count"] == 0 for row in rows[1:])
