@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 DENSE = ("qwen2", "qwen3", "r1_distill_llama")  # tied, tied with norms, untied
-EXPERTS = ("qwen3_moe", "glm4_moe")
+EXPERTS = ("qwen3_moe", "glm4_moe", "deepseek_v3")
 NAMES = (*DENSE, *EXPERTS)
 LAYOUTS = {
     "tp2": (DENSE, {"num_ranks": 2, "tensor_parallel_size": 2}, "float32"),

@@ -86,6 +86,8 @@ def te_update(tmp_path, model, config) -> Agreement:
         ours, theirs = (
             side.flatten().double() - before[name].flatten() for side in (tensor, expected["weights"][name])
         )
+        if theirs.abs().mean() < 4 * BF16 * before[name].abs().mean():
+            continue  # rounding of the new weights hides the change: a query latent's norm, whose gradient is small
         directions.append(float(torch.nn.functional.cosine_similarity(ours, theirs, dim=0)))
         lengths.append(float((ours.norm() / theirs.norm() - 1).abs()))
     return Agreement(

@@ -110,7 +110,7 @@ class LatentSelfAttention(MegatronModule):
 
         def attend(*heads: Tensor) -> Tensor:
             output: Tensor = self.core_attention(
-                *heads, attention_mask, attn_mask_type=AttnMaskType.padding_causal, packed_seq_params=packed_seq_params
+                *heads, attention_mask, attn_mask_type=AttnMaskType.causal, packed_seq_params=packed_seq_params
             )
             return output
 
