@@ -1,11 +1,9 @@
 """The shape of a model, read from the ``config.json`` of a Hugging Face folder."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
 
 from gtpo_megatron.config.checks import divisors
 from gtpo_megatron.config.rollout import RolloutConfig
@@ -14,41 +12,11 @@ from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import read_json
 from gtpo_megatron.untrusted.text import printable, shown
 from gtpo_megatron.weights.experts import Experts, glm4_moe_experts, qwen3_moe_experts
-from gtpo_megatron.weights.model_shape import ModelShape
+from gtpo_megatron.weights.model_shape import MAX_SIZE, ModelShape
+from gtpo_megatron.weights.rope_scaling import RopeScaling, rope_fields, rope_scaling
 
 VOCAB_MULTIPLE = 128
 """Megatron's vocabulary is padded to a multiple of this times the tensor-parallel size on a GPU, for tiled matmuls."""
-
-
-RopeKind = Literal["linear", "llama3", "yarn", "longrope"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RopeScaling:
-    """How rotary frequencies are stretched beyond the context of pre-training.
-
-    ``actor/model/rotary.py`` has the formula.
-
-    Attributes:
-        kind: ``linear`` divides every frequency by ``factor``; ``llama3`` and ``yarn`` divide the slow ones only;
-            ``longrope`` divides each by its own of ``factors``.
-        factor: at least 1; longrope: the context of the model over that of pre-training.
-        original_positions: llama3, yarn, longrope: context of pre-training, in tokens.
-        slow_turns: llama3, yarn: frequencies with fewer turns than this over the original context are divided.
-        fast_turns: llama3, yarn: frequencies with more turns than this stay; between the two it is interpolated.
-        rounds_range: yarn: the interpolated range ends at whole pairs of elements.
-        attention_factor: yarn, longrope: multiplies queries and keys where they are rotated.
-        factors: longrope: one a frequency, for sequences within the original context.
-    """
-
-    kind: RopeKind
-    factor: float
-    original_positions: int = 8192
-    slow_turns: float = 1.0
-    fast_turns: float = 4.0
-    rounds_range: bool = True
-    attention_factor: float = 1.0
-    factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,8 +158,6 @@ _UNSUPPORTED = (
 
 _MAX_LAYERS = 10_000
 """A name table has an entry for each."""
-MAX_SIZE = 1 << 31
-"""Of a dimension; no model comes near it."""
 
 
 def read_architecture(folder: Path) -> Architecture:
@@ -274,28 +240,13 @@ def _refuse_unsupported(path: Path, fields: Fields, family: _Family) -> None:
         raise ConfigError(
             f"{path}: layer_types has {shown(kinds[0])}, which is not supported; expected 'full_attention'"
         )
-    rope = _rope(fields)
-    kind = _rope_kind(rope)
-    if kind != "default" and kind not in get_args(RopeKind):
-        raise ConfigError(
-            f"{path}: rope type {shown(kind)} is not supported; expected 'default', 'linear', 'llama3', 'yarn' or "
-            f"'longrope'"
-        )
     fraction = _rotary_fraction(fields, family)
     if fraction != 1.0 and family.rotary_fraction is None:
         raise ConfigError(f"{path}: partial_rotary_factor={fraction} is not supported; expected 1")
 
 
-def _rope(fields: Fields) -> Fields:
-    """The rotary embedding's parameters.
-
-    Transformers 5 writes ``rope_parameters`` with everything in it; 4 wrote ``rope_theta`` beside ``rope_scaling``.
-    """
-    return fields.fields("rope_scaling" if fields.raw.get("rope_scaling") else "rope_parameters")
-
-
 def _rotary_fraction(fields: Fields, family: _Family) -> float:
-    rope = _rope(fields)
+    rope = rope_fields(fields)
     where = rope if rope.has("partial_rotary_factor") else fields
     return where.get("partial_rotary_factor", float, family.rotary_fraction or 1.0, at_least=0, at_most=1)
 
@@ -322,83 +273,6 @@ def _windows(fields: Fields, family: _Family, num_layers: int, max_positions: in
     return (window,) * num_layers if window < max_positions else ()
 
 
-def _rope_kind(rope: Fields) -> str:
-    """The rope type; older files name the key ``type``."""
-    return rope.get("rope_type", str, rope.get("type", str, "default"))
-
-
-def _original_positions(fields: Fields, rope: Fields, max_positions: int) -> int:
-    """The context of pre-training, where transformers and vLLM look for it, in their order."""
-    name = "original_max_position_embeddings"
-    where = fields if fields.has(name) else rope
-    if _rope_kind(rope) == "longrope":  # transformers has another default for each family
-        return where.get(name, int, at_least=2, at_most=MAX_SIZE)
-    return where.get(name, int, max_positions, at_least=1, at_most=MAX_SIZE)
-
-
-def _rope_scaling(path: Path, rope: Fields, original: int, max_positions: int, num_pairs: int) -> RopeScaling | None:
-    kind = _rope_kind(rope)
-    if kind == "default":
-        return None
-    if kind == "longrope":
-        return _longrope(path, rope, original, max_positions, num_pairs)
-    factor = rope.get("factor", float, at_least=1)
-    if kind == "linear":
-        return RopeScaling(kind="linear", factor=factor)
-    if kind == "yarn":
-        return _yarn(path, rope, factor, original)
-    low, high = (rope.get(name, float, at_least=0) for name in ("low_freq_factor", "high_freq_factor"))
-    if not 0 < low < high:
-        raise ConfigError(f"{path}: low_freq_factor={low} must be more than 0 and less than high_freq_factor={high}")
-    return RopeScaling(kind="llama3", factor=factor, original_positions=original, slow_turns=low, fast_turns=high)
-
-
-def _longrope(path: Path, rope: Fields, original: int, max_positions: int, num_pairs: int) -> RopeScaling:
-    """LongRoPE (arXiv 2402.13753) within the original context.
-
-    Longer sequences have other factors: transformers changes them where a sequence becomes longer, vLLM for an engine
-    that takes longer ones, so that the two differ.
-    """
-    short = rope.get("short_factor", list[float])
-    if len(short) != num_pairs or not all(factor > 0 for factor in short):
-        raise ConfigError(
-            f"{path}: short_factor has {len(short)} entries; expected {num_pairs} above 0, one a frequency"
-        )
-    for key in ("factor", "attention_factor", "short_mscale", "long_mscale"):
-        if rope.has(key):
-            raise ConfigError(f"{path}: {key} of rope type 'longrope' is not supported: transformers and vLLM differ")
-    factor = max_positions / original
-    attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-    return RopeScaling(
-        kind="longrope", factor=factor, original_positions=original, attention_factor=attention, factors=tuple(short)
-    )
-
-
-def _yarn(path: Path, rope: Fields, factor: float, original: int) -> RopeScaling:
-    """YaRN (arXiv 2309.00071)."""
-    slow, fast = rope.get("beta_slow", float, 0.0) or 1.0, rope.get("beta_fast", float, 0.0) or 32.0
-    if not 0 < slow < fast:
-        raise ConfigError(f"{path}: beta_slow={slow} must be more than 0 and less than beta_fast={fast}")
-
-    def concentration(mscale: float) -> float:
-        return 0.1 * mscale * math.log(factor) + 1.0  # arXiv 2309.00071, Eq. 22
-
-    whole, part = (rope.get(name, float, 0.0) for name in ("mscale", "mscale_all_dim"))
-    usual = concentration(whole) / concentration(part) if whole and part else concentration(1.0)
-    attention = rope.get("attention_factor", float, usual)
-    if not attention > 0:
-        raise ConfigError(f"{path}: attention_factor={attention} must be more than 0")
-    return RopeScaling(
-        kind="yarn",
-        factor=factor,
-        original_positions=original,
-        slow_turns=slow,
-        fast_turns=fast,
-        rounds_range=rope.get("truncate", bool, True),
-        attention_factor=attention,
-    )
-
-
 def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
     def size(name: str, default: int | None = None) -> int:
         return fields.get(name, int, default, at_least=1, at_most=MAX_SIZE)
@@ -417,17 +291,16 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
             f"{path}: partial_rotary_factor={fraction} of head_dim={head_size} rotates {rotated} elements; expected an "
             f"even number"
         )
-    max_positions, rope = size("max_position_embeddings"), _rope(fields)
+    max_positions, rope = size("max_position_embeddings"), rope_fields(fields)
     theta = (rope if rope.has("rope_theta") else fields).get("rope_theta", float, family.rope_theta)
     if not theta > 0:
         raise ConfigError(f"{path}: rope_theta={theta} must be more than 0")
-    original = _original_positions(fields, rope, max_positions)
-    scaling = _rope_scaling(path, rope, original, max_positions, rotated // 2)
+    scaling = rope_scaling(path, fields, max_positions, num_pairs=rotated // 2)
     if scaling is not None and scaling.kind == "yarn":
         # vLLM has a table of so many positions, whatever the other field says: the published files leave it unchanged
         max_positions = int(scaling.original_positions * scaling.factor)
     elif scaling is not None and scaling.kind == "longrope":
-        max_positions = original
+        max_positions = scaling.original_positions
     num_layers = fields.get("num_hidden_layers", int, at_least=1, at_most=_MAX_LAYERS)
     return Architecture(
         family=family.table,

@@ -8,6 +8,9 @@ from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.weights.experts import Experts
 
+MAX_SIZE = 1 << 31
+"""Of a dimension; no model comes near it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gtpo_megatron.weights.architecture import Architecture, RopeScaling
+from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.rope_scaling import RopeScaling
 
 
 def inverse_frequencies(arch: Architecture) -> Tensor:

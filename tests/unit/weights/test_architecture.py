@@ -9,7 +9,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.weights.architecture import RopeScaling, read_architecture
+from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.rope_scaling import RopeScaling
 
 RAW = {
     "architectures": ["Qwen2ForCausalLM"],

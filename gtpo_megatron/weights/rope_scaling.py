@@ -1,0 +1,144 @@
+"""How rotary frequencies are stretched, read from the ``config.json`` of a Hugging Face folder."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.untrusted.fields import Fields
+from gtpo_megatron.untrusted.text import shown
+from gtpo_megatron.weights.model_shape import MAX_SIZE
+
+RopeKind = Literal["linear", "llama3", "yarn", "longrope"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RopeScaling:
+    """How rotary frequencies are stretched beyond the context of pre-training.
+
+    ``actor/model/rotary.py`` has the formula.
+
+    Attributes:
+        kind: ``linear`` divides every frequency by ``factor``; ``llama3`` and ``yarn`` divide the slow ones only;
+            ``longrope`` divides each by its own of ``factors``.
+        factor: at least 1; longrope: the context of the model over that of pre-training.
+        original_positions: llama3, yarn, longrope: context of pre-training, in tokens.
+        slow_turns: llama3, yarn: frequencies with fewer turns than this over the original context are divided.
+        fast_turns: llama3, yarn: frequencies with more turns than this stay; between the two it is interpolated.
+        rounds_range: yarn: the interpolated range ends at whole pairs of elements.
+        attention_factor: yarn, longrope: multiplies queries and keys where they are rotated.
+        factors: longrope: one a frequency, for sequences within the original context.
+    """
+
+    kind: RopeKind
+    factor: float
+    original_positions: int = 8192
+    slow_turns: float = 1.0
+    fast_turns: float = 4.0
+    rounds_range: bool = True
+    attention_factor: float = 1.0
+    factors: tuple[float, ...] = ()
+
+
+def rope_fields(fields: Fields) -> Fields:
+    """The rotary embedding's parameters.
+
+    Transformers 5 writes ``rope_parameters`` with everything in it; 4 wrote ``rope_theta`` beside ``rope_scaling``.
+    """
+    return fields.fields("rope_scaling" if fields.raw.get("rope_scaling") else "rope_parameters")
+
+
+def rope_scaling(path: Path, fields: Fields, max_positions: int, *, num_pairs: int) -> RopeScaling | None:
+    """The stretching that ``config.json`` asks for; None if frequencies are as in pre-training.
+
+    Args:
+        path: of ``config.json``, for messages.
+        fields: of it.
+        max_positions: its ``max_position_embeddings``.
+        num_pairs: frequencies of a head.
+
+    Raises:
+        ConfigError: another rope type than those of ``RopeKind``, or a parameter that cannot be.
+    """
+    rope = rope_fields(fields)
+    kind = _rope_kind(rope)
+    if kind == "default":
+        return None
+    if kind not in get_args(RopeKind):
+        raise ConfigError(
+            f"{path}: rope type {shown(kind)} is not supported; expected 'default', 'linear', 'llama3', 'yarn' or "
+            f"'longrope'"
+        )
+    original = _original_positions(fields, rope, max_positions)
+    if kind == "longrope":
+        return _longrope(path, rope, original, max_positions, num_pairs)
+    factor = rope.get("factor", float, at_least=1)
+    if kind == "linear":
+        return RopeScaling(kind="linear", factor=factor)
+    if kind == "yarn":
+        return _yarn(path, rope, factor, original)
+    low, high = (rope.get(name, float, at_least=0) for name in ("low_freq_factor", "high_freq_factor"))
+    if not 0 < low < high:
+        raise ConfigError(f"{path}: low_freq_factor={low} must be more than 0 and less than high_freq_factor={high}")
+    return RopeScaling(kind="llama3", factor=factor, original_positions=original, slow_turns=low, fast_turns=high)
+
+
+def _rope_kind(rope: Fields) -> str:
+    """The rope type; older files name the key ``type``."""
+    return rope.get("rope_type", str, rope.get("type", str, "default"))
+
+
+def _original_positions(fields: Fields, rope: Fields, max_positions: int) -> int:
+    """The context of pre-training, where transformers and vLLM look for it, in their order."""
+    name = "original_max_position_embeddings"
+    where = fields if fields.has(name) else rope
+    if _rope_kind(rope) == "longrope":  # transformers has another default for each family
+        return where.get(name, int, at_least=2, at_most=MAX_SIZE)
+    return where.get(name, int, max_positions, at_least=1, at_most=MAX_SIZE)
+
+
+def _longrope(path: Path, rope: Fields, original: int, max_positions: int, num_pairs: int) -> RopeScaling:
+    """LongRoPE (arXiv 2402.13753) within the original context.
+
+    Longer sequences have other factors: transformers changes them where a sequence becomes longer, vLLM for an engine
+    that takes longer ones, so that the two differ.
+    """
+    short = rope.get("short_factor", list[float])
+    if len(short) != num_pairs or not all(factor > 0 for factor in short):
+        raise ConfigError(
+            f"{path}: short_factor has {len(short)} entries; expected {num_pairs} above 0, one a frequency"
+        )
+    for key in ("factor", "attention_factor", "short_mscale", "long_mscale"):
+        if rope.has(key):
+            raise ConfigError(f"{path}: {key} of rope type 'longrope' is not supported: transformers and vLLM differ")
+    factor = max_positions / original
+    attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return RopeScaling(
+        kind="longrope", factor=factor, original_positions=original, attention_factor=attention, factors=tuple(short)
+    )
+
+
+def _yarn(path: Path, rope: Fields, factor: float, original: int) -> RopeScaling:
+    """YaRN (arXiv 2309.00071)."""
+    slow, fast = rope.get("beta_slow", float, 0.0) or 1.0, rope.get("beta_fast", float, 0.0) or 32.0
+    if not 0 < slow < fast:
+        raise ConfigError(f"{path}: beta_slow={slow} must be more than 0 and less than beta_fast={fast}")
+
+    def concentration(mscale: float) -> float:
+        return 0.1 * mscale * math.log(factor) + 1.0  # arXiv 2309.00071, Eq. 22
+
+    whole, part = (rope.get(name, float, 0.0) for name in ("mscale", "mscale_all_dim"))
+    usual = concentration(whole) / concentration(part) if whole and part else concentration(1.0)
+    attention = rope.get("attention_factor", float, usual)
+    if not attention > 0:
+        raise ConfigError(f"{path}: attention_factor={attention} must be more than 0")
+    return RopeScaling(
+        kind="yarn",
+        factor=factor,
+        original_positions=original,
+        slow_turns=slow,
+        fast_turns=fast,
+        rounds_range=rope.get("truncate", bool, True),
+        attention_factor=attention,
+    )
