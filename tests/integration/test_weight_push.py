@@ -111,12 +111,12 @@ CHANGES = {
 }
 
 
-def make_folder(folder, family, *, tied):
+def make_folder(folder, family, *, tied, vocab_size=150):
     """Head size 32, the least that vLLM's CPU attention takes; a vocabulary that both sides must pad."""
     torch.manual_seed(7)
     config_type, model_type = FAMILIES[family]
     config = config_type(
-        vocab_size=150,
+        vocab_size=vocab_size,
         hidden_size=128,
         intermediate_size=96,
         num_hidden_layers=4,
