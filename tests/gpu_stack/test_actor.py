@@ -64,6 +64,12 @@ def test_every_axis(models, tmp_path, layout):
     assert set(found.calls) == (wanted | RING if layout == "cp2" else wanted)
 
 
+@pytest.mark.parametrize("layout", ["tp2_sp", "cp2"])
+def test_latents_are_whole_on_every_rank(models, tmp_path, layout):
+    folder, model = models["deepseek_dense"]
+    check(te_update(tmp_path, model, te_config(folder, LAYOUTS[layout])))
+
+
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_recomputation(models, tmp_path, recompute):
     folder, model = models["qwen2"]

@@ -126,6 +126,7 @@ CHANGES = {
         "scoring_func": "softmax",
         "topk_method": "greedy",
         "n_group": 1,
+        "routed_scaling_factor": 1.0,
         "rope_parameters": {
             "rope_type": "yarn",
             "rope_theta": 20.0,
