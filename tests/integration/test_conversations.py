@@ -93,6 +93,9 @@ def test_conversations_are_the_templates_and_graded_by_the_environment(batch, pr
     turns = stretches(batch.loss_mask).tolist()
     rewards = batch.environment_rewards
     assert rewards.parts["turns"].tolist() == [float(num) for num in turns]
+    assert [len(earned) for earned in rewards.turn_rewards] == turns
+    assert [sum(earned) for earned in rewards.turn_rewards] == rewards.rewards.tolist()
+    assert float(rewards.parts["environment_wait_s"].max()) > 0, "the engine has waited for the first openings"
     assert not rewards.failed.any()
     num_right = 0
     for row, num_turns in enumerate(turns):
