@@ -16,6 +16,13 @@ def echo(response, answer):
     return float(response)
 
 
+def tell_pid(path):
+    """Whole at once: who sees the file may end this process before its next instruction."""
+    unseen = Path(f"{path}.{os.getpid()}")
+    unseen.write_text(str(os.getpid()))
+    unseen.replace(path)
+
+
 def obey(response, answer):  # noqa: C901 - one branch a misdeed
     """Does what the response says."""
     word, _, rest = response.partition(" ")
@@ -54,7 +61,7 @@ def obey(response, answer):  # noqa: C901 - one branch a misdeed
         if os.fork() == 0:
             os.setsid()
             if os.fork() == 0:
-                Path(rest).write_text(str(os.getpid()))
+                tell_pid(rest)
                 os.execlp("sleep", "sleep", "60")
             os._exit(0)
         while not Path(rest).exists():
@@ -62,7 +69,7 @@ def obey(response, answer):  # noqa: C901 - one branch a misdeed
     if word == "flee":  # a chain of processes, each of which is gone when one looks at it
         if os.fork() == 0:
             os.setsid()
-            Path(rest).write_text(str(os.getpid()))
+            tell_pid(rest)
             end = time.monotonic() + 60.0
             while time.monotonic() < end:
                 if os.fork():
@@ -93,5 +100,5 @@ def obey(response, answer):  # noqa: C901 - one branch a misdeed
     if word == "close-2":
         os.close(2)
     if word == "tell-pid":
-        Path(rest).write_text(str(os.getpid()))
+        tell_pid(rest)
     return 1.0
