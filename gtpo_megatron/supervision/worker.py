@@ -77,17 +77,22 @@ def _wait(worker: int, *, control: int, parent: int) -> int | None:
 
 
 def _left(supervisor: int, statuses: dict[int, int]) -> list[int]:
-    """The living processes below this one; notes the statuses of children that have ended.
+    """The living processes below this one; notes the statuses of children that have ended, and ends their groups.
 
     Without children there are no descendants, since orphans become children at the instant that they become orphans.
-    A look at ``/proc`` is not that exact: it misses a process that was made during it by one that ended during it.
+    A look at ``/proc`` is not that exact: it misses a process that was made during it by one that ended during it. On a
+    busy machine a chain of such processes can flee from any number of looks, but not from a signal to its group.
 
     Raises:
         ProcessLookupError: the look has missed some.
     """
     with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            statuses[ended[0]] = ended[1]
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            # a session is made by one of those below and left by nobody; in this one's own there may be others
+            if os.getsid(ended.si_pid) != os.getsid(0):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(os.getpgid(ended.si_pid), signal.SIGKILL)
+            statuses[ended.si_pid] = os.waitpid(ended.si_pid, 0)[1]
         if not (found := descendants(supervisor)):
             raise ProcessLookupError(f"there are processes below {supervisor} that the look at /proc has missed")
         return found

@@ -12,15 +12,17 @@ import pytest
 from gtpo_megatron.errors import ConfigError, WorkerError
 from gtpo_megatron.rewards.processes.pool import RewardPool
 from gtpo_megatron.rewards.request import RewardRequest
-from gtpo_megatron.supervision.process_tree import descendants, process_ids
+from gtpo_megatron.supervision.process_tree import descendants, process_ids, process_stat
 
 OBEY = "tests.unit.rewards.reward_functions:obey"
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def session_of(pid):
+    """The session of a process that runs; one that has ended may wait for a slow parent of all orphans."""
     try:
-        return os.getsid(pid)
+        stat = process_stat(pid)
+        return None if stat is None or stat.has_ended else os.getsid(pid)
     except ProcessLookupError:
         return None
 
