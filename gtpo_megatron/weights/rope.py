@@ -9,6 +9,7 @@ from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.fields import Fields
 
 MAX_POSITIONS = 1 << 31
+"""Of a context; no model comes near it."""
 
 RopeKind = Literal["linear", "llama3", "yarn", "longrope"]
 
