@@ -40,8 +40,10 @@ from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, check_metrics
 from gtpo_megatron.run_folder.provenance import LOG_FILE, log_provenance, logged_cause
 from gtpo_megatron.run_folder.stop_request import StopAtOnce, StopRequest
 from gtpo_megatron.sandbox.choose import check_sandbox
+from gtpo_megatron.weights.adapters import chosen_projections
 from gtpo_megatron.weights.architecture import Architecture, check_same_model, read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, check_weights, megatron_to_hf
+from gtpo_megatron.weights.peft import PeftFolder
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +195,7 @@ def check_inputs(config: RunConfig) -> RunInputs:
     """Reads and checks the run's inputs, for ``config`` and ``train``.
 
     Raises:
-        ConfigError: the model folder or the reference's, their values, the layout, the algorithm, this machine, the
+        ConfigError: the model folder, the reference's or the adapters', their values, the layout, the algorithm, this machine, the
             loggers, the reward function, the environment or the number of prompts cannot be used.
         DataError: a data set is missing, empty or malformed.
     """
@@ -219,6 +221,10 @@ def check_inputs(config: RunConfig) -> RunInputs:
     if any(one.statement.needs_sandbox for one in rewards):
         check_sandbox(config.reward.sandbox, config.reward.packages)
     check_weights(model, architecture)
+    if config.adapter.is_on:
+        chosen_projections(architecture, config.adapter.targets)
+        if config.adapter.path:
+            PeftFolder(Path(config.adapter.path), architecture, config.adapter)
     if config.reference.path:
         reference = Path(config.reference.path)
         check_same_model(reference, architecture)

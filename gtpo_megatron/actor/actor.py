@@ -5,7 +5,7 @@ the rank from scoring to ``release_batch``; stages return metrics only.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +16,20 @@ from gtpo_megatron.actor import cpu_platform
 
 cpu_platform.install()  # before anything below imports megatron.core
 
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-
-from gtpo_megatron.actor import megatron_init, optimizer
-from gtpo_megatron.actor.checkpoint import rank_checkpoint as checkpoint
-from gtpo_megatron.actor.checkpoint.model_folder import load_model_folder
+from gtpo_megatron.actor import megatron_init
+from gtpo_megatron.actor.checkpoint.rank_checkpoint import RankCheckpoint
 from gtpo_megatron.actor.cpu_products import choose_products
 from gtpo_megatron.actor.experts.balance import ExpertBalance
 from gtpo_megatron.actor.experts.routing_replay import RoutingReplay
 from gtpo_megatron.actor.forward_backward import MicroBatching, run_micro_batches
 from gtpo_megatron.actor.host_memory import HostCopies, optimizer_tensors
 from gtpo_megatron.actor.loss_adapter import PolicyHead
-from gtpo_megatron.actor.model.policy_model import build_chunks, fuse_weight_gradients, mark_experts, weights_by_name
-from gtpo_megatron.actor.model.transformer_config import padded_vocab_size, torch_dtype, transformer_config
+from gtpo_megatron.actor.model.transformer_config import padded_vocab_size
 from gtpo_megatron.actor.optimizer_step import OptimizerStep
 from gtpo_megatron.actor.policy_update import PolicyUpdate
-from gtpo_megatron.actor.reference import first_reference
 from gtpo_megatron.actor.score_metrics import entropy_metrics, score_metrics
 from gtpo_megatron.actor.stage_report import StageReport
+from gtpo_megatron.actor.trained_model import trained_model
 from gtpo_megatron.algorithms import assign_credit
 from gtpo_megatron.batch import RewardBatch, RolloutBatch, RolloutShard, ScoredBatch, TokenRecord, TrainBatch, fields_of
 from gtpo_megatron.config.algorithm import EntropyCreditSettings
@@ -115,7 +111,11 @@ class MegatronActor:
         )
         profiler = StepProfiler(config.profile, rank=global_rank, run_folder=run_folder)
         self._stages = StageReport(self._arch, config, profiler)
-        self._build_model()
+        self._trained = trained_model(config, self._arch, global_rank=global_rank)
+        self._chunks, self._model = self._trained.chunks, self._trained.wrapped
+        self._policy = self._chunks[-1]  # which has the output layer, on the last pipeline rank
+        self._optimizer, self._schedule = self._trained.optimizer, self._trained.schedule
+        self._reference = self._trained.reference if config.has_reference else None
         self._head = PolicyHead(
             self._policy,
             self._groups,
@@ -142,9 +142,7 @@ class MegatronActor:
         self._unshaped: UnshapedTokens | None = None
         if isinstance(config.algorithm, EntropyCreditSettings) and config.algorithm.unshaped_patterns:
             self._unshaped = unshaped_tokens_of(config.model.path, config.algorithm.unshaped_patterns)
-        self._checkpoint = checkpoint.RankCheckpoint(
-            chunks=self._chunks, optimizer=self._optimizer, schedule=self._schedule, reference=self._reference
-        )
+        self._checkpoint = RankCheckpoint(self._trained)
         self._address = address
         self._weight_store: Any = None  # stays open while pushes go on
         self._sender: WeightSender | None = None
@@ -152,35 +150,6 @@ class MegatronActor:
         self.batch: RolloutShard | None = None
         self._last_stage = "nothing"
         self._host_copies = HostCopies()
-
-    def _build_model(self) -> None:
-        """Model with the folder's weights, Megatron's data-parallel wrapper, optimizer and schedule."""
-        config, parallel = self._config, self._config.parallel
-        transformer = transformer_config(self._arch, config.model, parallel)
-        self._chunks = build_chunks(self._arch, config.model, parallel, transformer)
-        mark_experts(self._chunks)
-        fuse_weight_gradients(self._chunks)
-        self._policy = self._chunks[-1]  # which has the output layer, on the last pipeline rank
-        self._reference = first_reference(config, self._arch, self._load_weights, self._weights)
-        if self._reference is None or config.reference.path:
-            self._load_weights(Path(config.model.path))
-        wrapping = DistributedDataParallelConfig(
-            use_distributed_optimizer=parallel.distributed_optimizer, grad_reduce_in_fp32=True
-        )
-        self._model = [DistributedDataParallel(transformer, wrapping, chunk) for chunk in self._chunks]
-        transformer.finalize_model_grads_func = finalize_model_grads
-        self._optimizer = optimizer.build_optimizer(
-            config.optimizer,
-            self._model,
-            dtype=torch_dtype(config.model),
-            distributed=parallel.distributed_optimizer,
-        )
-        transformer.grad_scale_func = self._optimizer.scale_loss
-        self._schedule = optimizer.build_schedule(config.optimizer, self._optimizer, num_updates=config.num_updates)
-
-    def _load_weights(self, folder: Path) -> None:
-        rank = self.coordinates.global_rank
-        load_model_folder(folder, self._arch, self._config.parallel, self._chunks, global_rank=rank)
 
     def _routing_replay(self) -> RoutingReplay | None:
         """None if nothing is replayed or compared: routers are then left as they are."""
@@ -197,9 +166,9 @@ class MegatronActor:
             groups=self._groups,
         )
 
-    def _weights(self) -> dict[str, Tensor]:
+    def _weights(self) -> Mapping[str, Tensor]:
         """This rank's weights, by the names of the weight plans."""
-        return weights_by_name(self._chunks)
+        return self._trained.weights()
 
     # ------------------------------------------------------------------------------------------------------- (4) score
     def score_tokens(self, shard: RolloutShard) -> Metrics:

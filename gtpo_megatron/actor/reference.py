@@ -1,4 +1,7 @@
-"""The reference policy: frozen weights on the host, which change places with the live ones for a scoring pass."""
+"""The reference policy: frozen weights on the host, which change places with the live ones for a scoring pass.
+
+Below adapters the frozen weights are there already, and the reference policy is the model without its adapters.
+"""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -10,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gtpo_megatron.actor.host_pieces import host_pieces, split_like
+from gtpo_megatron.actor.model.adapters import Adapters
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.weights.architecture import Architecture, check_same_model
-from gtpo_megatron.weights.conversion import converted_weights
-from gtpo_megatron.weights.hf.reader import weight_files
+from gtpo_megatron.weights.megatron.adapters import frozen_files
 from gtpo_megatron.weights.megatron.checkpoint_files import file_checksum
 
 logger = logging.getLogger(__name__)
@@ -99,6 +102,29 @@ class ReferencePolicy:
             yield from zip(split_like(_bytes(tensor), pieces), pieces, strict=True)
 
 
+class FrozenReference:
+    """The weights below adapters: the model with its adapters switched off. Costs no memory.
+
+    Args:
+        adapters: of this rank.
+        folder: of the model, whose weights are frozen.
+
+    Attributes:
+        files: checksum by name of the files that the frozen weights came from.
+        reset_step: always 0: the files say what they are.
+
+    Collectives: one gather of texts over the world.
+    """
+
+    def __init__(self, adapters: Adapters, folder: Path) -> None:
+        self.in_place = adapters.switched_off
+        self.files = _file_checksums(folder)
+        self.reset_step = 0
+
+    def step_ends(self, step: int) -> None:
+        """After the updates of a step: the frozen weights stay as they are."""
+
+
 def _bytes(tensor: Tensor) -> Tensor:
     """The same memory as a vector of bytes."""
     return tensor.detach().view(-1).view(torch.uint8)
@@ -149,9 +175,7 @@ def _file_checksums(folder: Path) -> dict[str, str]:
 
     Collectives: one gather of texts over the world.
     """
-    converted = converted_weights(folder)
-    files = weight_files(folder) if converted is None else sorted(converted.glob("*.distcp"))
-    paths = sorted(files)[dist.get_rank() :: dist.get_world_size()]
+    paths = frozen_files(folder)[dist.get_rank() :: dist.get_world_size()]
     mine = {path.name: file_checksum(path) for path in paths}
     every: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(every, mine)

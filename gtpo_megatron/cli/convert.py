@@ -18,7 +18,7 @@ from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.sentence import print_sentence
 
 DESCRIPTION = (
-    "Converts models between Hugging Face folders and Megatron checkpoints, and GGUF files to folders; "
+    "Converts models between Hugging Face folders and Megatron checkpoints, adapters to peft's, GGUF files to folders; "
     "docs/conversion.md shows how."
 )
 
@@ -95,6 +95,34 @@ class MegatronToHF:
 
 
 @configuration
+class MegatronToPeft:
+    """Makes a folder in peft's format of the adapters that a run trained.
+
+    Attributes:
+        src: a run's folder (its latest checkpoint) or one checkpoint of a run.
+        dst: folder to make; must not exist, or be empty.
+        model: folder of the weights that the adapters were trained over; by default the ``model.path`` of the run.
+        verify: check the checkpoint's files against its manifest first.
+    """
+
+    src: tyro.conf.Positional[Path]
+    dst: tyro.conf.Positional[Path]
+    model: Path | None = None
+    verify: bool = True
+
+    def run(self, console: Console) -> None:
+        """Converts."""
+        from gtpo_megatron.cli.conversion import find_checkpoint
+        from gtpo_megatron.weights.conversion import megatron_to_peft
+        from gtpo_megatron.weights.megatron.checkpoint_files import Verify
+
+        del console  # they are small
+        verify: Verify = "full" if self.verify else "none"
+        checkpoint, model = find_checkpoint(self.src, self.model, verify)
+        megatron_to_peft(checkpoint, model, self.dst, verify=verify)
+
+
+@configuration
 class GGUFToHF:
     """Makes a folder in Hugging Face format of a GGUF file; needs the extra gguf.
 
@@ -121,13 +149,14 @@ class GGUFToHF:
 Conversion = (
     Annotated[HFToMegatron, tyro.conf.subcommand("hf-to-megatron")]
     | Annotated[MegatronToHF, tyro.conf.subcommand("megatron-to-hf")]
+    | Annotated[MegatronToPeft, tyro.conf.subcommand("megatron-to-peft")]
     | Annotated[GGUFToHF, tyro.conf.subcommand("gguf-to-hf")]
 )
 
 
 def run(arguments: Sequence[str]) -> int:
-    """``convert hf-to-megatron SRC DST``, ``convert megatron-to-hf SRC DST``, ``convert gguf-to-hf SRC DST``."""
-    conversion: HFToMegatron | MegatronToHF | GGUFToHF = parse_options(
+    """``convert KIND SRC DST``."""
+    conversion: HFToMegatron | MegatronToHF | MegatronToPeft | GGUFToHF = parse_options(
         Conversion,  # type: ignore[arg-type]  # a union, of which tyro makes subcommands
         arguments,
         program="gtpo-megatron convert",
@@ -139,7 +168,7 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def convert(conversion: HFToMegatron | MegatronToHF | GGUFToHF, console: Console) -> None:
+def convert(conversion: HFToMegatron | MegatronToHF | MegatronToPeft | GGUFToHF, console: Console) -> None:
     """Converts with a progress bar, and says where the result is.
 
     Raises:
@@ -160,9 +189,11 @@ COMMAND = Command(
   convert hf-to-megatron SRC DST [--tensor-parallel-size N] [...]
   convert megatron-to-hf SRC DST [--shard-mib N] [--model DIR] [--no-verify]
                     between Hugging Face folders and Megatron checkpoints; SRC of the
-                    second may be a run's folder or one checkpoint of it
+                    second may be a run's folder or one checkpoint of it; adapters are merged
+  convert megatron-to-peft SRC DST [--model DIR] [--no-verify]
+                    a folder in peft's format of the adapters of a run
   convert gguf-to-hf FILE DST [--dtype float32|bfloat16]
                     a Hugging Face folder of a GGUF file: its rounded weights""",
     run=run,
-    words=("hf-to-megatron", "megatron-to-hf", "gguf-to-hf"),
+    words=("hf-to-megatron", "megatron-to-hf", "megatron-to-peft", "gguf-to-hf"),
 )

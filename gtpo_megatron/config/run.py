@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from pydantic import PositiveInt
 
+from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.algorithm import AlgorithmConfig, GTPOConfig
 from gtpo_megatron.config.algorithm.base import GroupRelativeLengthPenalty, ReferenceConfig, SoftOverlongPenalty
 from gtpo_megatron.config.checks import require_seed, require_text
@@ -39,6 +40,7 @@ class RunConfig:
     optimizer: OptimizerConfig
     parallel: ParallelConfig
     seed: int = 0
+    adapter: AdapterConfig = AdapterConfig()
     rollout: RolloutConfig = RolloutConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     reward: RewardConfig = RewardConfig()
@@ -134,6 +136,11 @@ class RunConfig:
                 raise ConfigError(
                     f"reference.{name}={getattr(self.reference, name)!r} with algorithm.reference_kl.coef=0: nothing "
                     f"compares with a reference policy; set the coef, or --reference.measured"
+                )
+            if getattr(self.reference, name) and self.adapter.is_on:
+                raise ConfigError(
+                    f"reference.{name}={getattr(self.reference, name)!r} with adapter.rank={self.adapter.rank}: the "
+                    f"frozen weights below the adapters are the reference policy; leave it out"
                 )
 
     def _check_local(self) -> None:

@@ -7,20 +7,24 @@ A converted folder has everything of the Hugging Face folder but its weights, an
 import logging
 import math
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE, Architecture, read_architecture
 from gtpo_megatron.weights.hf.reader import WeightFolder, require_finite
 from gtpo_megatron.weights.hf.writer import SHARD_BYTES, copy_companions, write_shards, written_aside
+from gtpo_megatron.weights.megatron.adapters import MergedModel, stored_adapters
 from gtpo_megatron.weights.megatron.checkpoint_files import MEGATRON_FOLDER, Verify, check_checkpoint
 from gtpo_megatron.weights.megatron.layout import CheckpointChunk, chunks_by_rank, cut, key_dtypes, model_parts
 from gtpo_megatron.weights.megatron.reader import MegatronCheckpoint, is_checkpoint
 from gtpo_megatron.weights.megatron.writer import write_checkpoint
 from gtpo_megatron.weights.param_mapping import Box
+from gtpo_megatron.weights.peft import write_peft_folder
 from gtpo_megatron.weights.reshard import hf_shapes, stays_float32
 
 logger = logging.getLogger(__name__)
@@ -129,11 +133,11 @@ def megatron_to_hf(
     replace: bool = False,
     verify: Verify = "full",
 ) -> None:
-    """Converts a Megatron checkpoint, of a converted folder or of a training run.
+    """Converts a Megatron checkpoint, of a converted folder or of a training run; adapters are merged.
 
     Args:
         checkpoint: folder with ``.metadata``.
-        model: folder with the model's ``config.json`` and tokenizer, of either kind.
+        model: folder with the model's ``config.json`` and tokenizer, of either kind; of adapters also its weights.
         target: folder to create; it appears only if the conversion succeeds.
         progress: receives the bytes of every piece.
         shard_bytes: of the largest file.
@@ -143,14 +147,22 @@ def megatron_to_hf(
     Raises:
         ConfigError: ``model`` is unusable, or ``target`` is not empty and may not be replaced.
         WeightMappingError: the parameters are not exactly those of the architecture.
-        CheckpointError: the checkpoint is damaged, or the disk is full or not writable.
+        CheckpointError: the checkpoint is damaged, its adapters are of other weights than ``model`` has, or the disk is
+            full or not writable.
     """
     arch = read_architecture(model)
     check_checkpoint(checkpoint, verify)
-    stored = MegatronCheckpoint(checkpoint, arch)
     shapes = hf_shapes(arch)
-    sizes = {name: torch.Size(shape).numel() * stored.dtypes[name].itemsize for name, shape in shapes.items()}
-    with written_aside(target, num_bytes=sum(sizes.values()), replace=replace) as scratch:
+    with ExitStack() as closing:
+        stored: MegatronCheckpoint | MergedModel
+        if (adapters := stored_adapters(checkpoint, arch)) is not None:
+            if verify != "none":
+                adapters.check_frozen(model)
+            stored = MergedModel(_open_model(model, arch, closing), adapters)
+        else:
+            stored = MegatronCheckpoint(checkpoint, arch)
+        sizes = {name: torch.Size(shape).numel() * stored.dtypes[name].itemsize for name, shape in shapes.items()}
+        scratch = closing.enter_context(written_aside(target, num_bytes=sum(sizes.values()), replace=replace))
         progress.start(sum(sizes.values()))
         dtypes = {dtype for name, dtype in stored.dtypes.items() if not stays_float32(name)}
         copy_companions(model, scratch, dtype_name=_name(dtypes.pop()) if len(dtypes) == 1 else None)
@@ -158,6 +170,37 @@ def megatron_to_hf(
         write_shards(
             scratch, sizes, lambda names: stored.read(names, shapes, progress.advance), shard_bytes=shard_bytes
         )
+
+
+def _open_model(folder: Path, arch: Architecture, closing: ExitStack) -> WeightFolder | MegatronCheckpoint:
+    """A reader of a model folder's weights, of either kind, checked."""
+    if (converted := converted_weights(folder)) is not None:
+        return MegatronCheckpoint(converted, arch)
+    weights = closing.enter_context(WeightFolder(folder))
+    weights.check(hf_shapes(arch))
+    return weights
+
+
+def megatron_to_peft(checkpoint: Path, model: Path, target: Path, *, verify: Verify = "full") -> None:
+    """Writes the adapters of a checkpoint as a folder in peft's format, float32.
+
+    Args:
+        checkpoint: of a run that trained adapters.
+        model: folder of the weights that they were trained over, which the folder names.
+        target: folder to create; it appears only if the conversion succeeds.
+        verify: what is compared with the checkpoint's manifest before anything is written.
+
+    Raises:
+        ConfigError: ``target`` is not empty, or the checkpoint has no adapters.
+        CheckpointError: the checkpoint is damaged, or the disk is full or not writable.
+    """
+    check_checkpoint(checkpoint, verify)
+    adapters = stored_adapters(checkpoint, read_architecture(model))
+    if adapters is None:
+        raise ConfigError(f"{checkpoint} has all of the model's weights and no adapters; use megatron-to-hf")
+    num_bytes = sum(4 * one.numel() for pair in adapters.pairs.values() for one in pair)
+    with written_aside(target, num_bytes=num_bytes) as scratch:
+        write_peft_folder(scratch, adapters.pairs, base=str(model), scale=adapters.scale)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -50,7 +50,8 @@ def one_update(rank, world_size, init_method, config, buffer_path, failed, deali
     actor.credit_tokens(make_rewards(failed))
     metrics = scored | actor.update(1)
     write_slices(buffer_path, actor, config)
-    gradients = {name: parameter.main_grad for name, parameter in parameters_by_name(actor._chunks).items()}
+    trained = {name: one for name, one in parameters_by_name(actor._chunks).items() if one.requires_grad}
+    gradients = {name: parameter.main_grad for name, parameter in trained.items()}
     write_slices(f"{buffer_path}_gradients", actor, config, gradients)
     found = {
         "coordinates": actor.coordinates,
@@ -60,6 +61,11 @@ def one_update(rank, world_size, init_method, config, buffer_path, failed, deali
         "gradient_dtypes": {gradient.dtype for gradient in gradients.values()},
         "rotary_dtypes": {chunk.rotary_pos_emb.inv_freq.dtype for chunk in actor._chunks},
     }
+    if actor._trained.adapters is not None:
+        found["adapters"] = {
+            part.projection: [(one.detach(), one.main_grad) for one in (part.a, part.b)]
+            for part in actor._trained.adapters.parts
+        }
     if actor.coordinates.has_logits:
         found |= {
             "logprobs": actor.batch.old_logprobs,

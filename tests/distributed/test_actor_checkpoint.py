@@ -9,12 +9,12 @@ import psutil
 import pytest
 import torch
 
-from gtpo_megatron.actor.checkpoint.reader import CheckpointReader
 from gtpo_megatron.batch import RolloutShard
 from gtpo_megatron.companions.verify_resume.compare import first_difference
 from gtpo_megatron.config.model import BalanceConfig
 from gtpo_megatron.errors import CheckpointError, NumericsError
 from gtpo_megatron.observability.metrics import deterministic, to_scalars
+from gtpo_megatron.weights.megatron.checkpoint_reader import CheckpointReader
 from tests.dist_utils import run_processes
 from tests.distributed.expert_models import EXPERT_FAMILIES, make_expert_model
 from tests.distributed.tiny_world import make_config, make_model, make_rewards, make_rollouts

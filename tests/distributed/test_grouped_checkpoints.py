@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gtpo_megatron.actor.checkpoint.reader import CheckpointReader
+from gtpo_megatron.weights.megatron.checkpoint_reader import CheckpointReader
 from tests.dist_utils import run_processes
 from tests.distributed.expert_models import make_expert_model
 from tests.distributed.grouped_rank import GroupedTask

@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 
-from gtpo_megatron.actor.checkpoint.reader import CheckpointReader
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
+from gtpo_megatron.weights.megatron.checkpoint_reader import CheckpointReader
 from tests.dist_utils import run_processes
 from tests.distributed.test_actor_checkpoint import one_step, save, start
 from tests.distributed.tiny_world import make_config, make_model
@@ -138,7 +138,7 @@ def test_megatron_is_asked_for_no_object(whole, tmp_path):
 
 
 def test_the_common_state_that_megatron_0_19_keeps_in_an_object_is_read_alike(model, tmp_path):
-    from gtpo_megatron.actor.checkpoint.megatron_load import load_common
+    from gtpo_megatron.weights.megatron.checkpoint_reader import load_common
     from gtpo_megatron.weights.megatron.restricted_pickle import load_index
 
     mark = tmp_path / "ran"

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from gtpo_megatron.actor.checkpoint.reader import CheckpointReader
 from gtpo_megatron.config.algorithm import GRPOConfig, ReferenceConfig, ReferenceKLConfig
 from gtpo_megatron.errors import CheckpointError
+from gtpo_megatron.weights.megatron.checkpoint_reader import CheckpointReader
 from tests.dist_utils import run_processes
 from tests.distributed.expert_models import make_expert_model
 from tests.distributed.test_actor_checkpoint import first_half, merged, resumed, save, start, unbroken

@@ -136,6 +136,8 @@ def router_penalty(balance, routed, loads, model_config):
 def dense_step(model, config, batch, rewards, ref_model=None):
     """One update by transformers, autograd and torch's AdamW: credit, loss, clipped gradients and the new weights.
 
+    A frozen parameter has no gradient; of peft's model only the adapters are trained.
+
     ``ref_model`` is the reference policy's, if the configuration has one.
     """
     ref_logprobs = None if ref_model is None else dense_scores(ref_model, batch)[0].detach()
@@ -178,7 +180,8 @@ def dense_step(model, config, batch, rewards, ref_model=None):
     model.zero_grad()
     (loss + penalty).backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_grad)
-    gradients = by_folder_names({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    gradients = by_folder_names({name: parameter.grad.clone() for name, parameter in trained.items()})
     optimizer.step()
     biases = [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
     for bias, counted in zip(biases, loads, strict=False):

@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from gtpo_megatron import train
-from gtpo_megatron.actor.checkpoint.reader import CheckpointReader
 from gtpo_megatron.cli import dispatch
 from gtpo_megatron.companions.evaluate import evaluation_run
 from gtpo_megatron.companions.evaluate.evaluated_model import find_model
@@ -19,6 +18,7 @@ from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder
 from gtpo_megatron.run_folder.folder import RunFolder
 from gtpo_megatron.run_folder.metrics_file import JsonlSink
+from gtpo_megatron.weights.megatron.checkpoint_reader import CheckpointReader
 from recipes import tiny_cpu
 from tests.unit.orchestration.checkpoints import MODEL, flip, save_model
 from tools.convert_checkpoint import main as convert

@@ -16,17 +16,14 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata
 
-from gtpo_megatron.actor.checkpoint.reader import COMMON_FILE
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.untrusted.text import printable
-from gtpo_megatron.weights.megatron.restricted_pickle import load_index, load_object, load_stored, load_torch
+from gtpo_megatron.weights.megatron.checkpoint_reader import load_common
+from gtpo_megatron.weights.megatron.restricted_pickle import load_index, load_stored
 
 _EXTRA_STATE = re.compile(r"\._extra_state\d*$")
 """Ends the keys of what layers keep beside their parameters; a layer of grouped experts has one for each."""
-_COMMON_OBJECT = ShardedObject("common_state", None, (1,), (0,)).unique_key
-"""Where Megatron 0.19 keeps what was in ``common.pt``."""
 
 
 def load(wanted: dict[str, Any], folder: Path, *, strict: StrictHandling) -> Any:
@@ -48,16 +45,6 @@ def load(wanted: dict[str, Any], folder: Path, *, strict: StrictHandling) -> Any
             for key in index.storage_data:
                 load_stored(folder, index, key)
         raise CheckpointError(f"checkpoint {folder} cannot be loaded: {reason(error)}") from error
-
-
-def load_common(folder: Path, index: Metadata) -> Any:
-    """Reads what all ranks share, from ``common.pt`` or, as Megatron 0.19 writes it, from an object of a rank.
-
-    Raises:
-        CheckpointError: it cannot be read, or names what may not be in it.
-    """
-    path = folder / COMMON_FILE
-    return load_torch(path) if path.exists() else load_object(folder, index, _COMMON_OBJECT)[0]
 
 
 def is_extra_state(key: str) -> bool:

@@ -2,7 +2,8 @@
 
 Keys of the sharded state, the same for every layout (names are Megatron's, layers numbered in the whole model)::
 
-    decoder.layers.*, embedding.*, output_layer.*      weights, stacked over layers
+    decoder.layers.*, embedding.*, output_layer.*      weights, stacked over layers; or, where adapters are trained,
+    adapters.model.layers.*.{a,b}, adapters.scale      these alone
     optimizer.state.{exp_avg,exp_avg_sq}.<weight>      Adam's moments
     optimizer.state.{fp32_param,param}.<weight>        float32 masters: bfloat16 models, sharded optimizers
     random                                             one object per rank, at its place in the layout
@@ -14,7 +15,7 @@ and the common state ``optimizer`` (groups, step), ``schedule``, ``counters``, `
 import inspect
 import random
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch.distributed.checkpoint.api import CheckpointException
 
+from gtpo_megatron.actor.checkpoint.adapter_state import ADAPTERS, restore_adapters, sharded_adapters
 from gtpo_megatron.actor.checkpoint.megatron_load import drop_extra_states, is_extra_state, load, reason
 from gtpo_megatron.actor.checkpoint.reference_state import (
     REFERENCE,
@@ -39,6 +41,7 @@ from gtpo_megatron.actor.checkpoint.reference_state import (
 )
 from gtpo_megatron.actor.checkpoint.writer import ForkedWrite, results_queue
 from gtpo_megatron.actor.reference import ReferencePolicy
+from gtpo_megatron.actor.trained_model import TrainedModel
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.weights.megatron.checkpoint_files import first_trouble
 from gtpo_megatron.weights.megatron.restricted_pickle import load_index, load_object
@@ -50,21 +53,15 @@ class RankCheckpoint:
     """Saves and restores what a rank trains.
 
     Args:
-        chunks: the rank's parts of the model, in order.
-        optimizer: Megatron's.
-        schedule: Megatron's.
-        reference: the reference policy, if there is one.
+        trained: the rank's part of the model, with its optimizer.
 
     All methods but ``is_written`` and ``close`` are called on all ranks at once.
     """
 
-    def __init__(
-        self, *, chunks: Sequence[Any], optimizer: Any, schedule: Any, reference: ReferencePolicy | None = None
-    ) -> None:
-        self._chunks = chunks
-        self._optimizer = optimizer
-        self._schedule = schedule
-        self._reference = reference
+    def __init__(self, trained: TrainedModel) -> None:
+        self._chunks, self._adapters = trained.chunks, trained.adapters
+        self._optimizer, self._schedule = trained.optimizer, trained.schedule
+        self._reference = trained.reference
         self._write: ForkedWrite | None = None
         self._folder = Path()
         self._is_validated = False
@@ -167,15 +164,18 @@ class RankCheckpoint:
         _check_files(folder, checksums)
         _ensure_moments(self._optimizer)
         wanted = self._state({}, is_loading=True)
-        nothing = [drop_extra_states(wanted["model"][str(index)]) for index in range(len(self._chunks))]
+        nothing = {number: drop_extra_states(part) for number, part in wanted["model"].items()}
         stored, random_states = _read_own(folder, wanted.pop(RANDOM_KEY).unique_key)
-        if self._reference is not None and any(name.startswith(REFERENCE_PREFIX) for name in stored):
+        if isinstance(self._reference, ReferencePolicy) and any(name.startswith(REFERENCE_PREFIX) for name in stored):
             wanted[REFERENCE_WEIGHTS] = sharded_reference(self._chunks, self._reference, _metadata())
         state, left_over, absent = load(wanted, folder, strict=StrictHandling.RETURN_ALL)
         unread = {key for key in left_over if is_extra_state(key)} | {RANDOM_KEY}
         _refuse_mismatch(folder, absent=absent, left_over=left_over - unread)
-        for index, chunk in enumerate(self._chunks):
-            chunk.load_state_dict(state["model"][str(index)] | nothing[index])
+        if self._adapters is not None:
+            restore_adapters(self._adapters, state["model"][ADAPTERS], folder)
+        else:
+            for number, chunk in enumerate(self._chunks):
+                chunk.load_state_dict(state["model"][str(number)] | nothing[str(number)])
         if any(isinstance(inner, torch.optim.Adam) for _, inner in _inner_optimizers(self._optimizer)):
             _count_from_zero(state["optimizer"])
         self._optimizer.load_state_dict(state["optimizer"])
@@ -188,8 +188,11 @@ class RankCheckpoint:
         return dict(state["counters"])
 
     def _state(self, counters: Mapping[str, int], *, is_loading: bool) -> dict[str, Any]:
-        # layers are numbered in the whole model, so it does not matter which chunk of which rank holds them
-        model_state = {str(i): chunk.sharded_state_dict(metadata=_metadata()) for i, chunk in enumerate(self._chunks)}
+        if self._adapters is not None:
+            model_state = {ADAPTERS: sharded_adapters(self._adapters, _metadata())}
+        else:  # layers are numbered in the whole model: it does not matter which chunk of which rank holds them
+            chunks = enumerate(self._chunks)
+            model_state = {str(number): chunk.sharded_state_dict(metadata=_metadata()) for number, chunk in chunks}
         optimizer_state = self._optimizer.sharded_state_dict(model_state, is_loading=is_loading, metadata=_metadata())
         state = {
             "model": model_state,
@@ -200,7 +203,7 @@ class RankCheckpoint:
         }
         if self._reference is not None and not is_loading:
             state[REFERENCE] = {"files": self._reference.files, "reset_step": self._reference.reset_step}
-            if self._reference.reset_step:
+            if isinstance(self._reference, ReferencePolicy) and self._reference.reset_step:
                 state[REFERENCE_WEIGHTS] = sharded_reference(self._chunks, self._reference, _metadata())
         return state
 

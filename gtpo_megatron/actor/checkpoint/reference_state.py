@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.actor.checkpoint.megatron_load import is_extra_state
-from gtpo_megatron.actor.reference import ReferencePolicy
+from gtpo_megatron.actor.reference import FrozenReference, ReferencePolicy
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.weights.reshard import chunk_prefix, table_name
 
@@ -39,9 +39,9 @@ def sharded_reference(
 
 
 def restore_reference(
-    reference: ReferencePolicy, state: Mapping[str, Any], chunks: Sequence[Any], folder: Path
+    reference: ReferencePolicy | FrozenReference, state: Mapping[str, Any], chunks: Sequence[Any], folder: Path
 ) -> None:
-    """Gives the reference what a loaded checkpoint says of it.
+    """Gives the reference what a loaded checkpoint says of it; of frozen weights it is a check only.
 
     Raises:
         CheckpointError: the checkpoint has none, or has one of other weights than this run started from.
@@ -52,7 +52,7 @@ def restore_reference(
             f"made with"
         )
     said = state[REFERENCE]
-    if said["reset_step"]:
+    if said["reset_step"] and isinstance(reference, ReferencePolicy):
         loaded = state[REFERENCE_WEIGHTS]
         values = {
             _name(number, len(chunks), key): tensor
@@ -63,8 +63,9 @@ def restore_reference(
         return
     for name in sorted(said["files"].keys() | reference.files.keys()):
         if said["files"].get(name) != reference.files.get(name):
+            what = "other frozen weights" if isinstance(reference, FrozenReference) else "another reference policy"
             raise CheckpointError(
-                f"checkpoint {folder} is of a run with another reference policy: {name} has checksum "
+                f"checkpoint {folder} is of a run with {what}: {name} has checksum "
                 f"{reference.files.get(name)}, expected {said['files'].get(name)}; bring back the weights that "
                 f"reference.path (or model.path) held"
             )

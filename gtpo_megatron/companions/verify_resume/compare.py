@@ -11,7 +11,6 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from gtpo_megatron.actor.checkpoint.reader import CheckpointReader
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.observability.metrics import deterministic
 from gtpo_megatron.orchestration.loop.controller import ROLLOUTS_FILE
@@ -20,6 +19,7 @@ from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import read_json
 from gtpo_megatron.weights.megatron.checkpoint_files import Verify
+from gtpo_megatron.weights.megatron.checkpoint_reader import CheckpointReader
 from gtpo_megatron.weights.megatron.restricted_pickle import load_torch
 
 

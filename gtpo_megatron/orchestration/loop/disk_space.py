@@ -8,6 +8,7 @@ from pathlib import Path
 from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.weights.adapters import num_parameters
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.reshard import hf_shapes
 
@@ -21,12 +22,19 @@ _GIB = 2**30
 
 
 def checkpoint_bytes(config: RunConfig, architecture: Architecture) -> int:
-    """Size of one checkpoint: weights, master weights if any, Adam's moments; weights of a reference that is reset."""
-    parameters = sum(math.prod(shape) for shape in hf_shapes(architecture).values())
-    has_masters = config.model.dtype != "float32" or config.parallel.distributed_optimizer
+    """Size of one checkpoint: weights, master weights if any, Adam's moments; weights of a reference that is reset.
+
+    The weights are those that are trained: of adapters these alone.
+    """
+    adapter, dtype = config.adapter, config.model.dtype
+    if adapter.is_on:
+        parameters = num_parameters(architecture, adapter)
+        dtype = dtype if adapter.dtype == "model" else adapter.dtype
+    else:
+        parameters = sum(math.prod(shape) for shape in hf_shapes(architecture).values())
+    has_masters = dtype != "float32" or config.parallel.distributed_optimizer
     num_policies = 2 if config.reference.reset_every_steps else 1
-    each = num_policies * ELEMENT_BYTES[config.model.dtype] + _MOMENT_BYTES + (_MASTER_BYTES if has_masters else 0)
-    return parameters * each
+    return parameters * (num_policies * ELEMENT_BYTES[dtype] + _MOMENT_BYTES + (_MASTER_BYTES if has_masters else 0))
 
 
 def check_disk_space(config: RunConfig, architecture: Architecture, run_folder: Path, *, used_bytes: int) -> None:

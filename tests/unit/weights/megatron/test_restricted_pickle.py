@@ -18,12 +18,12 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from gtpo_megatron.actor.checkpoint.reader import CheckpointReader
 from gtpo_megatron.cli import dispatch
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.weights.conversion import MEGATRON_FOLDER, ConversionProgress, hf_to_megatron
 from gtpo_megatron.weights.megatron import restricted_pickle
+from gtpo_megatron.weights.megatron.checkpoint_reader import CheckpointReader
 from gtpo_megatron.weights.megatron.restricted_pickle import load_index, load_torch
 from recipes.tiny_cpu import ASSETS
 from tests.unit.weights import hostile

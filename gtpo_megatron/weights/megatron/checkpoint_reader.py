@@ -7,13 +7,53 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
 
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.weights.megatron.checkpoint_files import Verify, check_checkpoint
-from gtpo_megatron.weights.megatron.restricted_pickle import load_index, load_object, load_stored, load_torch
+from gtpo_megatron.weights.megatron.restricted_pickle import (
+    OBJECT_MARK,
+    load_index,
+    load_object,
+    load_stored,
+    load_torch,
+)
 
 COMMON_FILE = "common.pt"
+_COMMON_OBJECT = f"common_state{OBJECT_MARK}0_1"
+"""Where Megatron 0.19 keeps what was in ``common.pt``."""
+
+
+def load_common(folder: Path, index: Metadata) -> Any:
+    """Reads what all ranks share, from ``common.pt`` or, as Megatron 0.19 writes it, from an object of a rank.
+
+    Raises:
+        CheckpointError: it cannot be read, or names what may not be in it.
+    """
+    path = folder / COMMON_FILE
+    return load_torch(path) if path.exists() else load_object(folder, index, _COMMON_OBJECT)[0]
+
+
+def load_whole(folder: Path, index: Metadata, name: str) -> Tensor:
+    """A whole tensor on the CPU, whatever layout wrote it.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
+    entry: Any = index.state_dict_metadata[name]
+    whole = torch.empty(entry.size, dtype=entry.properties.dtype)
+    for chunk in entry.chunks:
+        found = load_stored(folder, index, MetadataIndex(name, chunk.offsets))
+        target = whole[tuple(map(slice, chunk.offsets, map(add, chunk.offsets, chunk.sizes)))]
+        if not isinstance(found, Tensor) or not found.shape == target.shape == chunk.sizes:
+            raise CheckpointError(f"checkpoint {folder} is damaged: {name} is not of the size that it says")
+        target.copy_(found)
+    return whole
 
 
 class CheckpointReader:
@@ -49,18 +89,7 @@ class CheckpointReader:
         Raises:
             CheckpointError: a file is missing or damaged.
         """
-        return {name: self._read(name) for name in names}
-
-    def _read(self, name: str) -> Tensor:
-        entry: Any = self._metadata.state_dict_metadata[name]
-        whole = torch.empty(entry.size, dtype=entry.properties.dtype)
-        for chunk in entry.chunks:
-            found = load_stored(self._folder, self._metadata, MetadataIndex(name, chunk.offsets))
-            target = whole[tuple(map(slice, chunk.offsets, map(add, chunk.offsets, chunk.sizes)))]
-            if not isinstance(found, Tensor) or not found.shape == target.shape == chunk.sizes:
-                raise CheckpointError(f"checkpoint {self._folder} is damaged: {name} is not of the size that it says")
-            target.copy_(found)
-        return whole
+        return {name: load_whole(self._folder, self._metadata, name) for name in names}
 
     def read_object(self, name: str) -> Any:
         """An object that a rank stored, such as its random states.
@@ -71,10 +100,9 @@ class CheckpointReader:
         return load_object(self._folder, self._metadata, name)
 
     def read_common(self) -> Any:
-        """Reads what all ranks share: optimizer groups, schedule, counters. None where Megatron stores it as an object.
+        """Reads what all ranks share: optimizer groups, schedule, counters.
 
         Raises:
             CheckpointError: as in :meth:`read_object`.
         """
-        path = self._folder / COMMON_FILE
-        return load_torch(path) if path.exists() else None
+        return load_common(self._folder, self._metadata)

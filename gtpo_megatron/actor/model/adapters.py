@@ -1,0 +1,251 @@
+"""Low-rank adapters beside Megatron's frozen linear layers: their modules, and the weights with them merged in.
+
+They are joined to the layers by hooks, so Megatron's own layers and Transformer Engine's have the same ones. ``r`` is
+the rank, ``S`` the tokens of a micro-batch, of which a rank has ``S / tp`` under sequence parallelism.
+"""
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from megatron.core import tensor_parallel as megatron
+from torch import Tensor
+from torch.nn.functional import linear
+
+from gtpo_megatron.config.adapter import AdapterConfig
+from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.weights.adapters import Projection, adapted_linears
+from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.param_mapping import TensorParallel
+from gtpo_megatron.weights.reshard import chunk_prefix, shard_coordinates
+
+CHILD = "adapter"
+"""Name of an adapter's module in the layer that it is joined to."""
+
+
+class LowRank(torch.nn.Module):
+    """A and B of one projection: this rank's part of them.
+
+    Args:
+        projection: of the model's folder.
+        a: ``[r, inputs]``, the whole.
+        b: ``[outputs, r]``, the whole.
+        tp: place among the tensor-parallel ranks.
+        sequence_parallel: tokens are shared by the tensor-parallel ranks.
+
+    The attributes are Megatron's: which parts a norm of gradients counts once a rank, and which are the same on all
+    tensor-parallel ranks but have the gradients of a rank's own tokens, which are summed after the backward pass.
+    """
+
+    def __init__(
+        self, projection: Projection, a: Tensor, b: Tensor, tp: TensorParallel, *, sequence_parallel: bool
+    ) -> None:
+        super().__init__()
+        self.projection = projection
+        a, b = projection.shard(a, b, tp)
+        self.a, self.b = torch.nn.Parameter(a.clone()), torch.nn.Parameter(b.clone())
+        split, whole = (self.b, self.a) if projection.splits_rows else (self.a, self.b)
+        megatron.set_tensor_model_parallel_attributes(split, True, 0 if projection.splits_rows else 1, 1)
+        setattr(whole, "sequence_parallel", sequence_parallel)  # noqa: B010 - not a field that torch knows
+
+
+class LinearAdapter(torch.nn.Module):
+    """The adapters of a linear layer, whose outputs are added to the layer's.
+
+    Args:
+        parts: of the layer's projections, in its order.
+        groups: query groups of this rank, in which the parts take turns; 1 if they follow each other.
+        scale: ``s``.
+        sequence_parallel: see ``LowRank``.
+    """
+
+    def __init__(self, parts: Sequence[LowRank], *, groups: int, scale: float, sequence_parallel: bool) -> None:
+        super().__init__()
+        self._parts = torch.nn.ModuleList(parts)
+        self._groups, self._scale, self._sequence_parallel = groups, scale, sequence_parallel
+        self._splits_rows = parts[0].projection.splits_rows
+        self.is_on = True
+
+    @property
+    def parts(self) -> list[LowRank]:
+        """Of the layer's projections, in its order."""
+        return [part for part in self._parts if isinstance(part, LowRank)]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """``s B A x`` of this rank's outputs, in the layer's order and the inputs' dtype.
+
+        Args:
+            inputs: what the layer gets.
+
+        Collectives: those of the layer itself, of ``r`` numbers a token and projection instead of a hidden state.
+        """
+        parts = self.parts
+        low = linear(inputs.to(parts[0].a.dtype), torch.cat([part.a for part in parts]))
+        low = self._exchange(low)
+        outputs = [linear(one, part.b) for one, part in zip(low.chunk(len(parts), -1), parts, strict=True)]
+        return (self._fused(outputs) * self._scale).to(inputs.dtype)
+
+    def _exchange(self, low: Tensor) -> Tensor:
+        """The ``r`` numbers of the tokens that B is to be multiplied with, complete."""
+        if self._splits_rows:
+            if self._sequence_parallel:
+                return megatron.gather_from_sequence_parallel_region(low)
+            return megatron.copy_to_tensor_model_parallel_region(low)
+        if self._sequence_parallel:
+            return megatron.reduce_scatter_to_sequence_parallel_region(low)
+        return megatron.reduce_from_tensor_model_parallel_region(low)
+
+    def _fused(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Outputs of the projections ``[..., rows]`` in the order that the layer has them."""
+        return torch.cat([one.view(*one.shape[:-1], self._groups, -1) for one in outputs], -1).flatten(-2)
+
+    @torch.no_grad()
+    def product(self) -> Tensor:
+        """``s B A`` as the layer's weight lies on this rank, float32."""
+        products = [part.a.float().t() @ part.b.float().t() for part in self.parts]
+        return (self._fused(products) * self._scale).t()
+
+
+class Adapters:
+    """The adapters of a rank's model chunks, whose own weights are frozen.
+
+    Attributes:
+        parts: of every projection here, in the order of the model.
+        scale: ``s``.
+    """
+
+    def __init__(self, linears: Mapping[str, LinearAdapter], *, scale: float) -> None:
+        self._linears, self.scale = dict(linears), scale
+        self.parts = [part for one in linears.values() for part in one.parts]
+
+    @contextmanager
+    def switched_off(self) -> Iterator[None]:
+        """The model is the frozen one within."""
+        for one in self._linears.values():
+            one.is_on = False
+        try:
+            yield
+        finally:
+            for one in self._linears.values():
+                one.is_on = True
+
+    def merged(self, weights: Mapping[str, Tensor]) -> "MergedWeights":
+        """A rank's weights by name, those with adapters as ``W + s B A``."""
+        return MergedWeights(weights, {f"{name}.weight": one for name, one in self._linears.items()})
+
+
+class MergedWeights(Mapping[str, Tensor]):
+    """A view of a rank's weights with the adapters merged in; the weights stay as they are.
+
+    A merged weight is made when it is asked for, in float32, and kept until another one is: the slices of a weight are
+    sent one after another.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], adapters: Mapping[str, LinearAdapter]) -> None:
+        self._weights, self._adapters = weights, adapters
+        self._last: tuple[str, Tensor] | None = None
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The weight as it is to be sent."""
+        if name not in self._adapters:
+            return self._weights[name]
+        if self._last is None or self._last[0] != name:
+            self._last = name, self._adapters[name].product().add_(self._weights[name])
+        return self._last[1]
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        """Number of weights."""
+        return len(self._weights)
+
+
+WholeAdapter = Callable[[Projection], tuple[Tensor, Tensor]]
+"""Gives the whole A and B of a projection, float32, on the host."""
+
+
+def new_adapter(projection: Projection, *, config: AdapterConfig, seed: int) -> tuple[Tensor, Tensor]:
+    """A uniform within ``1 / sqrt(inputs)``, as peft draws it, and B 0; A 0 too where the projection is no target.
+
+    With both at 0 no gradient reaches them. The numbers depend on the seed and the name only, so that every layout
+    begins with the same ones.
+    """
+    a, b = torch.zeros(config.rank, projection.columns), torch.zeros(projection.rows, config.rank)
+    if projection.target in config.targets:
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {projection.name}".encode()))
+        a.uniform_(-(projection.columns**-0.5), projection.columns**-0.5, generator=generator)
+    return a, b
+
+
+def join_adapters(
+    chunks: Sequence[torch.nn.Module],
+    arch: Architecture,
+    config: AdapterConfig,
+    parallel: ParallelConfig,
+    *,
+    global_rank: int,
+    whole: WholeAdapter,
+) -> Adapters:
+    """Freezes a rank's chunks, which have their weights, and joins adapters to their linear layers.
+
+    Args:
+        chunks: the rank's parts of the model, in order.
+        arch: of the model.
+        config: of the adapters.
+        parallel: the layout.
+        global_rank: of this process.
+        whole: gives what they begin with.
+    """
+    modules = {
+        chunk_prefix(number, len(chunks)) + name: module
+        for number, chunk in enumerate(chunks)
+        for name, module in chunk.named_modules()
+    }
+    coordinates = shard_coordinates(parallel, global_rank)
+    tp, found = coordinates.tensor_parallel, {}
+    for adapted in adapted_linears(arch, coordinates, config.targets):
+        layer = modules[adapted.name]
+        weight = next(layer.parameters())
+        dtype = torch.float32 if config.dtype == "float32" else weight.dtype
+        parts = []
+        for projection in adapted.projections:
+            a, b = (one.to(weight.device, dtype) for one in whole(projection))
+            parts.append(LowRank(projection, a, b, tp, sequence_parallel=parallel.sequence_parallel))
+        adapter = LinearAdapter(
+            parts,
+            groups=max(1, adapted.groups // tp.size),
+            scale=config.scale,
+            sequence_parallel=parallel.sequence_parallel,
+        )
+        found[adapted.name] = adapter
+    for chunk in chunks:
+        chunk.requires_grad_(False)
+        _begin_graph(chunk)
+    for name, adapter in found.items():
+        modules[name].add_module(CHILD, adapter)
+        modules[name].register_forward_hook(_add_adapter)
+    return Adapters(found, scale=config.scale)
+
+
+def _add_adapter(layer: torch.nn.Module, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, Any]) -> Any:
+    """Megatron's linear layers give outputs and a bias that somebody else adds."""
+    adapter = layer.get_submodule(CHILD)
+    assert isinstance(adapter, LinearAdapter)
+    if not adapter.is_on:
+        return None
+    return outputs[0] + adapter(inputs[0]), *outputs[1:]
+
+
+def _begin_graph(chunk: torch.nn.Module) -> None:
+    """Lets hidden states need gradients from a frozen embedding on.
+
+    A layer that is recomputed is an autograd function of its inputs: if none of them needs a gradient, it gets none
+    itself, nor do the adapters in it.
+    """
+    embedding = getattr(chunk, "embedding", None)
+    if embedding is not None:
+        embedding.register_forward_hook(lambda *called: called[-1].requires_grad_(torch.is_grad_enabled()))

@@ -1,0 +1,103 @@
+"""What a rank trains: its chunks of the model with their weights, adapters if there are any, optimizer and schedule."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from torch import Tensor
+
+from gtpo_megatron.actor import optimizer
+from gtpo_megatron.actor.checkpoint.model_folder import load_model_folder
+from gtpo_megatron.actor.model.adapters import Adapters, WholeAdapter, join_adapters, new_adapter
+from gtpo_megatron.actor.model.policy_model import (
+    PolicyModel,
+    build_chunks,
+    fuse_weight_gradients,
+    mark_experts,
+    weights_by_name,
+)
+from gtpo_megatron.actor.model.transformer_config import torch_dtype, transformer_config
+from gtpo_megatron.actor.reference import FrozenReference, ReferencePolicy, first_reference
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.peft import PeftFolder
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """A rank's part of the model, ready to be trained.
+
+    Attributes:
+        chunks: in order; the last one of the last pipeline rank has the output layer.
+        wrapped: the chunks in Megatron's data-parallel wrapper.
+        adapters: None: every weight is trained.
+        reference: the policy that the live one is compared with, or, below adapters, the frozen weights; if any.
+        optimizer: Megatron's.
+        schedule: of the learning rate.
+    """
+
+    chunks: list[PolicyModel]
+    wrapped: list[Any]
+    adapters: Adapters | None
+    reference: ReferencePolicy | FrozenReference | None
+    optimizer: Any
+    schedule: Any
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """This rank's weights, by the names of the weight plans; adapters are merged in."""
+        found = weights_by_name(self.chunks)
+        return found if self.adapters is None else self.adapters.merged(found)
+
+
+def trained_model(config: RunConfig, arch: Architecture, *, global_rank: int) -> TrainedModel:
+    """Builds a rank's part of the model and fills it from the model's folder.
+
+    Raises:
+        ConfigError: the folder, the reference's or the adapters' cannot be used.
+        WeightMappingError: tensors are not the model's.
+        CheckpointError: converted weights are damaged.
+
+    Collectives: group creation; of a converted folder Megatron's own; with a reference policy or adapters one gather of
+    texts over the world.
+    """
+    parallel = config.parallel
+    transformer = transformer_config(arch, config.model, parallel)
+    chunks = build_chunks(arch, config.model, parallel, transformer)
+    mark_experts(chunks)
+    fuse_weight_gradients(chunks)
+
+    def load(folder: Path) -> None:
+        load_model_folder(folder, arch, parallel, chunks, global_rank=global_rank)
+
+    reference: ReferencePolicy | FrozenReference | None = None
+    adapters = None
+    if config.adapter.is_on:
+        load(Path(config.model.path))
+        adapters = join_adapters(
+            chunks, arch, config.adapter, parallel, global_rank=global_rank, whole=_whole_adapters(config, arch)
+        )
+        reference = FrozenReference(adapters, Path(config.model.path))
+    else:
+        reference = first_reference(config, arch, load, lambda: weights_by_name(chunks))
+        if reference is None or config.reference.path:
+            load(Path(config.model.path))
+    wrapping = DistributedDataParallelConfig(
+        use_distributed_optimizer=parallel.distributed_optimizer, grad_reduce_in_fp32=True
+    )
+    wrapped = [DistributedDataParallel(transformer, wrapping, chunk) for chunk in chunks]
+    transformer.finalize_model_grads_func = finalize_model_grads
+    made = optimizer.build_optimizer(
+        config.optimizer, wrapped, dtype=torch_dtype(config.model), distributed=parallel.distributed_optimizer
+    )
+    transformer.grad_scale_func = made.scale_loss
+    schedule = optimizer.build_schedule(config.optimizer, made, num_updates=config.num_updates)
+    return TrainedModel(chunks, wrapped, adapters, reference, made, schedule)
+
+
+def _whole_adapters(config: RunConfig, arch: Architecture) -> WholeAdapter:
+    if config.adapter.path:
+        return PeftFolder(Path(config.adapter.path), arch, config.adapter).read
+    return partial(new_adapter, config=config.adapter, seed=config.seed)

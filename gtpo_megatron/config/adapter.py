@@ -1,0 +1,57 @@
+"""Low-rank adapters: few weights that are trained in the place of all."""
+
+import math
+from typing import Literal
+
+from pydantic import NonNegativeInt, PositiveFloat
+
+from gtpo_megatron.config.configuration import configuration
+from gtpo_megatron.errors import ConfigError
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@configuration
+class AdapterConfig:
+    """LoRA (arXiv 2106.09685): a projection ``W x`` becomes ``W x + s B A x``; A and B are trained, W is frozen.
+
+    ``A [rank, inputs]`` begins at random, ``B [outputs, rank]`` at 0, so that a run begins with the model as it is.
+    Embedding, norms, routers and output layer are frozen too.
+
+    Attributes:
+        rank: of ``B A``; 0: no adapters, every weight is trained.
+        alpha: ``s = alpha / rank``.
+        scaling: divides alpha by the ``rank``, or by its root (rsLoRA, arXiv 2312.03732), so that a higher rank learns
+            no slower.
+        targets: projections that have adapters, by the last part of their names in the model's folder. Experts have
+            none.
+        dtype: of A and B in forward and backward: that of the ``model``, or ``float32``; masters and moments are
+            float32 in any case.
+        path: folder in peft's format whose adapters the run begins with.
+    """
+
+    rank: NonNegativeInt = 0
+    alpha: PositiveFloat = 32.0
+    scaling: Literal["rank", "sqrt_rank"] = "rank"
+    targets: tuple[str, ...] = PROJECTIONS
+    dtype: Literal["model", "float32"] = "model"
+    path: str = ""
+
+    def __post_init__(self) -> None:
+        if len(set(self.targets)) < len(self.targets) or not all(self.targets) or not self.targets:
+            raise ConfigError(f"adapter.targets={self.targets!r}: must be names of projections, each once")
+        if self.path and not self.rank:
+            raise ConfigError(
+                f"adapter.path={self.path!r} with adapter.rank=0: no adapters are trained; set --adapter.rank to that "
+                f"of the folder"
+            )
+
+    @property
+    def is_on(self) -> bool:
+        """Adapters are trained, and nothing else."""
+        return self.rank > 0
+
+    @property
+    def scale(self) -> float:
+        """``s``."""
+        return self.alpha / (self.rank if self.scaling == "rank" else math.sqrt(self.rank))

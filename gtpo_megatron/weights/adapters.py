@@ -1,0 +1,159 @@
+"""Low-rank adapters: the projections that have them, and which part of A and B a rank holds. Pure.
+
+A projection of the model's folder has one adapter, ``A [rank, columns]`` and ``B [rows, rank]``, as peft has it. Where
+Megatron fuses projections into one linear layer (query, key and value; gate and up), that layer has several.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gtpo_megatron.config.adapter import AdapterConfig
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.param_mapping import (
+    QKV,
+    ColumnParallel,
+    GatedMLP,
+    ParamMapping,
+    RowParallel,
+    TensorParallel,
+    expert_of,
+)
+from gtpo_megatron.weights.reshard import ShardCoordinates, stage_mappings
+
+_OF_EXPERTS = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A matrix of the model's folder that can have an adapter.
+
+    Attributes:
+        name: ``model.layers.3.self_attn.q_proj``.
+        rows: outputs.
+        columns: inputs.
+        splits_rows: tensor-parallel ranks share its rows, and so those of B; else its columns, and so those of A.
+    """
+
+    name: str
+    rows: int
+    columns: int
+    splits_rows: bool
+
+    @property
+    def target(self) -> str:
+        """The last part of the name, by which a configuration chooses it."""
+        return self.name.rpartition(".")[2]
+
+    def shapes(self, rank: int, tensor_size: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Shapes of the A and B that a tensor-parallel rank holds, for adapters of this rank."""
+        rows, columns = (tensor_size, 1) if self.splits_rows else (1, tensor_size)
+        return (rank, self.columns // columns), (self.rows // rows, rank)
+
+    def shard(self, a: Tensor, b: Tensor, tp: TensorParallel) -> tuple[Tensor, Tensor]:
+        """A rank's part of the whole A and B, as views."""
+        if self.splits_rows:
+            return a, b.chunk(tp.size, 0)[tp.index]
+        return a.chunk(tp.size, 1)[tp.index], b
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedLinear:
+    """A linear layer of Megatron's with the projections that are fused in it.
+
+    Attributes:
+        name: of the layer in the name tables, less ``.weight``.
+        projections: in the order of the layer's outputs.
+        groups: how often the projections take turns in the outputs: the whole model's query groups, else 1.
+    """
+
+    name: str
+    projections: tuple[Projection, ...]
+    groups: int = 1
+
+
+def adapted_linears(
+    arch: Architecture, coordinates: ShardCoordinates, targets: Sequence[str]
+) -> Iterator[AdaptedLinear]:
+    """The linear layers of a rank that have adapters, with all their projections: some may be no targets.
+
+    Args:
+        arch: of the model.
+        coordinates: of the rank.
+        targets: see ``AdapterConfig``.
+    """
+    chosen = set(targets)
+    for mapping in stage_mappings(arch, coordinates, arch.padded_vocab_size(coordinates.tensor_parallel.size, 1)):
+        linear = _linear(mapping)
+        if linear is not None and any(one.target in chosen for one in linear.projections):
+            yield linear
+
+
+def _linear(mapping: ParamMapping) -> AdaptedLinear | None:
+    """The layer that a parameter is the weight of; None if it can have no adapter."""
+    name = mapping.megatron_name.removesuffix(".weight")
+    if name == mapping.megatron_name or expert_of(mapping) is not None:
+        return None
+    match mapping:
+        case QKV():
+            rows = mapping.num_query_groups * mapping.head_size
+            parts = [
+                (mapping.query_name, mapping.num_heads * mapping.head_size),
+                (mapping.key_name, rows),
+                (mapping.value_name, rows),
+            ]
+        case GatedMLP():
+            parts = [(mapping.gate_name, mapping.rows), (mapping.up_name, mapping.rows)]
+        case ColumnParallel() | RowParallel():
+            parts = [(mapping.hf_name, mapping.rows)]
+        case _:
+            return None
+    if len({tensor for tensor, _ in parts}) < len(parts):
+        return None  # peft has one adapter for a tensor that holds several projections
+    by_rows = not isinstance(mapping, RowParallel)
+    return AdaptedLinear(
+        name,
+        tuple(Projection(tensor.removesuffix(".weight"), rows, mapping.columns, by_rows) for tensor, rows in parts),
+        mapping.num_query_groups if isinstance(mapping, QKV) else 1,
+    )
+
+
+def projections(arch: Architecture) -> list[Projection]:
+    """All projections of the model that can have adapters, in its order."""
+    whole = ShardCoordinates(tensor_parallel=TensorParallel(1, 0))
+    every = {
+        one.name: one
+        for mapping in stage_mappings(arch, whole, arch.vocab_size)
+        if (linear := _linear(mapping)) is not None
+        for one in linear.projections
+    }
+    return list(every.values())
+
+
+def chosen_projections(arch: Architecture, targets: Sequence[str]) -> list[Projection]:
+    """Those that are targets.
+
+    Raises:
+        ConfigError: a target is no projection that can have adapters.
+    """
+    every = projections(arch)
+    known = dict.fromkeys(one.target for one in every)
+    if arch.experts is not None and (of_experts := [target for target in targets if target in _OF_EXPERTS]):
+        rest = " ".join(name for name in known if name not in _OF_EXPERTS)
+        raise ConfigError(
+            f"adapter.targets={tuple(targets)!r}: {of_experts[0]} is a projection of experts, which have no adapters; "
+            f"train those of attention, with --adapter.targets {rest}, or all weights, with --adapter.rank 0"
+        )
+    if unknown := [target for target in targets if target not in known]:
+        raise ConfigError(
+            f"adapter.targets={tuple(targets)!r}: {unknown[0]} is no projection of this model that can have adapters; "
+            f"it has {', '.join(known) or 'none'}"
+        )
+    return [one for one in every if one.target in targets]
+
+
+def num_parameters(arch: Architecture, config: AdapterConfig) -> int:
+    """Elements of all A and B of a model, of targets only."""
+    return sum(config.rank * (one.rows + one.columns) for one in chosen_projections(arch, config.targets))

@@ -1,0 +1,136 @@
+"""Adapters in a checkpoint of a run: read whole, and merged into the weights that they were trained over."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from gtpo_megatron.errors import CheckpointError
+from gtpo_megatron.untrusted.fields import Fields
+from gtpo_megatron.untrusted.text import printable
+from gtpo_megatron.weights.adapters import projections
+from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.hf.reader import WeightFolder, weight_files
+from gtpo_megatron.weights.megatron.checkpoint_files import MEGATRON_FOLDER, file_checksum
+from gtpo_megatron.weights.megatron.checkpoint_reader import load_common, load_whole
+from gtpo_megatron.weights.megatron.reader import MegatronCheckpoint, is_checkpoint
+from gtpo_megatron.weights.megatron.restricted_pickle import load_index
+from gtpo_megatron.weights.param_mapping import Box, as_matrix
+
+ADAPTERS_PREFIX = "adapters."
+"""Begins the keys of a checkpoint's adapters: ``adapters.model.layers.3.self_attn.q_proj.a``."""
+SCALE_KEY = f"{ADAPTERS_PREFIX}scale"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAdapters:
+    """The adapters of a checkpoint.
+
+    Attributes:
+        pairs: A and B by the name of their projection, as the trainer has them.
+        scale: ``s``.
+        files: checksum by name of the files with the weights that they were trained over.
+    """
+
+    pairs: Mapping[str, tuple[Tensor, Tensor]]
+    scale: float
+    files: Mapping[str, str]
+
+    def check_frozen(self, model: Path) -> None:
+        """Raises CheckpointError unless a model folder has the weights that the adapters were trained over."""
+        found = {path.name: file_checksum(path) for path in frozen_files(model)}
+        for name in sorted(self.files.keys() | found.keys()):
+            if self.files.get(name) != found.get(name):
+                raise CheckpointError(
+                    f"{model}: {printable(name)} has checksum {found.get(name)}, expected "
+                    f"{printable(self.files.get(name))}: the adapters were trained over other weights; name their "
+                    f"folder with --model, or take these with --no-verify"
+                )
+
+    def merge(self, name: str, weight: Tensor) -> Tensor:
+        """``W + s B A`` in the dtype of W, the sum in float32; W itself if it has no adapter.
+
+        Args:
+            name: of a tensor of the model's folder.
+            weight: W, whole.
+        """
+        pair = self.pairs.get(name.removesuffix(".weight"))
+        if pair is None:
+            return weight
+        a, b = (one.float() for one in pair)
+        return (weight.float() + self.scale * (b @ a)).to(weight.dtype)
+
+
+def stored_adapters(checkpoint: Path, arch: Architecture) -> StoredAdapters | None:
+    """The adapters of a checkpoint of a run; None if it has the model's weights. Its files must have been verified.
+
+    Raises:
+        CheckpointError: they cannot be read, or are not of this model.
+    """
+    index = load_index(checkpoint)
+    shapes = {
+        key: tuple(entry.size)
+        for key, entry in index.state_dict_metadata.items()
+        if key.startswith(ADAPTERS_PREFIX) and isinstance(entry, TensorStorageMetadata)
+    }
+    if not shapes:
+        return None
+    if shapes.pop(SCALE_KEY, None) != (1,):
+        raise CheckpointError(f"checkpoint {checkpoint} is damaged: it does not say how its adapters are scaled")
+    known = {one.name: one for one in projections(arch)}
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    for name in sorted({key.removeprefix(ADAPTERS_PREFIX)[:-2] for key in shapes}):
+        a, b = (f"{ADAPTERS_PREFIX}{name}.{part}" for part in "ab")
+        said = shapes.get(a), shapes.get(b)
+        if name not in known or not said[0] or said != known[name].shapes(said[0][0], 1):
+            raise CheckpointError(
+                f"checkpoint {checkpoint}: the adapter of {printable(name)} has shapes {said[0]} and {said[1]}: it is "
+                f"of another model"
+            )
+        found[name] = load_whole(checkpoint, index, a), load_whole(checkpoint, index, b)
+    common = Fields(load_common(checkpoint, index), f"checkpoint {checkpoint}", CheckpointError)
+    files = common.fields("reference").get("files", dict[str, str])
+    return StoredAdapters(found, float(load_whole(checkpoint, index, SCALE_KEY)), files)
+
+
+class MergedModel:
+    """A model folder's tensors with adapters merged in; a reader like :class:`MegatronCheckpoint`.
+
+    Args:
+        source: reads the folder, of either kind.
+        adapters: of a checkpoint.
+
+    Attributes:
+        dtypes: of every tensor, by name.
+    """
+
+    def __init__(self, source: WeightFolder | MegatronCheckpoint, adapters: StoredAdapters) -> None:
+        self._source, self._adapters = source, adapters
+        if isinstance(source, MegatronCheckpoint):
+            self.dtypes = source.dtypes
+        else:
+            self.dtypes = {name: stored.dtype for name, stored in source.tensors.items()}
+
+    def read(
+        self, names: Iterable[str], shapes: Mapping[str, tuple[int, ...]], advance: Callable[[int], None]
+    ) -> dict[str, Tensor]:
+        """Reads tensors completely, adapters merged in; see :meth:`MegatronCheckpoint.read`."""
+        names = list(names)
+        if isinstance(self._source, MegatronCheckpoint):
+            found = self._source.read(names, shapes, advance)
+        else:
+            found = {}
+            for name in names:
+                rows, columns = as_matrix(torch.empty(shapes[name], device="meta")).shape
+                found[name] = self._source.read(name, Box(0, rows, 0, columns)).reshape(shapes[name])
+                advance(found[name].nbytes)
+        return {name: self._adapters.merge(name, tensor) for name, tensor in found.items()}
+
+
+def frozen_files(model: Path) -> list[Path]:
+    """The files with a model folder's weights, of either kind."""
+    converted = model / MEGATRON_FOLDER
+    return sorted(converted.glob("*.distcp")) if is_checkpoint(converted) else sorted(weight_files(model))

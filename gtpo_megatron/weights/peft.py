@@ -1,0 +1,162 @@
+"""Folders of adapters in peft's format: ``adapter_config.json`` and ``adapter_model.safetensors``."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gtpo_megatron.atomic_file import write_file
+from gtpo_megatron.config.adapter import AdapterConfig
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.untrusted.fields import Fields
+from gtpo_megatron.untrusted.json_text import read_json
+from gtpo_megatron.untrusted.text import check_file, printable
+from gtpo_megatron.weights.adapters import Projection, chosen_projections
+from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.hf.reader import DTYPES, check_names, require_finite
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+
+_PREFIX = "base_model.model."
+_CHANGES_THE_SUM = {
+    "bias": "none",
+    "use_dora": False,
+    "fan_in_fan_out": False,
+    "modules_to_save": None,
+    "layers_to_transform": None,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "trainable_token_indices": None,
+    "target_parameters": None,
+    "lora_bias": False,
+}
+"""Options of peft with which a projection would not be ``W x + s B A x`` alone, or not in every layer, as they must be;
+absent or null is as good."""
+
+
+def tensor_names(projection: Projection) -> tuple[str, str]:
+    """Names that peft gives to the A and B of a projection."""
+    name = f"{_PREFIX}{projection.name}.lora"
+    return f"{name}_A.weight", f"{name}_B.weight"
+
+
+class PeftFolder:
+    """Adapters in a folder, of which a run begins.
+
+    Args:
+        folder: in peft's format.
+        arch: of the model that they belong to.
+        config: of the run.
+
+    Raises:
+        ConfigError: the folder cannot be read, or its adapters are other ones than the configuration says.
+        WeightMappingError: it lacks adapters, or has others.
+    """
+
+    def __init__(self, folder: Path, arch: Architecture, config: AdapterConfig) -> None:
+        self._folder, self._rank = folder, config.rank
+        _check_config(folder / CONFIG_FILE, config)
+        self._targets = {one.name: one for one in chosen_projections(arch, config.targets)}
+        self._path = folder / WEIGHTS_FILE
+        check_file(self._path, error=ConfigError)
+        try:
+            self._file: Any = safe_open(self._path, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{self._path} cannot be read: {printable(error)}; save the adapters again") from error
+        found, wanted = (
+            set[str](self._file.keys()),
+            {name for one in self._targets.values() for name in tensor_names(one)},
+        )
+        targets = {name.split(".")[-3] for name in found if name.count(".") > 2}
+        if targets and targets != set(config.targets):
+            raise ConfigError(
+                f"adapter.targets={config.targets!r}, but the adapters of {self._path} are of "
+                f"{printable(sorted(targets))}; set --adapter.targets {printable(' '.join(sorted(targets)))}"
+            )
+        check_names(found, wanted, where=str(self._path))
+        for one in self._targets.values():
+            for name, shape in zip(tensor_names(one), one.shapes(config.rank, 1), strict=True):
+                self._check(name, shape)
+
+    def _check(self, name: str, shape: tuple[int, int]) -> None:
+        entry = self._file.get_slice(name)
+        found = tuple(entry.get_shape())
+        if found != shape or entry.get_dtype() not in DTYPES:
+            raise ConfigError(
+                f"{self._path}: {printable(name)} has shape {found} of {printable(entry.get_dtype())}, expected "
+                f"{shape} of {', '.join(DTYPES)}: the adapters are of another model or rank"
+            )
+
+    def read(self, projection: Projection) -> tuple[Tensor, Tensor]:
+        """The whole A and B, float32; both are 0 where the projection is no target.
+
+        Raises:
+            ConfigError: they hold NaN or infinity.
+        """
+        if projection.name not in self._targets:
+            return torch.zeros(self._rank, projection.columns), torch.zeros(projection.rows, self._rank)
+        a, b = (self._file.get_tensor(name).float() for name in tensor_names(projection))
+        for one in (a, b):
+            require_finite([one], projection.name, where=self._path)
+        return a, b
+
+
+def _check_config(path: Path, config: AdapterConfig) -> None:
+    """Raises ConfigError unless a folder's adapters are those that a run's configuration describes."""
+    fields = Fields(read_json(path, error=ConfigError), str(path), ConfigError)
+    raw = fields.raw
+    if raw.get("peft_type") != "LORA":
+        raise ConfigError(f"{path}: peft_type is {printable(raw.get('peft_type'))}, expected LORA")
+    for name, wanted in _CHANGES_THE_SUM.items():
+        if raw.get(name) not in (wanted, None, [], {}, False):
+            raise ConfigError(f"{path}: {name}={printable(raw[name])}, which adapters here do not have")
+    rank, alpha = fields.get("r", int, at_least=1), fields.get("lora_alpha", float)
+    if rank != config.rank:
+        raise ConfigError(
+            f"adapter.rank={config.rank}, but the adapters of {path} have r={rank}; set --adapter.rank {rank}"
+        )
+    scale = alpha / (math.sqrt(rank) if raw.get("use_rslora") else rank)
+    if not math.isclose(scale, config.scale, rel_tol=1e-6):
+        raise ConfigError(
+            f"adapter.alpha={config.alpha:g} with rank={rank} and scaling={config.scaling!r} multiplies adapters by "
+            f"{config.scale:g}, those of {path} are made for {scale:g}; set --adapter.alpha {scale * rank:g} "
+            f"--adapter.scaling rank"
+        )
+
+
+def write_peft_folder(target: Path, adapters: Mapping[str, tuple[Tensor, Tensor]], *, base: str, scale: float) -> None:
+    """Writes adapters into an existing folder, float32.
+
+    Args:
+        target: the folder.
+        adapters: whole A and B by the name of their projection.
+        base: the model that they belong to, for whoever loads them.
+        scale: ``s``.
+    """
+    rank = len(next(iter(adapters.values()))[0])
+    said = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": scale * rank,
+        "use_rslora": False,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "target_modules": sorted({name.rpartition(".")[2] for name in adapters}),
+    }
+    write_file(target / CONFIG_FILE, json.dumps(said, indent=2) + "\n")
+    tensors = {
+        f"{_PREFIX}{name}.lora_{part}.weight": one.float().contiguous()
+        for name, pair in adapters.items()
+        for part, one in zip("AB", pair, strict=True)
+    }
+    save_file(tensors, target / WEIGHTS_FILE, metadata={"format": "pt"})

@@ -1,0 +1,189 @@
+"""One update of low-rank adapters in real Megatron equals peft on transformers, whatever the layout and the cuts."""
+
+import copy
+import dataclasses
+
+import peft
+import pytest
+import torch
+
+from gtpo_megatron.config.adapter import PROJECTIONS, AdapterConfig
+from gtpo_megatron.config.algorithm import GRPOConfig, ReferenceKLConfig
+from gtpo_megatron.observability.metrics import merge, to_scalars
+from gtpo_megatron.weights.param_mapping import TensorParallel
+from gtpo_megatron.weights.peft import tensor_names
+from tests.dist_utils import run_processes
+from tests.distributed.expert_models import make_expert_model
+from tests.distributed.family_models import FAMILIES, make_family_model
+from tests.distributed.model_file import read_tensors
+from tests.distributed.one_update import DEALINGS, GRADIENT_TOLERANCE, one_update
+from tests.distributed.tiny_world import dense_scores, dense_step, make_config, make_model, make_rewards, make_rollouts
+
+pytestmark = [
+    pytest.mark.megatron,
+    pytest.mark.distributed,
+    pytest.mark.filterwarnings("ignore"),  # Megatron warns of every optional kernel it lacks
+]
+
+LAYOUTS = {
+    "one": {"num_ranks": 1},
+    "tp2": {"num_ranks": 2, "tensor_parallel_size": 2},
+    "tp2_sp": {"num_ranks": 2, "tensor_parallel_size": 2, "sequence_parallel": True},
+    "dp2": {"num_ranks": 2},
+    "dp2_sharded_optimizer": {"num_ranks": 2, "distributed_optimizer": True},
+    "pp2_vpp2_cp2": {
+        "num_ranks": 4,
+        "pipeline_parallel_size": 2,
+        "virtual_pipeline_size": 2,
+        "context_parallel_size": 2,
+    },
+    "tp2_sp_pp2_cp2_sharded_optimizer": {
+        "num_ranks": 8,
+        "tensor_parallel_size": 2,
+        "sequence_parallel": True,
+        "pipeline_parallel_size": 2,
+        "context_parallel_size": 2,
+        "distributed_optimizer": True,
+    },
+}
+BEFORE_A_COMMIT = ("one", "tp2_sp", "pp2_vpp2_cp2")
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def with_adapters(model, folder, *, rank=4, alpha=8.0, targets=PROJECTIONS, use_rslora=False):
+    """peft's model with adapters that do something from the first, and the folder that they are saved in."""
+    torch.manual_seed(7)
+    settings = peft.LoraConfig(
+        r=rank, lora_alpha=alpha, target_modules=list(targets), use_rslora=use_rslora, lora_dropout=0.0
+    )
+    adapted = peft.get_peft_model(copy.deepcopy(model), settings)
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            parameter.data.normal_(std=0.2)
+    adapted.save_pretrained(folder)
+    return adapted
+
+
+def adapted_config(base, layout, folder, **fields):
+    config = make_config(base, layout)
+    adapter = {"rank": 4, "alpha": 8.0, "path": str(folder)} | fields
+    return dataclasses.replace(
+        config,
+        adapter=AdapterConfig(**adapter),
+        # Adam's first step is lr * g / (|g| + eps): with the usual eps, the sign of g however small
+        optimizer=dataclasses.replace(config.optimizer, adam_eps=1e-4),
+    )
+
+
+def compare(tmp_path, adapted, config, *, ref_model=None):
+    """Runs the layout and holds scores, gradients, the new adapters and the merged weights against peft."""
+    rollouts = make_rollouts()
+    expected = dense_step(adapted, config, rollouts, make_rewards(), ref_model)
+    parallel, path = config.parallel, tmp_path / "buffer"
+    dealing = "one" if parallel.data_parallel_size == 1 else "split"
+    assert (dealing, parallel.data_parallel_size) in DEALINGS
+    ranks = run_processes(one_update, parallel.num_ranks, config, str(path), (), dealing, rollouts, timeout_s=120)
+    seen = set()
+    for found in ranks:
+        for name in ("logprobs", "entropy", "advantages", "ref_logprobs"):
+            if found.get(name) is not None:
+                wanted = expected[name][found["rows"]][:, : found[name].shape[1]]
+                torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=2e-5)
+        tp = TensorParallel(parallel.tensor_parallel_size, found["coordinates"].tensor_index)
+        for projection, pairs in found["adapters"].items():
+            names = [name.replace(".weight", ".default.weight") for name in tensor_names(projection)]
+            if names[0] not in expected["gradients"]:  # fused with a target, and none itself
+                assert not any(one.any() for pair in pairs for one in pair)
+                continue
+            seen.add(projection.name)
+            for part, key in ((1, "gradients"), (0, "weights")):
+                wanted = projection.shard(*(expected[key][name] for name in names), tp)
+                whole = [expected[key][name].abs().max() for name in names]
+                for pair, one, scale in zip(pairs, wanted, whole, strict=True):
+                    if key == "weights":
+                        torch.testing.assert_close(pair[part], one, rtol=0, atol=5e-5)  # a step is up to 1e-2
+                    elif not parallel.distributed_optimizer:  # which has the sums of a rank's own part only
+                        assert (pair[part] - one).abs().max() < GRADIENT_TOLERANCE * scale
+    assert len(seen) == len([name for name in expected["gradients"] if "lora_A" in name])
+    scalars = to_scalars(merge(found["metrics"] for found in ranks if found["coordinates"].reports))
+    assert scalars["policy/loss"] == pytest.approx(expected["loss"], rel=1e-4, abs=1e-6)
+    assert scalars["optimizer/grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
+    merged = adapted.merge_and_unload().state_dict()
+    for name, tensor in read_tensors(path, config.model.path).items():
+        if name in merged:  # experts are stacked in the model, and have no adapters
+            torch.testing.assert_close(tensor, merged[name], rtol=0, atol=2e-4, msg=lambda text, name=name: name + text)
+    return scalars
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    made = {}
+    for tied in (False, True):
+        folder = tmp_path_factory.mktemp("model")
+        made[tied] = (folder, make_model(folder, tied=tied, num_layers=4))
+    return made
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=[] if name in BEFORE_A_COMMIT else pytest.mark.nightly) for name in LAYOUTS]
+)
+def test_an_update_on_every_layout(models, tmp_path, layout):
+    folder, model = models[layout in ("tp2", "pp2_vpp2_cp2")]
+    adapted = with_adapters(model, tmp_path / "adapters")
+    compare(tmp_path, adapted, adapted_config(folder, LAYOUTS[layout], tmp_path / "adapters"))
+
+
+@pytest.mark.parametrize("layout", ["one", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("tp2_sp",))])
+def test_layers_that_are_recomputed_give_their_adapters_gradients(models, tmp_path, layout):
+    folder, model = models[False]
+    adapted = with_adapters(model, tmp_path / "adapters")
+    config = adapted_config(folder, LAYOUTS[layout], tmp_path / "adapters")
+    compare(tmp_path, adapted, dataclasses.replace(config, model=dataclasses.replace(config.model, recompute="full")))
+
+
+@pytest.mark.parametrize("layout", ["one", pytest.param("tp2_sp", marks=pytest.mark.nightly)])
+def test_some_projections_and_the_other_scale(models, tmp_path, layout):
+    """Query and value without the key that is fused with them, as peft does by default."""
+    folder, model = models[False]
+    targets = ("q_proj", "v_proj", "down_proj")
+    adapted = with_adapters(model, tmp_path / "adapters", targets=targets, use_rslora=True)
+    config = adapted_config(folder, LAYOUTS[layout], tmp_path / "adapters", targets=targets, scaling="sqrt_rank")
+    compare(tmp_path, adapted, config)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("layout", ["tp2_sp", "dp2"])
+@pytest.mark.parametrize("family", ["qwen3", "llama3_1", "smollm3"])
+def test_families(tmp_path, family, layout):
+    model = make_family_model(tmp_path / "model", FAMILIES[family])
+    adapted = with_adapters(model, tmp_path / "adapters")
+    compare(tmp_path, adapted, adapted_config(tmp_path / "model", LAYOUTS[layout], tmp_path / "adapters"))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("family", "targets"), [("qwen3_moe", ATTENTION), ("glm4_moe", ATTENTION), ("deepseek_v3", ("q_b_proj", "o_proj"))]
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_attention_of_a_mixture_of_experts(tmp_path, family, targets, ranks):
+    model = make_expert_model(tmp_path / "model", family)
+    adapted = with_adapters(model, tmp_path / "adapters", targets=targets)
+    layout = {"num_ranks": ranks, "expert_parallel_size": ranks}
+    if ranks == 2:
+        layout |= {"tensor_parallel_size": 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1}
+    compare(tmp_path, adapted, adapted_config(tmp_path / "model", layout, tmp_path / "adapters", targets=targets))
+
+
+@pytest.mark.parametrize("layout", ["one", pytest.param("tp2_sp", marks=pytest.mark.nightly)])
+def test_the_frozen_weights_are_the_reference_policy(models, tmp_path, layout):
+    folder, model = models[False]
+    adapted = with_adapters(model, tmp_path / "adapters")
+    config = adapted_config(folder, LAYOUTS[layout], tmp_path / "adapters")
+    config = dataclasses.replace(config, algorithm=GRPOConfig(reference_kl=ReferenceKLConfig(coef=0.5)))
+    scalars = compare(tmp_path, adapted, config, ref_model=model)
+    batch = make_rollouts()
+    adapted = with_adapters(model, tmp_path / "again")
+    logprobs, ref_logprobs = (dense_scores(one, batch)[0].detach().double() for one in (adapted, model))
+    difference = (logprobs - ref_logprobs)[batch.loss_mask]
+    k3 = torch.exp(-difference) - 1 + difference
+    assert scalars["policy/kl_ref_nats"] == pytest.approx(float(k3.mean()), rel=1e-4)
