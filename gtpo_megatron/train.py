@@ -195,8 +195,8 @@ def check_inputs(config: RunConfig) -> RunInputs:
     """Reads and checks the run's inputs, for ``config`` and ``train``.
 
     Raises:
-        ConfigError: the model folder, the reference's or the adapters', their values, the layout, the algorithm, this machine, the
-            loggers, the reward function, the environment or the number of prompts cannot be used.
+        ConfigError: the model folder, the reference's or the adapters', their values, the layout, the algorithm, this
+            machine, the loggers, the reward function, the environment or the number of prompts cannot be used.
         DataError: a data set is missing, empty or malformed.
     """
     model = Path(config.model.path)

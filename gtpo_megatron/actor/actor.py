@@ -142,7 +142,13 @@ class MegatronActor:
         self._unshaped: UnshapedTokens | None = None
         if isinstance(config.algorithm, EntropyCreditSettings) and config.algorithm.unshaped_patterns:
             self._unshaped = unshaped_tokens_of(config.model.path, config.algorithm.unshaped_patterns)
-        self._checkpoint = RankCheckpoint(self._trained)
+        self._checkpoint = RankCheckpoint(
+            chunks=self._chunks,
+            adapters=self._trained.adapters,
+            optimizer=self._optimizer,
+            schedule=self._schedule,
+            reference=self._trained.reference,
+        )
         self._address = address
         self._weight_store: Any = None  # stays open while pushes go on
         self._sender: WeightSender | None = None

@@ -64,15 +64,9 @@ class PeftFolder:
         _check_config(folder / CONFIG_FILE, config)
         self._targets = {one.name: one for one in chosen_projections(arch, config.targets)}
         self._path = folder / WEIGHTS_FILE
-        check_file(self._path, error=ConfigError)
-        try:
-            self._file: Any = safe_open(self._path, framework="pt")
-        except (SafetensorError, OSError) as error:
-            raise ConfigError(f"{self._path} cannot be read: {printable(error)}; save the adapters again") from error
-        found, wanted = (
-            set[str](self._file.keys()),
-            {name for one in self._targets.values() for name in tensor_names(one)},
-        )
+        self._file = _open(self._path)
+        found = set(self._file.keys())
+        wanted = {name for one in self._targets.values() for name in tensor_names(one)}
         targets = {name.split(".")[-3] for name in found if name.count(".") > 2}
         if targets and targets != set(config.targets):
             raise ConfigError(
@@ -105,6 +99,14 @@ class PeftFolder:
         for one in (a, b):
             require_finite([one], projection.name, where=self._path)
         return a, b
+
+
+def _open(path: Path) -> Any:
+    check_file(path, error=ConfigError)  # of a file that it may not read safetensors says that it is not there
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{path} cannot be read: {printable(error)}; save the adapters again") from error
 
 
 def _check_config(path: Path, config: AdapterConfig) -> None:

@@ -16,7 +16,7 @@ from tests.dist_utils import run_processes
 from tests.distributed.expert_models import make_expert_model
 from tests.distributed.family_models import FAMILIES, make_family_model
 from tests.distributed.model_file import read_tensors
-from tests.distributed.one_update import DEALINGS, GRADIENT_TOLERANCE, one_update
+from tests.distributed.one_update import GRADIENT_TOLERANCE, one_update
 from tests.distributed.tiny_world import dense_scores, dense_step, make_config, make_model, make_rewards, make_rollouts
 
 pytestmark = [
@@ -81,7 +81,6 @@ def compare(tmp_path, adapted, config, *, ref_model=None):
     expected = dense_step(adapted, config, rollouts, make_rewards(), ref_model)
     parallel, path = config.parallel, tmp_path / "buffer"
     dealing = "one" if parallel.data_parallel_size == 1 else "split"
-    assert (dealing, parallel.data_parallel_size) in DEALINGS
     ranks = run_processes(one_update, parallel.num_ranks, config, str(path), (), dealing, rollouts, timeout_s=120)
     seen = set()
     for found in ranks:
@@ -89,21 +88,7 @@ def compare(tmp_path, adapted, config, *, ref_model=None):
             if found.get(name) is not None:
                 wanted = expected[name][found["rows"]][:, : found[name].shape[1]]
                 torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=2e-5)
-        tp = TensorParallel(parallel.tensor_parallel_size, found["coordinates"].tensor_index)
-        for projection, pairs in found["adapters"].items():
-            names = [name.replace(".weight", ".default.weight") for name in tensor_names(projection)]
-            if names[0] not in expected["gradients"]:  # fused with a target, and none itself
-                assert not any(one.any() for pair in pairs for one in pair)
-                continue
-            seen.add(projection.name)
-            for part, key in ((1, "gradients"), (0, "weights")):
-                wanted = projection.shard(*(expected[key][name] for name in names), tp)
-                whole = [expected[key][name].abs().max() for name in names]
-                for pair, one, scale in zip(pairs, wanted, whole, strict=True):
-                    if key == "weights":
-                        torch.testing.assert_close(pair[part], one, rtol=0, atol=5e-5)  # a step is up to 1e-2
-                    elif not parallel.distributed_optimizer:  # which has the sums of a rank's own part only
-                        assert (pair[part] - one).abs().max() < GRADIENT_TOLERANCE * scale
+        seen |= compare_adapters(found, expected, parallel)
     assert len(seen) == len([name for name in expected["gradients"] if "lora_A" in name])
     scalars = to_scalars(merge(found["metrics"] for found in ranks if found["coordinates"].reports))
     assert scalars["policy/loss"] == pytest.approx(expected["loss"], rel=1e-4, abs=1e-6)
@@ -113,6 +98,26 @@ def compare(tmp_path, adapted, config, *, ref_model=None):
         if name in merged:  # experts are stacked in the model, and have no adapters
             torch.testing.assert_close(tensor, merged[name], rtol=0, atol=2e-4, msg=lambda text, name=name: name + text)
     return scalars
+
+
+def compare_adapters(found, expected, parallel):
+    """Gradients and new values of a rank's adapters; returns the projections that have some."""
+    tp = TensorParallel(parallel.tensor_parallel_size, found["coordinates"].tensor_index)
+    seen = set()
+    for projection, (a, b) in found["adapters"].items():
+        names = [name.replace(".weight", ".default.weight") for name in tensor_names(projection)]
+        if names[0] not in expected["gradients"]:  # fused with a target, and none itself
+            assert not any(one.any() for one in (*a, *b))
+            continue
+        seen.add(projection.name)
+        weights = projection.shard(*(expected["weights"][name] for name in names), tp)
+        gradients = projection.shard(*(expected["gradients"][name] for name in names), tp)
+        for (weight, gradient), name, *wanted in zip((a, b), names, weights, gradients, strict=True):
+            torch.testing.assert_close(weight, wanted[0], rtol=0, atol=5e-5)  # a step is up to 1e-2
+            if not parallel.distributed_optimizer:  # which has the sums of a rank's own part only
+                largest = expected["gradients"][name].abs().max()
+                assert (gradient - wanted[1]).abs().max() < GRADIENT_TOLERANCE * largest
+    return seen
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
-"""The adapters' part of a checkpoint: A and B of every projection, and the scale with which they are merged."""
+"""The adapters' part of a checkpoint: A and B of every projection, and in the common state what multiplies them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,7 @@ from torch import Tensor
 
 from gtpo_megatron.actor.model.adapters import Adapters
 from gtpo_megatron.errors import CheckpointError
-from gtpo_megatron.weights.megatron.adapters import ADAPTERS_PREFIX, SCALE_KEY
-
-ADAPTERS = "adapters"
-"""Takes the place of a chunk's number in the sharded state of the model."""
+from gtpo_megatron.weights.megatron.adapters import ADAPTERS, ADAPTERS_PREFIX, SCALE
 
 
 def sharded_adapters(adapters: Adapters, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,7 +22,7 @@ def sharded_adapters(adapters: Adapters, metadata: Mapping[str, Any]) -> dict[st
         adapters: of this rank.
         metadata: Megatron's, as for a model.
     """
-    tensors: dict[str, Tensor] = {"scale": torch.tensor([adapters.scale])}
+    tensors: dict[str, Tensor] = {}
     axes: dict[str, int] = {}
     for part in adapters.parts:
         name, splits_rows = part.projection.name, part.projection.splits_rows
@@ -42,18 +39,39 @@ def sharded_adapters(adapters: Adapters, metadata: Mapping[str, Any]) -> dict[st
     return found
 
 
+def check_kind(adapters: Adapters | None, stored: Collection[str], folder: Path) -> None:
+    """Raises CheckpointError unless a checkpoint, whose tensors are named, has adapters as the run does."""
+    has_adapters = any(name.startswith(ADAPTERS_PREFIX) for name in stored)
+    if has_adapters and adapters is None:
+        raise CheckpointError(
+            f"checkpoint {folder} is of a run that trained adapters, this one trains all weights; resume with its "
+            f"--adapter.rank, or begin with what convert megatron-to-hf makes of it"
+        )
+    if adapters is not None and not has_adapters:
+        raise CheckpointError(
+            f"checkpoint {folder} is of a run that trained all weights, this one trains adapters; resume with "
+            f"--adapter.rank 0, or begin with what convert megatron-to-hf makes of it"
+        )
+
+
 @torch.no_grad()
-def restore_adapters(adapters: Adapters, state: Mapping[str, Tensor], folder: Path) -> None:
-    """Copies loaded values into a rank's adapters.
+def restore_adapters(adapters: Adapters, state: Mapping[str, Any], folder: Path) -> None:
+    """Takes a rank's adapters from a loaded checkpoint.
+
+    Args:
+        adapters: of this rank.
+        state: all that was loaded.
+        folder: for messages.
 
     Raises:
         CheckpointError: the checkpoint's are multiplied by something else.
     """
-    if not math.isclose(float(state[SCALE_KEY]), adapters.scale, rel_tol=1e-6):
+    scale = float(state[ADAPTERS][SCALE])
+    if not math.isclose(scale, adapters.scale, rel_tol=1e-6):
         raise CheckpointError(
-            f"checkpoint {folder} is of adapters times {float(state[SCALE_KEY]):g}, this run multiplies them by "
-            f"{adapters.scale:g}; resume with its adapter.alpha and adapter.scaling"
+            f"checkpoint {folder} is of adapters times {scale:g}, this run multiplies them by {adapters.scale:g}; "
+            f"resume with its adapter.alpha and adapter.scaling"
         )
     for part in adapters.parts:
         for name, parameter in (("a", part.a), ("b", part.b)):
-            parameter.copy_(state[f"{ADAPTERS_PREFIX}{part.projection.name}.{name}"])
+            parameter.copy_(state["model"][ADAPTERS][f"{ADAPTERS_PREFIX}{part.projection.name}.{name}"])

@@ -3,19 +3,20 @@
 Keys of the sharded state, the same for every layout (names are Megatron's, layers numbered in the whole model)::
 
     decoder.layers.*, embedding.*, output_layer.*      weights, stacked over layers; or, where adapters are trained,
-    adapters.model.layers.*.{a,b}, adapters.scale      these alone
+    adapters.model.layers.*.{a,b}                      these alone
     optimizer.state.{exp_avg,exp_avg_sq}.<weight>      Adam's moments
     optimizer.state.{fp32_param,param}.<weight>        float32 masters: bfloat16 models, sharded optimizers
     random                                             one object per rank, at its place in the layout
     reference.<weight>                                 of a reference policy that has been reset
 
-and the common state ``optimizer`` (groups, step), ``schedule``, ``counters``, ``reference`` (its files, last reset).
+and the common state ``optimizer`` (groups, step), ``schedule``, ``counters``, ``reference`` (its files, last reset),
+``adapters`` (what multiplies them).
 """
 
 import inspect
 import random
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch.distributed.checkpoint.api import CheckpointException
 
-from gtpo_megatron.actor.checkpoint.adapter_state import ADAPTERS, restore_adapters, sharded_adapters
+from gtpo_megatron.actor.checkpoint.adapter_state import check_kind, restore_adapters, sharded_adapters
 from gtpo_megatron.actor.checkpoint.megatron_load import drop_extra_states, is_extra_state, load, reason
 from gtpo_megatron.actor.checkpoint.reference_state import (
     REFERENCE,
@@ -40,9 +41,10 @@ from gtpo_megatron.actor.checkpoint.reference_state import (
     sharded_reference,
 )
 from gtpo_megatron.actor.checkpoint.writer import ForkedWrite, results_queue
-from gtpo_megatron.actor.reference import ReferencePolicy
-from gtpo_megatron.actor.trained_model import TrainedModel
+from gtpo_megatron.actor.model.adapters import Adapters
+from gtpo_megatron.actor.reference import FrozenReference, ReferencePolicy
 from gtpo_megatron.errors import CheckpointError
+from gtpo_megatron.weights.megatron.adapters import ADAPTERS, SCALE
 from gtpo_megatron.weights.megatron.checkpoint_files import first_trouble
 from gtpo_megatron.weights.megatron.restricted_pickle import load_index, load_object
 
@@ -53,15 +55,29 @@ class RankCheckpoint:
     """Saves and restores what a rank trains.
 
     Args:
-        trained: the rank's part of the model, with its optimizer.
+        chunks: the rank's parts of the model, in order.
+        adapters: what is trained of them, and saved; None: all weights.
+        optimizer: Megatron's.
+        schedule: Megatron's.
+        reference: the reference policy, or the frozen weights below adapters, if any.
 
     All methods but ``is_written`` and ``close`` are called on all ranks at once.
     """
 
-    def __init__(self, trained: TrainedModel) -> None:
-        self._chunks, self._adapters = trained.chunks, trained.adapters
-        self._optimizer, self._schedule = trained.optimizer, trained.schedule
-        self._reference = trained.reference
+    def __init__(
+        self,
+        *,
+        chunks: Sequence[Any],
+        adapters: Adapters | None,
+        optimizer: Any,
+        schedule: Any,
+        reference: ReferencePolicy | FrozenReference | None,
+    ) -> None:
+        self._chunks = chunks
+        self._adapters = adapters
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._reference = reference
         self._write: ForkedWrite | None = None
         self._folder = Path()
         self._is_validated = False
@@ -166,13 +182,14 @@ class RankCheckpoint:
         wanted = self._state({}, is_loading=True)
         nothing = {number: drop_extra_states(part) for number, part in wanted["model"].items()}
         stored, random_states = _read_own(folder, wanted.pop(RANDOM_KEY).unique_key)
+        check_kind(self._adapters, stored, folder)
         if isinstance(self._reference, ReferencePolicy) and any(name.startswith(REFERENCE_PREFIX) for name in stored):
             wanted[REFERENCE_WEIGHTS] = sharded_reference(self._chunks, self._reference, _metadata())
         state, left_over, absent = load(wanted, folder, strict=StrictHandling.RETURN_ALL)
         unread = {key for key in left_over if is_extra_state(key)} | {RANDOM_KEY}
         _refuse_mismatch(folder, absent=absent, left_over=left_over - unread)
         if self._adapters is not None:
-            restore_adapters(self._adapters, state["model"][ADAPTERS], folder)
+            restore_adapters(self._adapters, state, folder)
         else:
             for number, chunk in enumerate(self._chunks):
                 chunk.load_state_dict(state["model"][str(number)] | nothing[str(number)])
@@ -201,6 +218,8 @@ class RankCheckpoint:
             RANDOM_KEY: _random_states(),
             "counters": dict(counters),
         }
+        if self._adapters is not None and not is_loading:
+            state[ADAPTERS] = {SCALE: self._adapters.scale}
         if self._reference is not None and not is_loading:
             state[REFERENCE] = {"files": self._reference.files, "reset_step": self._reference.reset_step}
             if isinstance(self._reference, ReferencePolicy) and self._reference.reset_step:

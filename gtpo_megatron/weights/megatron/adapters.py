@@ -20,9 +20,10 @@ from gtpo_megatron.weights.megatron.reader import MegatronCheckpoint, is_checkpo
 from gtpo_megatron.weights.megatron.restricted_pickle import load_index
 from gtpo_megatron.weights.param_mapping import Box, as_matrix
 
-ADAPTERS_PREFIX = "adapters."
-"""Begins the keys of a checkpoint's adapters: ``adapters.model.layers.3.self_attn.q_proj.a``."""
-SCALE_KEY = f"{ADAPTERS_PREFIX}scale"
+ADAPTERS, SCALE = "adapters", "scale"
+"""Where the common state of a checkpoint says what multiplies its adapters."""
+ADAPTERS_PREFIX = f"{ADAPTERS}."
+"""Begins the keys of their tensors: ``adapters.model.layers.3.self_attn.q_proj.a``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,6 @@ def stored_adapters(checkpoint: Path, arch: Architecture) -> StoredAdapters | No
     }
     if not shapes:
         return None
-    if shapes.pop(SCALE_KEY, None) != (1,):
-        raise CheckpointError(f"checkpoint {checkpoint} is damaged: it does not say how its adapters are scaled")
     known = {one.name: one for one in projections(arch)}
     found: dict[str, tuple[Tensor, Tensor]] = {}
     for name in sorted({key.removeprefix(ADAPTERS_PREFIX)[:-2] for key in shapes}):
@@ -93,7 +92,7 @@ def stored_adapters(checkpoint: Path, arch: Architecture) -> StoredAdapters | No
         found[name] = load_whole(checkpoint, index, a), load_whole(checkpoint, index, b)
     common = Fields(load_common(checkpoint, index), f"checkpoint {checkpoint}", CheckpointError)
     files = common.fields("reference").get("files", dict[str, str])
-    return StoredAdapters(found, float(load_whole(checkpoint, index, SCALE_KEY)), files)
+    return StoredAdapters(found, common.fields(ADAPTERS).get(SCALE, float), files)
 
 
 class MergedModel:
