@@ -5,10 +5,11 @@ that think before they answer, a longer response.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, update_wrapper
 from typing import Concatenate, Literal, ParamSpec
 
+from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.algorithm import (
     AlgorithmConfig,
     DAPOConfig,
@@ -70,6 +71,14 @@ OPTIMIZER = OptimizerConfig(
 )
 
 
+ADAPTER_LEARNING_RATE = 1e-5
+"""Ours: ten times full training's, see docs/choosing.md."""
+ADAPTER = AdapterConfig(rank=32, alpha=32.0)
+"""Ours: on every projection of attention and MLPs."""
+ATTENTION_ADAPTER = AdapterConfig(rank=32, alpha=32.0, targets=("q_proj", "k_proj", "v_proj", "o_proj"))
+"""Ours: of a mixture, whose experts have none."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnGPUs:
     """The layout of a model on GPUs of 80 GB that ranks and engines share: ours, from ``gtpo-megatron plan``.
@@ -86,6 +95,7 @@ class OnGPUs:
         shares_experts_whole: the ranks of an engine hold whole experts, in place of a part of every expert.
         max_concurrent_sequences: sequences that an engine decodes together.
         kv_cache_gib: on each GPU.
+        adapter: what is trained in the place of all weights.
     """
 
     num_gpus: int
@@ -99,6 +109,7 @@ class OnGPUs:
     shares_experts_whole: bool = False
     max_concurrent_sequences: int
     kv_cache_gib: int = 40
+    adapter: AdapterConfig = AdapterConfig()
 
     @property
     def parallel(self) -> ParallelConfig:
@@ -149,11 +160,12 @@ def math_run(
         stage_deadline_s: twice the estimate for the largest benchmark, at least; ours.
         template_options: of the model's chat template; None: its defaults.
     """
+    lora = "lora_" if on.adapter.is_on else ""
     length = "" if max_response_tokens == MAX_RESPONSE_TOKENS else f"{max_response_tokens // 1024}k_"
     short_name = model.partition("/")[2].lower().replace(".", "_").replace("-", "_")
     sampling = SamplingConfig(temperature=1.0, top_p=1.0, top_k=0, max_response_tokens=max_response_tokens)  # paper's
     return RunConfig(
-        name=f"{short_name}_{method}_{length}{on.num_gpus}gpu",
+        name=f"{short_name}_{method}_{length}{lora}{on.num_gpus}gpu",
         seed=seed,
         num_steps=num_steps,
         model=ModelConfig(
@@ -176,7 +188,8 @@ def math_run(
             prompt_template=DAPO_TEMPLATE,  # ours: the instruction of the training prompts
         ),
         algorithm=algorithm(method, max_response_tokens=max_response_tokens),
-        optimizer=OPTIMIZER,
+        adapter=on.adapter,
+        optimizer=replace(OPTIMIZER, learning_rate=ADAPTER_LEARNING_RATE) if on.adapter.is_on else OPTIMIZER,
         parallel=on.parallel,
         rollout=RolloutConfig(
             group_size=16,  # paper's

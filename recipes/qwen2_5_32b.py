@@ -1,4 +1,4 @@
-"""Qwen2.5-32B: the paper's setting on 64 GPUs (arXiv 2508.04349v6, sec. 5), and DAPO as its authors published it.
+"""Qwen2.5-32B: the paper's setting on 64 GPUs (arXiv 2508.04349v6, sec. 5); on 8, with adapters; and published DAPO.
 
 ``recipes/math_run.py`` has what is not said here, each value marked as the paper's or ours.
 """
@@ -9,7 +9,7 @@ from gtpo_megatron.config.algorithm import DAPOConfig, DynamicSamplingConfig
 from gtpo_megatron.config.algorithm.base import SoftOverlongPenalty
 from gtpo_megatron.config.run import RunConfig
 from recipes.code_run import code_run
-from recipes.math_run import Method, OnGPUs, by_method, math_run
+from recipes.math_run import ADAPTER, Method, OnGPUs, by_method, math_run
 
 MODEL = "Qwen/Qwen2.5-32B"  # paper's
 
@@ -19,6 +19,16 @@ ON_64_GPUS = OnGPUs(
     pipeline_parallel_size=4,
     engine_size=4,
     max_concurrent_sequences=128,
+)
+
+
+LORA_ON_8_GPUS = OnGPUs(
+    num_gpus=8,
+    tensor_parallel_size=4,
+    engine_size=4,
+    max_concurrent_sequences=128,
+    kv_cache_gib=32,
+    adapter=ADAPTER,
 )
 
 
@@ -32,7 +42,13 @@ def code_64gpu(method: Method = "gtpo", *, num_steps: int = 300, seed: int = 0) 
     return code_run(MODEL, method, ON_64_GPUS, num_steps=num_steps, seed=seed)
 
 
+def lora_8gpu(method: Method = "gtpo", *, num_steps: int = 500, seed: int = 0) -> RunConfig:
+    """The paper's batch on one node, with low-rank adapters over the frozen weights."""
+    return math_run(MODEL, method, LORA_ON_8_GPUS, num_steps=num_steps, seed=seed)
+
+
 gtpo_64gpu, grpo_s_64gpu, dapo_64gpu, grpo_64gpu = by_method(paper_64gpu)
+gtpo_lora_8gpu, grpo_s_lora_8gpu, dapo_lora_8gpu, grpo_lora_8gpu = by_method(lora_8gpu)
 gtpo_code_64gpu, grpo_s_code_64gpu, dapo_code_64gpu, grpo_code_64gpu = by_method(code_64gpu)
 
 DAPO_UPDATES_A_STEP = 16  # DAPO's: mini-batches of 512 responses

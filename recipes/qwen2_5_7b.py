@@ -7,7 +7,7 @@ And with responses of 65,536 tokens, where four ranks share each sequence.
 
 from gtpo_megatron.config.run import RunConfig
 from recipes.code_run import code_run
-from recipes.math_run import LONGEST_RESPONSE_TOKENS, Method, OnGPUs, by_method, math_run
+from recipes.math_run import ADAPTER, LONGEST_RESPONSE_TOKENS, Method, OnGPUs, by_method, math_run
 
 MODEL = "Qwen/Qwen2.5-7B"  # paper's
 
@@ -17,6 +17,14 @@ ON_8_GPUS = OnGPUs(
     pipeline_parallel_size=2,
     engine_size=1,
     max_concurrent_sequences=256,
+)
+LORA_ON_1_GPU = OnGPUs(
+    num_gpus=1,
+    tensor_parallel_size=1,
+    engine_size=1,
+    max_concurrent_sequences=256,
+    kv_cache_gib=24,
+    adapter=ADAPTER,
 )
 ON_64_GPUS = OnGPUs(
     num_gpus=64,  # paper's
@@ -37,6 +45,11 @@ ON_64_GPUS_LONGEST = OnGPUs(
 def math_8gpu(method: Method = "gtpo", *, num_steps: int = 500, seed: int = 0) -> RunConfig:
     """The paper's batch on one node."""
     return math_run(MODEL, method, ON_8_GPUS, num_steps=num_steps, seed=seed)
+
+
+def lora_1gpu(method: Method = "gtpo", *, num_steps: int = 500, seed: int = 0) -> RunConfig:
+    """The paper's batch on one GPU, with low-rank adapters over the frozen weights."""
+    return math_run(MODEL, method, LORA_ON_1_GPU, num_steps=num_steps, seed=seed)
 
 
 def paper_64gpu(method: Method = "gtpo", *, num_steps: int = 500, seed: int = 0) -> RunConfig:
@@ -62,6 +75,7 @@ def math_64k_64gpu(method: Method = "gtpo", *, num_steps: int = 500, seed: int =
     )
 
 
+gtpo_lora_1gpu, grpo_s_lora_1gpu, dapo_lora_1gpu, grpo_lora_1gpu = by_method(lora_1gpu)
 gtpo_8gpu, grpo_s_8gpu, dapo_8gpu, grpo_8gpu = by_method(math_8gpu)
 gtpo_64gpu, grpo_s_64gpu, dapo_64gpu, grpo_64gpu = by_method(paper_64gpu)
 gtpo_code_8gpu, grpo_s_code_8gpu, dapo_code_8gpu, grpo_code_8gpu = by_method(code_8gpu)

@@ -5,7 +5,7 @@ what is not said here, each value marked as the paper's or ours.
 """
 
 from gtpo_megatron.config.run import RunConfig
-from recipes.math_run import THINKING, Method, OnGPUs, by_method, math_run
+from recipes.math_run import ATTENTION_ADAPTER, THINKING, Method, OnGPUs, by_method, math_run
 
 ON_32_GPUS = OnGPUs(
     num_gpus=32,
@@ -18,6 +18,17 @@ ON_32_GPUS = OnGPUs(
 )
 
 
+LORA_ON_8_GPUS = OnGPUs(
+    num_gpus=8,
+    tensor_parallel_size=1,
+    expert_parallel_size=8,
+    engine_size=4,
+    max_concurrent_sequences=256,
+    kv_cache_gib=32,
+    adapter=ATTENTION_ADAPTER,
+)
+
+
 def math_32gpu(method: Method = "gtpo", *, num_steps: int = 500, seed: int = 0) -> RunConfig:
     """One of the paper's methods."""
     return math_run(
@@ -25,4 +36,12 @@ def math_32gpu(method: Method = "gtpo", *, num_steps: int = 500, seed: int = 0) 
     )
 
 
+def lora_8gpu(method: Method = "gtpo", *, num_steps: int = 500, seed: int = 0) -> RunConfig:
+    """One of the paper's methods on one node, with low-rank adapters on attention; experts and routers are frozen."""
+    return math_run(
+        "Qwen/Qwen3-30B-A3B-Base", method, LORA_ON_8_GPUS, num_steps=num_steps, seed=seed, template_options=THINKING
+    )
+
+
+gtpo_lora_8gpu, grpo_s_lora_8gpu, dapo_lora_8gpu, grpo_lora_8gpu = by_method(lora_8gpu)
 gtpo_32gpu, grpo_s_32gpu, dapo_32gpu, grpo_32gpu = by_method(math_32gpu)

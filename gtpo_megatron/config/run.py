@@ -93,6 +93,11 @@ class RunConfig:
                 f"weight_sync.transport='relay' with rollout.placement={self.rollout.placement!r}: ranks hand weights "
                 f"on to the workers on their own GPUs; use placement='colocated', or transport='process_group'"
             )
+        if self.optimizer.offload_fraction > 0 and self.adapter.is_on:
+            raise ConfigError(
+                f"optimizer.offload_fraction={self.optimizer.offload_fraction} with adapter.rank={self.adapter.rank}: "
+                f"the optimizer has the adapters only, and stays on the GPU; set it to 0"
+            )
         if self.optimizer.offload_fraction > 0 and not self.parallel.distributed_optimizer:
             raise ConfigError(
                 f"optimizer.offload_fraction={self.optimizer.offload_fraction} needs "

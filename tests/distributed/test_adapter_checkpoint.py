@@ -92,7 +92,7 @@ def test_it_moves_into_another_layout(folder, checkpoint, tmp_path, layout):
     run_processes(load_and_save, config.parallel.num_ranks, *arguments, timeout_s=120)
     one, other = (CheckpointReader(path, verify="none") for path in (checkpoint[0], tmp_path))
     names = [name for name in one.tensors if name.startswith("adapters.")]
-    assert names == [name for name in other.tensors if name.startswith("adapters.")]
+    assert set(names) == {name for name in other.tensors if name.startswith("adapters.")}
     assert all(torch.equal(one.read([name])[name], other.read([name])[name]) for name in names)
 
 

@@ -104,8 +104,9 @@ class LinearAdapter(torch.nn.Module):
     @torch.no_grad()
     def product(self) -> Tensor:
         """``s B A`` as the layer's weight lies on this rank, float32."""
-        products = [part.a.float().t() @ part.b.float().t() for part in self.parts]
-        return (self._fused(products) * self._scale).t()
+        products = [part.b.float() @ part.a.float() for part in self.parts]
+        rows = torch.cat([one.view(self._groups, -1, one.shape[1]) for one in products], 1).flatten(0, 1)
+        return rows.mul_(self._scale)
 
 
 class Adapters:

@@ -14,11 +14,13 @@ from typing import Literal, TypeAlias
 
 from gtpo_megatron.companions.planner import hardware
 from gtpo_megatron.companions.planner.activations import (
+    FLOAT32_BYTES,
     in_flight,
     layer_bytes_per_token,
     saved_by_final_norm,
     saved_by_layer,
 )
+from gtpo_megatron.companions.planner.adapters import adapted_state, adapter_parameters, saved_by_adapters
 from gtpo_megatron.companions.planner.engine import EngineMemory, engine_memory
 from gtpo_megatron.companions.planner.layout import Layout, Recompute, layers_of_chunk
 from gtpo_megatron.companions.planner.output_layer import (
@@ -90,26 +92,26 @@ class GPUMemory:
 def trainer_gpu(request: PlanRequest, layout: Layout, stage: int) -> GPUMemory:
     """A rank of a pipeline stage; with its share of an engine if the two are colocated."""
     parameters = stage_parameters(request.shape, layout, stage, request.vocab_multiple)
-    state = trainer_state(
-        parameters, layout, weight_bytes=request.weight_bytes, offload_fraction=request.offload_fraction
-    )
+    trained, state = _trained(request, layout, stage, parameters)
     head = _head(request, layout) if stage == layout.pipeline - 1 else OutputLayerMemory()
-    score, train = _forward_and_backward(request, layout, stage, parameters, head)
-    if request.has_reference:
+    score, train = _forward_and_backward(request, layout, stage, trained, head)
+    if request.has_host_reference:
         score["workspace"] = max(score["workspace"], hardware.EXCHANGE_BYTES)
     weights = state.weights + state.routers
     held: Bytes = {"weights": weights, "gradients": state.gradients, "optimizer": state.optimizer}
-    # a slice that is not contiguous is copied on the GPU before it goes into a bucket
-    push: Bytes = {"push buffers": parameters.largest * request.weight_bytes}
+    # a slice that is not contiguous is copied on the GPU before it goes into a bucket; with adapters a weight is merged
+    # in float32, from projections that are joined
+    copied = parameters.largest * (2 * FLOAT32_BYTES if request.adapter.is_on else request.weight_bytes)
+    push: Bytes = {"push buffers": copied}
     phases: dict[Phase, Bytes] = {
         "train": {**held, **train},
         "push": {"weights": weights, **push} if request.cluster.is_colocated else {**held, **push},
-        "save": {**held, "checkpoint staging": _staging_on_gpu(parameters, layout)},
+        "save": {**held, "checkpoint staging": _staging_on_gpu(trained, layout)},
     }
     if request.has_scoring or request.has_reference:
         phases = {"score": {**held, **score}, **phases}
-    host = _host_of_rank(parameters, layout, state)
-    if request.has_reference:
+    host = _host_of_rank(trained, layout, request.adapter_bytes, state)
+    if request.has_host_reference:
         host["reference policy"] = parameters.num_elements * request.weight_bytes
         if request.resets_reference:
             host["checkpoint staging"] += host["reference policy"]
@@ -129,6 +131,21 @@ def trainer_gpu(request: PlanRequest, layout: Layout, stage: int) -> GPUMemory:
         parts["reserve"] = reserve + _fragmentation(parts) + hardware.ENGINE_ASLEEP_BYTES * asleep
     _correct(phases, request)
     return GPUMemory(role=f"stage {stage}", phases=phases, host=host)
+
+
+def _trained(
+    request: PlanRequest, layout: Layout, stage: int, parameters: StageParameters
+) -> tuple[StageParameters, TrainerState]:
+    """The parameters of a stage that are trained, and the bytes of all of them."""
+    if not request.adapter.is_on:
+        state = trainer_state(
+            parameters, layout, weight_bytes=request.weight_bytes, offload_fraction=request.offload_fraction
+        )
+        return parameters, state
+    adapters = adapter_parameters(request.shape, layout, stage, request.adapter)
+    return adapters, adapted_state(
+        parameters, adapters, layout, weight_bytes=request.weight_bytes, adapter_bytes=request.adapter_bytes
+    )
 
 
 def engine_gpu(request: PlanRequest, layout: Layout) -> GPUMemory:
@@ -221,7 +238,7 @@ def _head(request: PlanRequest, layout: Layout) -> OutputLayerMemory:
 
 
 def _forward_and_backward(
-    request: PlanRequest, layout: Layout, stage: int, parameters: StageParameters, head: OutputLayerMemory
+    request: PlanRequest, layout: Layout, stage: int, trained: StageParameters, head: OutputLayerMemory
 ) -> tuple[Bytes, Bytes]:
     """Temporary memory while scoring, and while training.
 
@@ -248,7 +265,7 @@ def _forward_and_backward(
     elif layout.recompute == "experts" and True in kinds:
         backward += tokens * (_kept_by_layer(request, layout, True, "none") - kept[True])
     # autograd holds the gradient of a weight until Megatron's hook has added it to the buffer
-    backward += parameters.largest * request.weight_bytes
+    backward += trained.largest * request.weight_bytes
     forward = (4 * shape.hidden_size + width) * request.weight_bytes * tokens
     score: Bytes = {"workspace": int(forward), "output layer": 0}
     train: Bytes = {"activations": int(activations), "workspace": int(backward)}
@@ -261,6 +278,8 @@ def _forward_and_backward(
 def _kept_by_layer(request: PlanRequest, layout: Layout, has_experts: bool, recompute: Recompute) -> float:
     """Bytes per token that a layer keeps for the backward pass."""
     saved = saved_by_layer(request.shape, request.kernels, request.weight_bytes, recompute, has_experts=has_experts)
+    if request.adapter.is_on and recompute != "full":
+        saved += saved_by_adapters(request.shape, request.adapter, request.weight_bytes, has_experts=has_experts)
     return layer_bytes_per_token(layout, saved, request.expert_imbalance)
 
 
@@ -291,17 +310,20 @@ def _staging_on_gpu(parameters: StageParameters, layout: Layout) -> int:
     return int(sum(4 * elements * (1 + 1 / replicas) for elements, replicas in parameters.replicated(layout)))
 
 
-def _host_of_rank(parameters: StageParameters, layout: Layout, state: TrainerState) -> dict[str, int]:
-    """Host memory of one rank, a checkpoint on its way to the disk included.
+def _host_of_rank(
+    parameters: StageParameters, layout: Layout, weight_bytes: int, state: TrainerState
+) -> dict[str, int]:
+    """Host memory of one rank, a checkpoint of the trained parameters on its way to the disk included.
 
     A distributed optimizer is gathered whole by every rank: its three float32 tensors, this rank's shares of them, and
     two copies of one tensor while it is put together, which are gone when the weights are copied.
     """
     elements = parameters.num_elements
-    staging = 12 * elements + state.weights
+    weights = elements * weight_bytes
+    staging = 12 * elements + weights
     if layout.distributed_optimizer:
         shares = sum(12 * part // replicas for part, replicas in parameters.replicated(layout))
-        staging = 12 * elements + shares + max(2 * 4 * elements, state.weights)
+        staging = 12 * elements + shares + max(2 * 4 * elements, weights)
     host = {"checkpoint staging": staging, "processes": hardware.HOST_PROCESS_BYTES}
     if state.optimizer_on_host:
         host["optimizer on the host"] = state.optimizer_on_host

@@ -10,6 +10,7 @@ from gtpo_megatron.companions.planner.hardware import GPU
 from gtpo_megatron.companions.planner.known_models import find_shape
 from gtpo_megatron.companions.planner.layout import Layout
 from gtpo_megatron.companions.planner.object_store import stored_bytes
+from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.checks import require_non_negative, require_positive
 from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.run import RunConfig
@@ -158,6 +159,8 @@ class PlanRequest:
         has_scoring: the trainer computes entropies and old log-probs in a pass of its own.
         has_reference: a reference policy is on the host and scores in a pass of its own.
         resets_reference: checkpoints have its weights.
+        adapter: what is trained in the place of the weights, if its rank is not 0; below it the frozen weights are the
+            reference policy, and none is on the host.
         kernels: of the trainer's layers.
         object_store_bytes: shared memory per node, for batches between processes.
         stored_bytes: most bytes of responses in it, see ``object_store.py``.
@@ -180,6 +183,7 @@ class PlanRequest:
     has_scoring: bool = True
     has_reference: bool = False
     resets_reference: bool = False
+    adapter: AdapterConfig = AdapterConfig()
     kernels: Kernels = "te"
     object_store_bytes: int = 0
     stored_bytes: int = 0
@@ -215,6 +219,16 @@ class PlanRequest:
                 f"rollout.tensor_parallel_size={tensor}: must divide the {gpus} GPUs that generate, and {parts} of "
                 f"{self.model}; choose from {fitting}"
             )
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Per element of an adapter."""
+        return ELEMENT_BYTES["float32"] if self.adapter.dtype == "float32" else self.weight_bytes
+
+    @property
+    def has_host_reference(self) -> bool:
+        """A reference policy's weights are on the host."""
+        return self.has_reference and not self.adapter.is_on
 
     @property
     def push_bytes_on_gpu(self) -> int:
@@ -291,6 +305,7 @@ def request_from(
         has_scoring=config.rollout.entropy_source == "actor",
         has_reference=config.has_reference,
         resets_reference=config.reference.reset_every_steps > 0,
+        adapter=config.adapter,
         object_store_bytes=config.cluster.object_store_mib << 20,
         stored_bytes=stored_bytes(config, shape, num_engine_nodes=cluster.num_engine_nodes),
         expert_imbalance=expert_imbalance,

@@ -6,6 +6,7 @@ adds its bubble. Published steps take about 1.7 times as long: docs/planning.md 
 
 from dataclasses import dataclass
 
+from gtpo_megatron.companions.planner.adapters import adapter_parameters
 from gtpo_megatron.companions.planner.engine import EngineMemory
 from gtpo_megatron.companions.planner.layout import Layout, layers_of_stage
 from gtpo_megatron.companions.planner.request import PlanRequest
@@ -67,17 +68,21 @@ def step_time(request: PlanRequest, layout: Layout, widest: StageParameters, eng
     batch = request.batch
     length = batch.mean_prompt_tokens + batch.mean_response_tokens
     tokens = max(batch.micro_batch_tokens, length)
-    forward, in_experts = _slowest_stage(request, layout, tokens)
+    forward, in_experts, products = _slowest_stage(request, layout, tokens)
     scored, trained = (
         max(1.0, num * length / layout.data / tokens) for num in (batch.num_responses, batch.num_update_responses)
     )
     if layout.virtual > 1:  # the interleaved schedule wants a multiple of the stages
         trained = -(-trained // layout.pipeline) * layout.pipeline
+    changed = adapter_parameters(request.shape, layout, 0, request.adapter) if request.adapter.is_on else widest
     bubble = layout.pipeline - 1
     again = {"full": forward, "experts": in_experts}.get(layout.recompute, 0.0)
-    update = (trained + bubble / layout.virtual) * (3 * forward + again) + _reduce(request, layout, widest)
+    # frozen weights have no gradients; adapters' own products are a hundredth of theirs, and left out
+    backward = 2 * forward - (products if request.adapter.is_on else 0.0)
+    update = (trained + bubble / layout.virtual) * (forward + backward + again) + _reduce(request, layout, changed)
     state = sum(
-        elements / (replicas if layout.distributed_optimizer else 1) for elements, replicas in widest.replicated(layout)
+        elements / (replicas if layout.distributed_optimizer else 1)
+        for elements, replicas in changed.replicated(layout)
     )
     # on the host Adam reads gradients there, and its state; else that leaves for the host while engines generate
     update += request.offload_fraction * state * (ADAM_BYTES + 12) / HOST_BYTES
@@ -85,7 +90,7 @@ def step_time(request: PlanRequest, layout: Layout, widest: StageParameters, eng
     return StepTime(
         generate=_generate(request, engine),
         score=(request.has_scoring + request.has_reference) * (scored + bubble) * forward
-        + request.has_reference * _exchanges(request, widest),
+        + request.has_host_reference * _exchanges(request, widest),
         train=batch.num_updates * update + moved,
         push=(widest.num_elements * request.weight_bytes + engine.weights) / HOST_BYTES,
     )
@@ -96,8 +101,8 @@ def _exchanges(request: PlanRequest, widest: StageParameters) -> float:
     return 4 * widest.num_elements * request.weight_bytes / HOST_BYTES
 
 
-def _slowest_stage(request: PlanRequest, layout: Layout, tokens: float) -> tuple[float, float]:
-    """Seconds of one micro-batch on the stage that all others wait for, and how much of it is in its experts."""
+def _slowest_stage(request: PlanRequest, layout: Layout, tokens: float) -> tuple[float, float, float]:
+    """Seconds of one micro-batch on the stage that all others wait for; see ``_forward``."""
     last = layout.pipeline - 1
     kinds = {(*layers_of_stage(request.shape, layout, stage), stage == last) for stage in range(layout.pipeline)}
     return max(_forward(request, layout, tokens, *kind) for kind in kinds)
@@ -105,8 +110,8 @@ def _slowest_stage(request: PlanRequest, layout: Layout, tokens: float) -> tuple
 
 def _forward(
     request: PlanRequest, layout: Layout, tokens: float, dense_layers: int, expert_layers: int, has_head: bool
-) -> tuple[float, float]:
-    """Seconds of one micro-batch on a stage, and how much of it is in its experts.
+) -> tuple[float, float, float]:
+    """Seconds of one micro-batch on a stage; of those in its experts; and in products with weights, anywhere.
 
     Args:
         request: batch, model and GPUs.
@@ -135,18 +140,21 @@ def _forward(
     if layout.pipeline > 1:  # a chunk's ranks come after all of the stage before it
         reach = layout.tensor * layout.context * layout.data * 2
         hop = layout.virtual * row / layout.sequence_split / _link(request, reach)
-    in_experts = _experts(request, layout, tokens, expert_layers)
-    return flops / _flops(request) + in_experts + sent + hop, in_experts
+    in_experts, expert_products = _experts(request, layout, tokens, expert_layers)
+    products = 2 * tokens * (weights + head) / (layout.tensor * layout.context) / _flops(request) + expert_products
+    return flops / _flops(request) + in_experts + sent + hop, in_experts, products
 
 
-def _experts(request: PlanRequest, layout: Layout, tokens: float, expert_layers: int) -> float:
-    """Seconds of a micro-batch in the experts of some layers, with the copies of tokens there and back."""
+def _experts(request: PlanRequest, layout: Layout, tokens: float, expert_layers: int) -> tuple[float, float]:
+    """Seconds of a micro-batch in the experts of some layers, with the copies of tokens there and back; without them.
+    """
     load = layout.busiest_load(request.expert_imbalance)
     chosen = _chosen_expert_parameters(request, expert_layers)
     flops = 2 * tokens * load * chosen / (layout.tensor * layout.context)
     row = tokens / layout.context * request.shape.hidden_size * request.weight_bytes
     sent = expert_layers * load * _dispatch(request, layout, row)
-    return flops / _expert_flops(request) + sent
+    products = flops / _expert_flops(request)
+    return products + sent, products
 
 
 def _chosen_expert_parameters(request: PlanRequest, expert_layers: int) -> int:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from gtpo_megatron.companions.planner.layout import Layout
+from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig
 from gtpo_megatron.config.parallel import ParallelConfig
@@ -80,18 +81,7 @@ def build_chunks(shape: ModelShape, layout: Layout, *, weight_bytes: int, vocab_
 
     dtype = "bfloat16" if weight_bytes == 2 else "float32"
     model = ModelConfig(path="unused", dtype=dtype, recompute=layout.recompute)
-    parallel = ParallelConfig(
-        num_ranks=layout.num_ranks,
-        tensor_parallel_size=layout.tensor,
-        pipeline_parallel_size=layout.pipeline,
-        virtual_pipeline_size=layout.virtual,
-        last_stage_layers=layout.last_layers,
-        context_parallel_size=layout.context,
-        sequence_parallel=layout.sequence_parallel,
-        distributed_optimizer=layout.distributed_optimizer,
-        expert_parallel_size=layout.expert,
-        expert_tensor_parallel_size=layout.expert_tensor,
-    )
+    parallel = _parallel(layout)
     arch = _architecture(shape)
     config = transformer_config(arch, model, parallel)
     settings: dict[str, Any] = {}
@@ -107,9 +97,25 @@ def build_chunks(shape: ModelShape, layout: Layout, *, weight_bytes: int, vocab_
     return chunks, config
 
 
+def _parallel(layout):
+    return ParallelConfig(
+        num_ranks=layout.num_ranks,
+        tensor_parallel_size=layout.tensor,
+        pipeline_parallel_size=layout.pipeline,
+        virtual_pipeline_size=layout.virtual,
+        last_stage_layers=layout.last_layers,
+        context_parallel_size=layout.context,
+        sequence_parallel=layout.sequence_parallel,
+        distributed_optimizer=layout.distributed_optimizer,
+        expert_parallel_size=layout.expert,
+        expert_tensor_parallel_size=layout.expert_tensor,
+    )
+
+
 def _architecture(shape):
+    mixture = "qwen3_moe" if shape.experts is not None else "qwen2"
     return Architecture(
-        family="qwen2",
+        family=mixture if shape.latents is None else "deepseek",
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         ffn_size=shape.ffn_size,
@@ -129,7 +135,27 @@ def _architecture(shape):
     )
 
 
-def rank_bytes(shape: ModelShape, layout: Layout, rank: int, *, weight_bytes: int, vocab_multiple: int) -> RankBytes:
+def join_adapters(chunks: Any, shape: ModelShape, layout: Layout, rank: int, adapter: AdapterConfig) -> None:
+    """By the actor's own code; the adapters are 0."""
+    from gtpo_megatron.actor.model import adapters
+
+    def whole(projection):
+        return tuple(torch.zeros(size) for size in projection.shapes(adapter.rank, 1))
+
+    adapters.join_adapters(
+        chunks, _architecture(shape), adapter, _parallel(layout), global_rank=rank, whole=whole
+    )
+
+
+def rank_bytes(
+    shape: ModelShape,
+    layout: Layout,
+    rank: int,
+    *,
+    weight_bytes: int,
+    vocab_multiple: int,
+    adapter: AdapterConfig = AdapterConfig(),
+) -> RankBytes:
     """Weights, gradient buffers and Adam's state of one rank, by Megatron's own classes."""
     from gtpo_megatron.actor import cpu_platform
 
@@ -141,6 +167,9 @@ def rank_bytes(shape: ModelShape, layout: Layout, rank: int, *, weight_bytes: in
         chunks, config = build_chunks(
             shape, layout, weight_bytes=weight_bytes, vocab_multiple=vocab_multiple, is_real=False
         )
+        if adapter.is_on:
+            join_adapters(chunks, shape, layout, rank, adapter)
+        is_copy = weight_bytes == 2 and adapter.dtype == "model"
         ddp_config = DistributedDataParallelConfig(
             use_distributed_optimizer=layout.distributed_optimizer, grad_reduce_in_fp32=True
         )
@@ -148,13 +177,14 @@ def rank_bytes(shape: ModelShape, layout: Layout, rank: int, *, weight_bytes: in
         optimizer = _optimizer(models, layout, DTYPES[weight_bytes])
         buffers = [buffer for model in models for buffer in (*model.buffers, *model.expert_parallel_buffers)]
         if layout.distributed_optimizer:
-            weights = sum(_size(buffer.param_data) for buffer in buffers)
+            frozen = (one for model in models for one in model.parameters() if not one.requires_grad)
+            weights = sum(_size(buffer.param_data) for buffer in buffers) + sum(map(_size, frozen))
         else:
             weights = sum(_size(parameter) for model in models for parameter in model.parameters())
         return RankBytes(
             weights=weights,
             gradients=sum(_size(buffer.grad_data) for buffer in buffers),
-            optimizer=_adam_bytes(optimizer, is_copy=weight_bytes == 2),
+            optimizer=_adam_bytes(optimizer, is_copy=is_copy),
             routers=_router_bytes(chunks),
         )
 
