@@ -378,7 +378,8 @@ class MegatronActor:
         self._policy_version = version
         assert self._sender is not None, "connect_weights comes first"
         with self._stages.profiler.stage("send_weights", step=version):
-            checksums = self._sender.push(self._weights(), with_checksums=with_checksums)
+            pushed = self._trained.pushed(self._config.adapter)
+            checksums = self._sender.push(pushed, with_checksums=with_checksums)
         self._stages.profiler.step_done(version)
         return checksums
 

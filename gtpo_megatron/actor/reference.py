@@ -5,7 +5,7 @@ Below adapters the frozen weights are there already, and the reference policy is
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import torch
@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gtpo_megatron.actor.host_pieces import host_pieces, split_like
-from gtpo_megatron.actor.model.adapters import Adapters
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.weights.architecture import Architecture, check_same_model
 from gtpo_megatron.weights.megatron.adapters import frozen_files
@@ -106,7 +105,7 @@ class FrozenReference:
     """The weights below adapters: the model with its adapters switched off. Costs no memory.
 
     Args:
-        adapters: of this rank.
+        in_place: switches the adapters off within a block, see ``ReferencePolicy.in_place``.
         folder: of the model, whose weights are frozen.
 
     Attributes:
@@ -116,8 +115,8 @@ class FrozenReference:
     Collectives: one gather of texts over the world.
     """
 
-    def __init__(self, adapters: Adapters, folder: Path) -> None:
-        self.in_place = adapters.switched_off
+    def __init__(self, in_place: Callable[[], AbstractContextManager[None]], folder: Path) -> None:
+        self.in_place = in_place
         self.files = _file_checksums(folder)
         self.reset_step = 0
 

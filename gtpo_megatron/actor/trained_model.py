@@ -21,6 +21,7 @@ from gtpo_megatron.actor.model.policy_model import (
 )
 from gtpo_megatron.actor.model.transformer_config import torch_dtype, transformer_config
 from gtpo_megatron.actor.reference import FrozenReference, ReferencePolicy, first_reference
+from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.peft import PeftFolder
@@ -51,6 +52,10 @@ class TrainedModel:
         found = weights_by_name(self.chunks)
         return found if self.adapters is None else self.adapters.merged(found)
 
+    def pushed(self, config: AdapterConfig) -> Mapping[str, Tensor]:
+        """What is sent of this rank, by the names of the push: its weights, or the adapters alone."""
+        return self.adapters.tensors() if self.adapters and config.pushes_alone else self.weights()
+
 
 def trained_model(config: RunConfig, arch: Architecture, *, global_rank: int) -> TrainedModel:
     """Builds a rank's part of the model and fills it from the model's folder.
@@ -79,7 +84,7 @@ def trained_model(config: RunConfig, arch: Architecture, *, global_rank: int) ->
         adapters = join_adapters(
             chunks, arch, config.adapter, parallel, global_rank=global_rank, whole=_whole_adapters(config, arch)
         )
-        reference = FrozenReference(adapters, Path(config.model.path))
+        reference = FrozenReference(adapters.switched_off, Path(config.model.path))
     else:
         reference = first_reference(config, arch, load, lambda: weights_by_name(chunks))
         if reference is None or config.reference.path:

@@ -11,6 +11,10 @@ from gtpo_megatron.errors import ConfigError
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
+SAMPLER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Of vLLM's ``max_lora_rank``."""
+
+
 @configuration
 class AdapterConfig:
     """LoRA (arXiv 2106.09685): a projection ``W x`` becomes ``W x + s B A x``; A and B are trained, W is frozen.
@@ -28,6 +32,8 @@ class AdapterConfig:
         dtype: of A and B in forward and backward: that of the ``model``, or ``float32``; masters and moments are
             float32 in any case.
         path: folder in peft's format whose adapters the run begins with.
+        push: what travels to the sampler: its weights with adapters ``merged`` in, or the ``adapters`` alone, which
+            vLLM then multiplies with every token; it reads the frozen weights from ``model.path`` once.
     """
 
     rank: NonNegativeInt = 0
@@ -36,10 +42,16 @@ class AdapterConfig:
     targets: tuple[str, ...] = PROJECTIONS
     dtype: Literal["model", "float32"] = "model"
     path: str = ""
+    push: Literal["merged", "adapters"] = "merged"
 
     def __post_init__(self) -> None:
         if len(set(self.targets)) < len(self.targets) or not all(self.targets) or not self.targets:
             raise ConfigError(f"adapter.targets={self.targets!r}: must be names of projections, each once")
+        if self.pushes_alone and self.rank > SAMPLER_RANKS[-1]:
+            raise ConfigError(
+                f"adapter.rank={self.rank} with adapter.push='adapters': vLLM takes ranks up to {SAMPLER_RANKS[-1]}; "
+                f"use push='merged'"
+            )
         if self.path and not self.rank:
             raise ConfigError(
                 f"adapter.path={self.path!r} with adapter.rank=0: no adapters are trained; set --adapter.rank to that "
@@ -50,6 +62,16 @@ class AdapterConfig:
     def is_on(self) -> bool:
         """Adapters are trained, and nothing else."""
         return self.rank > 0
+
+    @property
+    def pushes_alone(self) -> bool:
+        """Adapters travel without the weights."""
+        return self.is_on and self.push == "adapters"
+
+    @property
+    def sampler_rank(self) -> int:
+        """The rank that vLLM is started with: the next one that it knows."""
+        return next(rank for rank in SAMPLER_RANKS if rank >= self.rank)
 
     @property
     def scale(self) -> float:

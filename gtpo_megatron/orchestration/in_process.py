@@ -130,6 +130,7 @@ def local_stages(
                 environment=config.environment,
                 data=config.data,
                 awaits_push=True,
+                adapter=config.adapter,
             )
         # before the trainer's: vLLM leaves the world's groups, and raises if they are gone
         stack.callback(engine.close)

@@ -11,6 +11,10 @@ REQUEST_KEY = "gtpo_response"
 """In ``SamplingParams.extra_args``: the number of a response of which entropies or routing are wanted."""
 
 
+ADAPTER_NUMBER = 1
+"""vLLM's number of the policy's adapters, where they travel alone."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleRequest:
     """A response to sample.

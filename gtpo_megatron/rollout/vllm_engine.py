@@ -5,11 +5,13 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gtpo_megatron.batch import RolloutBatch
+from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.problems import DataConfig
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
@@ -19,7 +21,7 @@ from gtpo_megatron.observability.memory import return_free_memory
 from gtpo_megatron.rollout.cache_size import log_cpu_cache
 from gtpo_megatron.rollout.conversation import Conversation
 from gtpo_megatron.rollout.in_flight import Episode, InFlight
-from gtpo_megatron.rollout.requests import REQUEST_KEY, SampleRequest
+from gtpo_megatron.rollout.requests import ADAPTER_NUMBER, REQUEST_KEY, SampleRequest
 from gtpo_megatron.rollout.response_stream import SampledResponse, stream_responses
 from gtpo_megatron.rollout.responses import returned_routing, to_rollout_batch
 from gtpo_megatron.weights.architecture import read_architecture
@@ -46,6 +48,7 @@ ALL_MEMORY = frozenset({"weights", "kv_cache"})
 """vLLM's tags of the memory that a sleeping engine releases."""
 
 NO_ENVIRONMENT = EnvironmentConfig()
+NO_ADAPTER = AdapterConfig()
 
 UNUSABLE = -1
 """Policy version of an engine after a failed push."""
@@ -65,9 +68,10 @@ class VllmEngine:
         data: how prompts are rendered, for an environment.
         awaits_push: nothing is sampled before the first push, so that no weights are read from the folder: of 64 GPUs
             each engine would read the whole model to throw it away.
+        adapter: of the run; if adapters travel alone, the folder's weights are read and stay.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is another part of a run's configuration
         self,
         model_path: str,
         config: RolloutConfig,
@@ -78,6 +82,7 @@ class VllmEngine:
         environment: EnvironmentConfig = NO_ENVIRONMENT,
         data: DataConfig | None = None,
         awaits_push: bool = False,
+        adapter: AdapterConfig = NO_ADAPTER,
     ) -> None:
         from vllm import LLM
         from vllm.config import WeightTransferConfig
@@ -93,7 +98,8 @@ class VllmEngine:
         else:
             cache_mib = log_cpu_cache(config, architecture, max_tokens=max_sequence_tokens)
         captures_routing = config.returns_routing and not torch.cuda.is_available()
-        has_weights = not awaits_push and converted_weights(Path(model_path)) is None
+        reads_weights = adapter.pushes_alone or not awaits_push
+        has_weights = reads_weights and converted_weights(Path(model_path)) is None
         entropy_processor = GPU_ENTROPY_PROCESSOR if torch.cuda.is_available() else ENTROPY_PROCESSOR
         shares_gpu = config.placement == "colocated" and torch.cuda.is_available()
         if num_threads and not torch.cuda.is_available():
@@ -130,6 +136,7 @@ class VllmEngine:
             seed=seed,
             logits_processors=[entropy_processor] if self._keeps_entropies else None,
             worker_extension_cls=f"{vllm_worker.__name__}.{vllm_worker.WorkerExtension.__name__}",
+            **({"enable_lora": True, "max_lora_rank": adapter.sampler_rank} if adapter.pushes_alone else {}),
             weight_transfer_config=WeightTransferConfig(backend=weight_engine.BACKEND),
         )
         self._llm.collective_rpc("gtpo_leave_group")
@@ -156,7 +163,14 @@ class VllmEngine:
         self._vocab_size = self._llm.model_config.get_vocab_size()
         self._next_response = 0
         self._version = UNUSABLE
-        if has_weights:
+        self._adapter = adapter
+        self._lora: Any = None
+        if adapter.pushes_alone:
+            from vllm.lora.request import LoRARequest
+
+            # the tensors come by pushes; the path is for vLLM's own way
+            self._lora = LoRARequest("policy", ADAPTER_NUMBER, "unused")
+        elif has_weights:
             self._label(0)
         self._executor = self._llm.llm_engine.engine_core.engine_core.model_executor
         self.num_workers = config.tensor_parallel_size
@@ -315,6 +329,7 @@ class VllmEngine:
             # no request finds keys and values of other weights, also if the cache was not emptied
             tokens_input(list(tokens), cache_salt=str(self._version)),
             params,
+            lora_request=self._lora,
             priority=priority,
         )
         return number
@@ -378,10 +393,7 @@ class VllmEngine:
         self._in_flight.check_push(version, max_staleness=self._max_staleness)
         self._version = UNUSABLE
         try:
-            self._llm.collective_rpc("start_weight_update")
-            push = {"version": version, "with_checksums": with_checksums}
-            self._llm.collective_rpc("update_weights", kwargs={"update_info": push})
-            self._llm.collective_rpc("finish_weight_update")
+            self._take_push(version, with_checksums=with_checksums)
         except Exception as error:
             raise WeightSyncError(f"vLLM could not load policy version {version}: {error}") from error
         versions = self._llm.collective_rpc("gtpo_policy_version")
@@ -391,6 +403,15 @@ class VllmEngine:
         self._forget_prefixes(with_running=self._keeps_requests)
         self._label(version)
         return dict(self._llm.collective_rpc("gtpo_received_checksums")) if with_checksums else {}
+
+    def _take_push(self, version: int, *, with_checksums: bool) -> None:
+        if self._lora is not None:
+            self._llm.collective_rpc("gtpo_receive_adapters", args=(version, with_checksums, self._adapter))
+            return
+        self._llm.collective_rpc("start_weight_update")
+        push = {"version": version, "with_checksums": with_checksums}
+        self._llm.collective_rpc("update_weights", kwargs={"update_info": push})
+        self._llm.collective_rpc("finish_weight_update")
 
     def forget_prefixes(self) -> None:
         """Empties the prefix cache, so that the next generation does not depend on earlier ones."""
@@ -420,13 +441,16 @@ class VllmEngine:
         return any(not worker.proc.is_alive() for worker in getattr(self._executor, "workers", ()))
 
     def sleep(self, *, keep_weights: bool) -> None:
-        """Releases GPU memory: keys and values are dropped, weights move to the host or are dropped."""
+        """Releases GPU memory: keys and values are dropped, weights move to the host or are dropped.
+
+        Frozen weights are never dropped: no push brings them back.
+        """
         if not torch.cuda.is_available():
             logger.info("the engine does not sleep: there is no GPU to share")
             return
         if self._asleep == ALL_MEMORY:
             return  # as after the start
-        self._llm.sleep(level=1 if keep_weights else 2)
+        self._llm.sleep(level=1 if keep_weights or self._lora is not None else 2)
         self._asleep = set(ALL_MEMORY)
 
     def wake(self, what: str) -> None:

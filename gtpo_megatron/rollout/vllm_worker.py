@@ -10,10 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.peft_helper import PEFTHelper
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
+from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.rollout import weight_engine
 from gtpo_megatron.rollout.entropy_log import EntropyLog
+from gtpo_megatron.rollout.requests import ADAPTER_NUMBER
 from gtpo_megatron.rollout.routing_capture import RoutingCapture
 from gtpo_megatron.rollout.sampled_entropy import SampledEntropy, SampledEntropyOfSlots
 
@@ -68,6 +72,29 @@ class WorkerExtension:
     def gtpo_policy_version(self) -> int:
         """Version of the weights of this worker."""
         return self.weight_transfer_engine.version
+
+    def gtpo_receive_adapters(self, version: int, with_checksums: bool, settings: AdapterConfig) -> None:
+        """Takes adapters that travel alone in the place of those before.
+
+        vLLM has methods for folders only; this is what they do with the tensors of one.
+        """
+        tensors = self.weight_transfer_engine.receive_adapters(version, with_checksums)
+        manager = self.model_runner.lora_manager
+        inner = manager._adapter_manager
+        alpha: Any = settings.scale * settings.rank  # vLLM says it is an integer, and divides it
+        helper = PEFTHelper(r=settings.rank, lora_alpha=alpha, target_modules=list(settings.targets))
+        mapper = getattr(inner.model, "hf_to_vllm_mapper", None)
+        loaded = LoRAModel.from_lora_tensors(
+            ADAPTER_NUMBER,
+            tensors,
+            helper,
+            device="cpu",  # vLLM keeps them there, beside the copy in the layers
+            dtype=manager.lora_config.lora_dtype,
+            weights_mapper=None if mapper is None else mapper.get_rename_mapper(),
+        )
+        inner.remove_adapter(ADAPTER_NUMBER)
+        inner.add_adapter(loaded)
+        inner.activate_adapter(ADAPTER_NUMBER)
 
     def gtpo_take_entropies(self, responses: Sequence[int]) -> tuple[dict[int, list[float]], int] | None:
         """Entropies of finished responses and the number of logits; None from all workers but the first."""

@@ -103,6 +103,14 @@ class LinkEngine(WeightTransferEngine[LinkInfo, PushInfo]):
         self.model.load_weights(self.receiver.tensors(with_checksums=update_info.with_checksums))
         self.version = update_info.version
 
+    def receive_adapters(self, version: int, with_checksums: bool) -> dict[str, torch.Tensor]:
+        """Receives adapters that travel alone, by peft's names."""
+        assert self.receiver is not None, "init_weight_transfer_engine comes first"
+        self.version = -1
+        found = dict(self.receiver.tensors(with_checksums=with_checksums))
+        self.version = version
+        return found
+
     def finish_weight_update(self) -> None:
         """Post-processes the loaded weights (prepacking, quantisation)."""
         finalize_layerwise_reload(self.model, self.model_config)

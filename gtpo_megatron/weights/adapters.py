@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gtpo_megatron.config.adapter import AdapterConfig
+from gtpo_megatron.config.parallel import LayerSplit
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.param_mapping import (
@@ -17,12 +18,15 @@ from gtpo_megatron.weights.param_mapping import (
     ColumnParallel,
     GatedMLP,
     ParamMapping,
+    Replicated,
     RowParallel,
     TensorParallel,
     expert_of,
 )
-from gtpo_megatron.weights.reshard import ShardCoordinates, stage_mappings
+from gtpo_megatron.weights.reshard import ShardCoordinates, chunk_mappings, stage_mappings
 
+PEFT_PREFIX = "base_model.model."
+"""Begins peft's names."""
 _OF_EXPERTS = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -118,6 +122,48 @@ def _linear(mapping: ParamMapping) -> AdaptedLinear | None:
         tuple(Projection(tensor.removesuffix(".weight"), rows, mapping.columns, by_rows) for tensor, rows in parts),
         mapping.num_query_groups if isinstance(mapping, QKV) else 1,
     )
+
+
+def tensor_names(projection: Projection) -> tuple[str, str]:
+    """Names that peft gives to the A and B of a projection."""
+    name = f"{PEFT_PREFIX}{projection.name}.lora"
+    return f"{name}_A.weight", f"{name}_B.weight"
+
+
+def tensor_shapes(arch: Architecture, config: AdapterConfig) -> dict[str, tuple[int, int]]:
+    """Name, as of peft, and shape of the whole A and B of every projection that is a target."""
+    return {
+        name: shape
+        for one in chosen_projections(arch, config.targets)
+        for name, shape in zip(tensor_names(one), one.shapes(config.rank, 1), strict=True)
+    }
+
+
+def adapter_mappings(
+    arch: Architecture, config: AdapterConfig, *, split: LayerSplit, stage: int
+) -> Iterator[ParamMapping]:
+    """A and B of the targets of one model chunk, for a push without the weights; a rank has them as ``<name>.a``.
+
+    Args:
+        arch: of the model.
+        config: of the adapters.
+        split: of the layers over the stages.
+        stage: the virtual stage of the chunk.
+    """
+    chunk = chunk_mappings(
+        arch, split=split, stage=stage, prefix="", padded_vocab_size=arch.vocab_size, experts=range(0)
+    )
+    for mapping in chunk:
+        linear = _linear(mapping)
+        for one in linear.projections if linear is not None else ():
+            if one.target in config.targets:
+                name, (a, b), rank = one.name, tensor_names(one), config.rank
+                if one.splits_rows:
+                    yield Replicated(f"{name}.a", a, rank, one.columns)
+                    yield ColumnParallel(f"{name}.b", b, one.rows, rank)
+                else:
+                    yield RowParallel(f"{name}.a", a, rank, one.columns)
+                    yield Replicated(f"{name}.b", b, one.rows, rank)
 
 
 def projections(arch: Architecture) -> list[Projection]:

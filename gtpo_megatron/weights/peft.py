@@ -17,13 +17,12 @@ from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import read_json
 from gtpo_megatron.untrusted.text import check_file, printable
-from gtpo_megatron.weights.adapters import Projection, chosen_projections
+from gtpo_megatron.weights.adapters import PEFT_PREFIX, Projection, chosen_projections, tensor_names, tensor_shapes
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.hf.reader import DTYPES, check_names, require_finite
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
-_PREFIX = "base_model.model."
 _CHANGES_THE_SUM = {
     "bias": "none",
     "use_dora": False,
@@ -38,12 +37,6 @@ _CHANGES_THE_SUM = {
 }
 """Options of peft with which a projection would not be ``W x + s B A x`` alone, or not in every layer, as they must be;
 absent or null is as good."""
-
-
-def tensor_names(projection: Projection) -> tuple[str, str]:
-    """Names that peft gives to the A and B of a projection."""
-    name = f"{_PREFIX}{projection.name}.lora"
-    return f"{name}_A.weight", f"{name}_B.weight"
 
 
 class PeftFolder:
@@ -66,17 +59,16 @@ class PeftFolder:
         self._path = folder / WEIGHTS_FILE
         self._file = _open(self._path)
         found = set(self._file.keys())
-        wanted = {name for one in self._targets.values() for name in tensor_names(one)}
+        shapes = tensor_shapes(arch, config)
         targets = {name.split(".")[-3] for name in found if name.count(".") > 2}
         if targets and targets != set(config.targets):
             raise ConfigError(
                 f"adapter.targets={config.targets!r}, but the adapters of {self._path} are of "
                 f"{printable(sorted(targets))}; set --adapter.targets {printable(' '.join(sorted(targets)))}"
             )
-        check_names(found, wanted, where=str(self._path))
-        for one in self._targets.values():
-            for name, shape in zip(tensor_names(one), one.shapes(config.rank, 1), strict=True):
-                self._check(name, shape)
+        check_names(found, shapes.keys(), where=str(self._path))
+        for name, shape in shapes.items():
+            self._check(name, shape)
 
     def _check(self, name: str, shape: tuple[int, int]) -> None:
         entry = self._file.get_slice(name)
@@ -157,7 +149,7 @@ def write_peft_folder(target: Path, adapters: Mapping[str, tuple[Tensor, Tensor]
     }
     write_file(target / CONFIG_FILE, json.dumps(said, indent=2) + "\n")
     tensors = {
-        f"{_PREFIX}{name}.lora_{part}.weight": one.float().contiguous()
+        f"{PEFT_PREFIX}{name}.lora_{part}.weight": one.float().contiguous()
         for name, pair in adapters.items()
         for part, one in zip("AB", pair, strict=True)
     }

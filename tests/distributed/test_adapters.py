@@ -10,8 +10,8 @@ import torch
 from gtpo_megatron.config.adapter import PROJECTIONS, AdapterConfig
 from gtpo_megatron.config.algorithm import GRPOConfig, ReferenceKLConfig
 from gtpo_megatron.observability.metrics import merge, to_scalars
+from gtpo_megatron.weights.adapters import tensor_names
 from gtpo_megatron.weights.param_mapping import TensorParallel
-from gtpo_megatron.weights.peft import tensor_names
 from tests.dist_utils import run_processes
 from tests.distributed.expert_models import make_expert_model
 from tests.distributed.family_models import FAMILIES, make_family_model

@@ -132,6 +132,14 @@ class Adapters:
             for one in self._linears.values():
                 one.is_on = True
 
+    def tensors(self) -> dict[str, Tensor]:
+        """This rank's part of A and B by ``<projection>.a`` and ``.b``."""
+        return {
+            f"{part.projection.name}.{name}": one.detach()
+            for part in self.parts
+            for name, one in (("a", part.a), ("b", part.b))
+        }
+
     def merged(self, weights: Mapping[str, Tensor]) -> "MergedWeights":
         """A rank's weights by name, those with adapters as ``W + s B A``."""
         return MergedWeights(weights, {f"{name}.weight": one for name, one in self._linears.items()})

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from gtpo_megatron.companions.planner.activations import FLOAT32_BYTES, Saved
 from gtpo_megatron.companions.planner.layout import Layout, layers_of_stage
@@ -99,6 +100,6 @@ def saved_by_adapters(
         low = adapter.rank * len(layer.outputs)
         saved.append(Saved("A x", low, element_bytes, "whole" if layer.splits_outputs else "sequence"))
         if element_bytes > weight_bytes:
-            split = "sequence" if layer.splits_outputs else "tensor"
-            saved.append(Saved("inputs of A in float32", layer.inputs, element_bytes, split))
+            shared: Literal["sequence", "tensor"] = "sequence" if layer.splits_outputs else "tensor"
+            saved.append(Saved("inputs of A in float32", layer.inputs, element_bytes, shared))
     return tuple(saved)

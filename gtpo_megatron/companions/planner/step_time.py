@@ -146,8 +146,7 @@ def _forward(
 
 
 def _experts(request: PlanRequest, layout: Layout, tokens: float, expert_layers: int) -> tuple[float, float]:
-    """Seconds of a micro-batch in the experts of some layers, with the copies of tokens there and back; without them.
-    """
+    """Seconds of a micro-batch in the experts of some layers: with the copies of tokens there and back, and without."""
     load = layout.busiest_load(request.expert_imbalance)
     chosen = _chosen_expert_parameters(request, expert_layers)
     flops = 2 * tokens * load * chosen / (layout.tensor * layout.context)

@@ -131,6 +131,7 @@ class EngineProcess(_Process):
             environment=self._config.environment,
             data=self._config.data,
             awaits_push=True,
+            adapter=self._config.adapter,
         )
         self.instance.on_worker_death(self._end)
 

@@ -8,10 +8,12 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.orchestration.stages.engines import Engines
 from gtpo_megatron.orchestration.stages.trainer import Trainer
+from gtpo_megatron.weights.adapters import tensor_shapes
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.param_mapping import TensorParallel
 from gtpo_megatron.weights.push.layout import PushLayout, Reach, SourceRank, TargetWorker
 from gtpo_megatron.weights.push.link import Endpoint, Relay, WeightLink
+from gtpo_megatron.weights.push.sections import ALIGNMENT_BYTES
 from gtpo_megatron.weights.push.transports.process_group import Meeting
 from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, SlotShape, remove_name
 from gtpo_megatron.weights.push.wire import wire_dtype
@@ -100,6 +102,7 @@ def _meeting(config: RunConfig, trainer: Trainer, layout: PushLayout, *, num_wor
 
 def _layout(config: RunConfig, trainer: Trainer, engines: Engines, *, has_gpus: bool) -> PushLayout:
     parallel, size = config.parallel, config.rollout.tensor_parallel_size
+    alone = config.adapter.pushes_alone
     sources = tuple(
         SourceRank(
             rank=rank.global_rank,
@@ -111,8 +114,9 @@ def _layout(config: RunConfig, trainer: Trainer, engines: Engines, *, has_gpus: 
     targets = tuple(
         TargetWorker(
             worker=engine * size + index,
-            tensor_parallel=TensorParallel(size, index),
-            expert_parallel=config.rollout.expert_parallel,
+            # vLLM cuts adapters itself
+            tensor_parallel=TensorParallel(1, 0) if alone else TensorParallel(size, index),
+            expert_parallel=config.rollout.expert_parallel and not alone,
             host=host,
         )
         for engine, host in enumerate(engines.hosts)
@@ -124,6 +128,16 @@ def _layout(config: RunConfig, trainer: Trainer, engines: Engines, *, has_gpus: 
         targets=targets,
         padded_vocab_size=trainer.padded_vocab_size(),
         itemsize=itemsize,
-        bucket_bytes=config.weight_sync.bucket_mib * MIB,
+        bucket_bytes=_bucket_bytes(config, itemsize),
         reach=_REACH[config.transport(has_gpus=has_gpus)],
+        adapter=config.adapter if alone else None,
     )
+
+
+def _bucket_bytes(config: RunConfig, itemsize: int) -> int:
+    """As configured; adapters alone are smaller than that as a whole."""
+    most = config.weight_sync.bucket_mib * MIB
+    if not config.adapter.pushes_alone:
+        return most
+    shapes = tensor_shapes(read_architecture(Path(config.model.path)), config.adapter)
+    return min(most, sum(itemsize * rows * columns + ALIGNMENT_BYTES for rows, columns in shapes.values()))

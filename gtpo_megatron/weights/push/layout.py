@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.parallel import LayerSplit
 from gtpo_megatron.errors import WeightMappingError
 from gtpo_megatron.weights.param_mapping import TensorParallel
@@ -77,6 +78,7 @@ class PushLayout:
         bucket_bytes: largest bucket.
         reach: who can serve a worker. ``same_host``: ranks on its own machine; ``anywhere``: all; ``own_rank_first``:
             all, but the rank of the worker's number, on whose GPU it is, wherever that holds what is wanted.
+        adapter: what travels alone, whole to every worker; None: the model's weights.
     """
 
     sources: tuple[SourceRank, ...]
@@ -85,6 +87,7 @@ class PushLayout:
     itemsize: int
     bucket_bytes: int
     reach: Reach = "same_host"
+    adapter: AdapterConfig | None = None
 
     def target(self, worker: int) -> TargetWorker:
         """The worker of a number."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from gtpo_megatron.errors import WeightSyncError
+from gtpo_megatron.weights.adapters import tensor_shapes
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.push.layout import PushLayout
 from gtpo_megatron.weights.push.plan import PushPlan, RankStream, Stream, relay_partners
@@ -61,7 +62,7 @@ class WeightLink:
     def sender(self, rank: int) -> WeightSender:
         """Opens the sending end of a trainer rank."""
         streams = PushPlan(self.arch, self.layout).rank_streams(rank, passes_on=isinstance(self.endpoint, Relay))
-        columns = {name: shape[1] if len(shape) > 1 else 1 for name, shape in hf_shapes(self.arch).items()}
+        columns = {name: shape[1] if len(shape) > 1 else 1 for name, shape in self._shapes().items()}
         return WeightSender(rank, streams, self._sending_end(rank, streams), dtype=self.dtype, columns=columns)
 
     def receiver(self, worker: int, arch: Architecture, device: torch.device) -> WeightReceiver:
@@ -78,7 +79,12 @@ class WeightLink:
         check_same_model(self.arch, arch)
         stream = PushPlan(self.arch, self.layout).stream(worker)
         end = self._receiving_end(stream)
-        return WeightReceiver(stream, end, shapes=hf_shapes(self.arch), dtype=self.dtype, device=device)
+        return WeightReceiver(stream, end, shapes=self._shapes(), dtype=self.dtype, device=device)
+
+    def _shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Of every tensor that travels."""
+        adapter = self.layout.adapter
+        return hf_shapes(self.arch) if adapter is None else tensor_shapes(self.arch, adapter)
 
     def _sending_end(self, rank: int, streams: Sequence[RankStream]) -> SendingEnd:
         match self.endpoint:

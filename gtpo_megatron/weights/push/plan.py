@@ -20,6 +20,8 @@ together; a **span** is the bytes of a bucket that come from one rank; a **strea
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from gtpo_megatron.config.adapter import AdapterConfig
+from gtpo_megatron.weights.adapters import tensor_shapes
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.param_mapping import Box, ExpertParallel, SliceCopy, TensorParallel, expert_of
 from gtpo_megatron.weights.push.layout import PushLayout, TargetWorker
@@ -116,12 +118,17 @@ class _RankSpan:
     slices: list[int] | range
 
 
-def kept_boxes(arch: Architecture, target: TargetWorker) -> dict[str, list[Box]]:
+def kept_boxes(arch: Architecture, target: TargetWorker, adapter: AdapterConfig | None = None) -> dict[str, list[Box]]:
     """The boxes of every Hugging Face tensor that a vLLM worker holds: several if it has several projections in it.
+
+    Adapters that travel alone it takes whole: vLLM cuts them itself.
 
     Raises:
         WeightMappingError: a tensor or the experts do not split over the workers.
     """
+    if adapter is not None:
+        shapes = tensor_shapes(arch, adapter)
+        return {name: [Box(0, rows, 0, columns)] for name, (rows, columns) in shapes.items()}
     whole, tp = ShardCoordinates(tensor_parallel=TensorParallel(1, 0)), target.tensor_parallel
     num_experts = 0 if arch.experts is None else arch.experts.num_experts
     mine = ExpertParallel(tp.size, tp.index).held(num_experts) if target.expert_parallel else range(num_experts)
@@ -164,7 +171,7 @@ class PushPlan:
                     slices[span.bucket] += _slices(span, copies, sizes.slice_bytes[number])
             spans = self._section_spans(section, target)
             buckets += [Bucket(tuple(p), s, n) for p, s, n in zip(slices, spans, sizes.bucket_bytes, strict=True)]
-        return Stream(target, kept_boxes(self._arch, target), tuple(buckets))
+        return Stream(target, kept_boxes(self._arch, target, self._layout.adapter), tuple(buckets))
 
     def spans(self, worker: int) -> list[Spans]:
         """Spans of every bucket of a worker, without the slices."""

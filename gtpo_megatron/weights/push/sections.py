@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 from typing import get_args
 
 from gtpo_megatron.errors import WeightMappingError
+from gtpo_megatron.weights.adapters import adapter_mappings
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.param_mapping import (
     Box,
@@ -170,16 +171,21 @@ class Sections:
         if (section, group) not in self._mappings:
             chunk, size = section.stage // self.shape.pipeline, self.shape.expert
             experts = ExpertParallel(size, group).held(self._num_experts) if section.has_experts else range(0)
-            self._mappings[section, group] = [
-                mapping
-                for mapping in chunk_mappings(
+            split, adapter = self.shape.layer_split, self._layout.adapter
+            if adapter is not None:
+                found = adapter_mappings(self._arch, adapter, split=split, stage=section.stage)
+            else:
+                found = chunk_mappings(
                     self._arch,
-                    split=self.shape.layer_split,
+                    split=split,
                     stage=section.stage,
                     prefix=chunk_prefix(chunk, self.shape.virtual),
                     padded_vocab_size=self._layout.padded_vocab_size,
                     experts=experts,
                 )
+            self._mappings[section, group] = [
+                mapping
+                for mapping in found
                 if (expert_of(mapping) is not None) == section.has_experts and not is_tied_copy(self._arch, mapping)
             ]
         return self._mappings[section, group]
@@ -205,8 +211,8 @@ class Sections:
         return self._slices[key]
 
     def _expert_layers(self, stage: int) -> tuple[bool, ...]:
-        """Per layer of a virtual stage whether it has experts."""
-        if self._arch.experts is None:
+        """Per layer of a virtual stage whether it has experts that travel."""
+        if self._arch.experts is None or self._layout.adapter is not None:
             return ()
         layers = self._layers(stage)
         return self._arch.experts.layers[layers.start : layers.stop]

@@ -245,7 +245,7 @@ def test_the_launchers(capsys, launcher):
     [
         ("convert_checkpoint.py", ["hf-to-megatron", "a", "b", "--tensor-paralel", "2"], "--tensor-parallel-size?"),
         ("convert_checkpoint.py", ["hf-to-megatron", "a"], "Missing from convert_checkpoint.py hf-to-megatron: DST"),
-        ("convert_checkpoint.py", [], "Expected one of {hf-to-megatron, megatron-to-hf, gguf-to-hf}"),
+        ("convert_checkpoint.py", [], "Expected one of {hf-to-megatron, megatron-to-hf, megatron-to-peft, gguf-to-hf}"),
         ("make_arithmetic.py", ["--nmu-train", "3"], "did you mean --num-train?"),
         ("make_arithmetic.py", ["--seed", "x"], "--seed: "),
         ("make_tiny_model.py", ["--learning-rate", "nan"], "learning_rate=nan: must be a finite number"),

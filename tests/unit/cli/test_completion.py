@@ -23,7 +23,7 @@ LINES = [
     ("gtpo-megatron train recipes.tiny_cpu:gtpo --model.dtype ", ["bfloat16", "float32"]),
     ("gtpo-megatron train recipes.tiny_cpu:gtpo --model.dt", ["--model.dtype"]),
     ("gtpo-megatron train recipes.tiny_cpu:gtpo --help algorithm.alp", ["algorithm.alpha1", "algorithm.alpha2"]),
-    ("gtpo-megatron convert ", ["gguf-to-hf", "hf-to-megatron", "megatron-to-hf"]),
+    ("gtpo-megatron convert ", ["gguf-to-hf", "hf-to-megatron", "megatron-to-hf", "megatron-to-peft"]),
     ("gtpo-megatron completion ", ["bash", "zsh"]),
     ("gtpo-megatron watch --p", ["--port"]),
     ("gtpo-megatron evaluate runs/x --sampling.top", ["--sampling.top-k", "--sampling.top-p"]),
@@ -104,7 +104,12 @@ def test_zsh_completes():
 
     assert asked("gtpo-megatron", "tr") == ["train"]
     assert asked("gtpo-megatron", "train", "recipes.tiny_cpu:gt") == ["recipes.tiny_cpu:gtpo"]
-    assert asked("gtpo-megatron", "convert", "") == ["gguf-to-hf", "hf-to-megatron", "megatron-to-hf"]
+    assert asked("gtpo-megatron", "convert", "") == [
+        "gguf-to-hf",
+        "hf-to-megatron",
+        "megatron-to-hf",
+        "megatron-to-peft",
+    ]
     assert asked("gtpo-megatron", "watch", "ru") == ["files"]
 
 

@@ -21,6 +21,7 @@ from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.model_shape import ModelShape
 
+NO_ADAPTER = AdapterConfig()
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
 
 
@@ -142,9 +143,7 @@ def join_adapters(chunks: Any, shape: ModelShape, layout: Layout, rank: int, ada
     def whole(projection):
         return tuple(torch.zeros(size) for size in projection.shapes(adapter.rank, 1))
 
-    adapters.join_adapters(
-        chunks, _architecture(shape), adapter, _parallel(layout), global_rank=rank, whole=whole
-    )
+    adapters.join_adapters(chunks, _architecture(shape), adapter, _parallel(layout), global_rank=rank, whole=whole)
 
 
 def rank_bytes(
@@ -154,7 +153,7 @@ def rank_bytes(
     *,
     weight_bytes: int,
     vocab_multiple: int,
-    adapter: AdapterConfig = AdapterConfig(),
+    adapter: AdapterConfig = NO_ADAPTER,
 ) -> RankBytes:
     """Weights, gradient buffers and Adam's state of one rank, by Megatron's own classes."""
     from gtpo_megatron.actor import cpu_platform

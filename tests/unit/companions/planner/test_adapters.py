@@ -1,13 +1,10 @@
 """Adapters of every rank against Megatron's own classes, and what they leave of a plan."""
 
-import dataclasses
-
 import pytest
 
 from gtpo_megatron.companions.planner.adapters import adapted_state, adapter_parameters
 from gtpo_megatron.companions.planner.known_models import KNOWN_MODELS
 from gtpo_megatron.companions.planner.layout import Layout
-from gtpo_megatron.companions.planner.phases import trainer_gpu
 from gtpo_megatron.companions.planner.trainer_state import stage_parameters
 from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.weights.adapters import num_parameters
@@ -43,9 +40,7 @@ CASES = [
 def measure_all(rank, world_size, init_method):
     return [
         [
-            real_megatron.rank_bytes(
-                shape, case, rank, weight_bytes=weight_bytes, vocab_multiple=128, adapter=adapter
-            )
+            real_megatron.rank_bytes(shape, case, rank, weight_bytes=weight_bytes, vocab_multiple=128, adapter=adapter)
             for _, rank in ranks_of_interest(case)
         ]
         for shape, case, weight_bytes, adapter in CASES
@@ -62,9 +57,7 @@ def test_every_rank_holds_what_megatron_allocates():
         for (stage, rank), real in zip(ranks_of_interest(case), ranks, strict=True):
             frozen = stage_parameters(shape, case, stage, 128)
             adapters = adapter_parameters(shape, case, stage, adapter)
-            planned = adapted_state(
-                frozen, adapters, case, weight_bytes=weight_bytes, adapter_bytes=element_bytes
-            )
+            planned = adapted_state(frozen, adapters, case, weight_bytes=weight_bytes, adapter_bytes=element_bytes)
             for part in ("weights", "gradients", "optimizer", "routers"):
                 assert getattr(planned, part) == getattr(real, part), f"{part} of rank {rank} of {case}"
 
