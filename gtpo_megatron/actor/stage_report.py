@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gtpo_megatron.actor.model.flops import BACKWARD, forward_flops
+from gtpo_megatron.actor.model.flops import backward_flops, forward_flops
 from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.memory import GIB
@@ -44,6 +44,7 @@ class StageReport:
         self.profiler = profiler
         self._step = 0
         self._arch = arch
+        self._adapter = config.adapter
         self._parallel = config.parallel
         self._peak_tflops = config.logging.peak_tflops_per_rank
         self._timers = StageTimers()
@@ -76,7 +77,9 @@ class StageReport:
         sequences = list(zip(prompts, responses, strict=True))
         work = self._work.setdefault(part, _Work())
         work.tokens += sum(prompts) + sum(responses)
-        work.flops += forward_flops(self._arch, sequences) * (1 + BACKWARD if with_backward else 1)
+        work.flops += forward_flops(self._arch, sequences)
+        if with_backward:
+            work.flops += backward_flops(self._arch, sequences, self._adapter)
 
     def take(self) -> dict[str, Metric]:
         """The metrics since the last call."""

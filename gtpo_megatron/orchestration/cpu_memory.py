@@ -8,6 +8,7 @@ from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.rollout.cache_size import cpu_cache_mib
+from gtpo_megatron.weights.adapters import num_parameters
 from gtpo_megatron.weights.architecture import Architecture
 
 _GIB = 2**30
@@ -62,12 +63,21 @@ def memory_needed(config: RunConfig, architecture: Architecture, *, free_bytes: 
         ),
         Taken(
             by="ranks",
-            num_bytes=parallel.num_ranks * (int(RANK_GIB * _GIB) + share * TRAINED_BYTES[config.model.dtype]),
+            num_bytes=parallel.num_ranks * (int(RANK_GIB * _GIB) + _share_bytes(config, architecture, share)),
             lowered_by="parallel.num_ranks" if has_replicas else "",
         ),
         Taken(by="driver, Ray and rewards", num_bytes=int(RUN_GIB * _GIB)),
         *environments_need(config.environment, num_engines=config.rollout.num_engines),
     ]
+
+
+def _share_bytes(config: RunConfig, architecture: Architecture, share: int) -> int:
+    """Of a rank's share of the weights, with gradients and optimizer; of frozen weights these are of the adapters."""
+    if not config.adapter.is_on:
+        return share * TRAINED_BYTES[config.model.dtype]
+    ranks = config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
+    adapters = num_parameters(architecture, config.adapter) // ranks
+    return share * ELEMENT_BYTES[config.model.dtype] + adapters * TRAINED_BYTES[config.model.dtype]
 
 
 def environments_need(environment: EnvironmentConfig, *, num_engines: int) -> list[Taken]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gtpo_megatron.cli import main
+from gtpo_megatron.cli.convert import run as convert
 from gtpo_megatron.run_folder.metrics_file import read_metrics
 from recipes.tiny_cpu import ASSETS
 from tests.integration.runs import Run
@@ -42,7 +42,7 @@ def test_a_run_of_adapters(tmp_path, push):
     sizes = [sum(file.stat().st_size for file in step.iterdir()) for step in run.folder.glob("checkpoints/step_*")]
     assert sizes
     assert max(sizes) < 3 << 20  # all weights with their moments are 13 MiB
-    assert main(["convert", "megatron-to-peft", str(run.folder), str(tmp_path / "peft")]) == 0
+    assert convert(["megatron-to-peft", str(run.folder), str(tmp_path / "peft")]) == 0
     said = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
     assert said["r"] == 6
     base, merged = (load_file(folder / "model.safetensors") for folder in (ASSETS / "tiny_qwen2", run.folder / "hf"))

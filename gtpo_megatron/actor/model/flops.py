@@ -3,10 +3,28 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from gtpo_megatron.config.adapter import AdapterConfig
+from gtpo_megatron.weights.adapters import num_parameters
 from gtpo_megatron.weights.architecture import Architecture
 
-BACKWARD = 2
-"""A backward pass takes twice the operations of a forward pass: a product for the inputs, one for the weights."""
+
+def backward_flops(arch: Architecture, sequences: Sequence[tuple[int, int]], adapter: AdapterConfig) -> float:
+    """Operations of one backward pass: twice those of the forward pass, a product for the inputs, one for the weights.
+
+    Frozen weights have no product of their own; adapters have those of their ``r (inputs + outputs)`` elements, forward
+    and backward, which are counted here.
+
+    Args:
+        arch: of the model.
+        sequences: prompt and response length of each.
+        adapter: of the run.
+    """
+    if not adapter.is_on:
+        return 2 * forward_flops(arch, sequences)
+    tokens = sum(prompt + response for prompt, response in sequences)
+    weights, responses = _weights(arch), sum(response for _, response in sequences)
+    frozen = 2.0 * weights * tokens + 2.0 * arch.hidden_size * arch.vocab_size * responses
+    return 2 * forward_flops(arch, sequences) - frozen + 6.0 * num_parameters(arch, adapter) * tokens
 
 
 def forward_flops(arch: Architecture, sequences: Sequence[tuple[int, int]]) -> float:
@@ -24,17 +42,21 @@ def forward_flops(arch: Architecture, sequences: Sequence[tuple[int, int]]) -> f
         arch: of the model.
         sequences: prompt and response length of each.
     """
-    mlp = arch.hidden_size * sum(_mlp_columns(arch, layer) for layer in range(arch.num_layers))
-    weights = arch.num_layers * arch.attention_weights + mlp
     tokens = sum(prompt + response for prompt, response in sequences)
     layers = Counter(arch.windows or (0,) * arch.num_layers)
     pairs = sum(num * _pairs(sum(one), window) for one in sequences for window, num in layers.items())
     responses = sum(response for _, response in sequences)
     return (
-        2.0 * weights * tokens
+        2.0 * _weights(arch) * tokens
         + 2.0 * (arch.query_width + arch.output_width) * pairs
         + 2.0 * arch.hidden_size * arch.vocab_size * responses
     )
+
+
+def _weights(arch: Architecture) -> int:
+    """Elements of the layers' matrices that a token is multiplied with."""
+    mlp = arch.hidden_size * sum(_mlp_columns(arch, layer) for layer in range(arch.num_layers))
+    return arch.num_layers * arch.attention_weights + mlp
 
 
 def _pairs(length: int, window: int) -> int:

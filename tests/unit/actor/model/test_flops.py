@@ -2,12 +2,14 @@
 
 import dataclasses
 
+import peft
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from gtpo_megatron.actor.model.flops import forward_flops
+from gtpo_megatron.actor.model.flops import backward_flops, forward_flops
+from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.weights.architecture import Architecture, read_architecture
 from tests.distributed.expert_models import make_expert_model
 
@@ -28,9 +30,8 @@ ARCH = Architecture(
 )
 
 
-def counted(length):
-    """Torch counts attention without its causal half and the output layer at every position."""
-    model = Qwen2ForCausalLM(
+def make_model():
+    return Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=97,
             hidden_size=64,
@@ -41,6 +42,11 @@ def counted(length):
             attn_implementation="eager",
         )
     )
+
+
+def counted(length):
+    """Torch counts attention without its causal half and the output layer at every position."""
+    model = make_model()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.zeros(1, length, dtype=torch.int64))
     return counter.get_total_flops()
@@ -53,6 +59,26 @@ def test_one_sequence(prompt, response):
     causal = 2 * ARCH.num_layers * ARCH.num_heads * ARCH.head_size * length * (length + 1)
     unscored = 2 * ARCH.hidden_size * ARCH.vocab_size * prompt
     assert forward_flops(ARCH, [(prompt, response)]) == counted(length) - square + causal - unscored
+
+
+@pytest.mark.parametrize(
+    "adapter", [AdapterConfig(), AdapterConfig(rank=8), AdapterConfig(rank=3, targets=("v_proj",))]
+)
+def test_backward(adapter):
+    """Every hidden state needs a gradient; without adapters every weight does, and below them none."""
+    prompt, response = 7, 20
+    length, model = prompt + response, make_model()
+    if adapter.is_on:
+        model = peft.get_peft_model(model, peft.LoraConfig(r=adapter.rank, target_modules=list(adapter.targets)))
+    states = torch.zeros(1, length, ARCH.hidden_size, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        model(inputs_embeds=states).logits.sum().backward()
+    pairs = ARCH.num_layers * ARCH.num_heads * ARCH.head_size
+    not_causal = 4 * pairs * length * length - 2 * pairs * length * (length + 1)
+    unscored = 2 * ARCH.hidden_size * ARCH.vocab_size * prompt
+    expected = counter.get_total_flops() - 3 * not_causal - (2 if adapter.is_on else 3) * unscored
+    sequences = [(prompt, response)]
+    assert forward_flops(ARCH, sequences) + backward_flops(ARCH, sequences, adapter) == expected
 
 
 def test_sequences_add_up():
