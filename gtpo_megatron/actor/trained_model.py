@@ -70,7 +70,7 @@ def trained_model(config: RunConfig, arch: Architecture, *, global_rank: int) ->
     """
     parallel = config.parallel
     transformer = transformer_config(arch, config.model, parallel)
-    chunks = build_chunks(arch, config.model, parallel, transformer)
+    chunks = build_chunks(arch, config.model, parallel, transformer, adapted=config.adapter.is_on)
     mark_experts(chunks)
     fuse_weight_gradients(chunks)
 

@@ -3,8 +3,17 @@
 Every family, every axis of the layout, and recomputation. Bounds are about twice what was seen.
 """
 
-import pytest
+import copy
 
+import pytest
+import torch
+
+from gtpo_megatron.actor.model.adapters import new_adapter
+from gtpo_megatron.config.adapter import PROJECTIONS, AdapterConfig
+from gtpo_megatron.weights.param_mapping import TensorParallel
+from tests.dist_utils import run_processes
+from tests.distributed.one_update import one_update
+from tests.distributed.tiny_world import dense_step, make_rewards, make_rollouts, own_tokens
 from tests.gpu_stack.models import FAMILIES, make_model
 from tests.gpu_stack.te_updates import te_config, te_update
 
@@ -68,6 +77,28 @@ def test_every_axis(models, tmp_path, layout):
 def test_latents_are_whole_on_every_rank(models, tmp_path, layout):
     folder, model = models["deepseek_dense"]
     check(te_update(tmp_path, model, te_config(folder, LAYOUTS[layout])))
+
+
+@pytest.mark.parametrize("layout", [{"num_ranks": 1}, LAYOUTS["tp2_sp"]], ids=["one", "tp2_sp"])
+@pytest.mark.parametrize("family", ["qwen2", "deepseek_dense"])
+def test_adapters_read_what_their_layers_read(models, tmp_path, family, layout):
+    """Transformer Engine fuses norms into the layers; B begins at 0, so its gradient is that of W times A."""
+    folder, model = models[family]
+    targets = ("q_b_proj", "kv_b_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    targets = PROJECTIONS if family == "qwen2" else targets
+    config = te_config(folder, layout, adapter=AdapterConfig(rank=4, targets=targets))
+    rollouts = make_rollouts(loss_mask=own_tokens())
+    expected = dense_step(copy.deepcopy(model), config, rollouts, make_rewards())["gradients"]
+    arguments = (config, str(tmp_path / "weights"), (), "one", rollouts)
+    for found in run_processes(one_update, config.parallel.num_ranks, *arguments, timeout_s=150):
+        tp = TensorParallel(config.parallel.tensor_parallel_size, found["coordinates"].tensor_index)
+        assert found["adapters"]
+        for projection, (_, (_, gradient)) in found["adapters"].items():
+            a, b = new_adapter(projection, config=config.adapter, seed=config.seed)
+            _, wanted = projection.shard(a, expected[f"{projection.name}.weight"] @ a.t(), tp)
+            assert gradient.shape == projection.shard(a, b, tp)[1].shape
+            cosine = torch.nn.functional.cosine_similarity(gradient.float().flatten(), wanted.flatten(), dim=0)
+            assert cosine > 0.99, f"{projection.name}: {cosine}"
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])

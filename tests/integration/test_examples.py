@@ -13,7 +13,11 @@ from tests.integration.runs import LEAVINGS, Run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/recipe.py"))
+MAKERS = {"own_model": ("make_model.py", "my-model"), "own_adapter": ("make_adapter.py", "my-adapter")}
+"""What makes the folder that a recipe names."""
 ONE_PROCESS = ["--cluster.mode", "local", "--parallel.num-ranks", "1", "--parallel.tensor-parallel-size", "1"]
+EACH_TIME = ("own_adapter",)
+"""In make check; the others in make nightly."""
 METRIC = {"own_reward": "reward/form_mean"}
 
 
@@ -24,7 +28,7 @@ def copied(tmp_path):
 
 
 def test_there_is_one_for_each_thing_of_one_s_own():
-    assert NAMES == ["own_algorithm", "own_data", "own_model", "own_reward"]
+    assert NAMES == ["own_adapter", "own_algorithm", "own_data", "own_model", "own_reward"]
     listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     assert all(f"examples/{name}/recipe.py:recipe" in listed for name in NAMES)
 
@@ -35,22 +39,21 @@ def test_its_recipe_is_a_configuration(copied, monkeypatch, name):
     assert load_recipe(f"examples/{name}/recipe.py:recipe").name == name
 
 
-@pytest.mark.nightly
 @pytest.mark.vllm
 @pytest.mark.megatron
 @pytest.mark.timeout(600)
 @LEAVINGS
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in EACH_TIME else pytest.mark.nightly) for name in NAMES]
+)
 def test_it_trains(copied, name):
-    more = []
-    if name == "own_model":
-        make = [sys.executable, "examples/own_model/make_model.py", "my-model"]
+    if name in MAKERS:
+        maker, folder = MAKERS[name]
+        make = [sys.executable, f"examples/{name}/{maker}", folder]
         subprocess.run(make, cwd=copied, check=True, capture_output=True)
-        more = ["--model.path", "my-model"]
     run = Run(
         copied / "run",
         *ONE_PROCESS,
-        *more,
         recipe=f"examples/{name}/recipe.py:recipe",
         num_steps=2,
         cwd=copied,

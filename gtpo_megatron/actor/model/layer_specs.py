@@ -34,8 +34,15 @@ class _RMSNorm(torch.nn.RMSNorm):
         setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 - not a field that torch knows
 
 
-def layer_specs(arch: Architecture, config: TransformerConfig, vp_stage: int | None) -> Any:
-    """Transformer Engine's layers if it is there; else Megatron's local ones with torch's attention."""
+def layer_specs(arch: Architecture, config: TransformerConfig, vp_stage: int | None, *, adapted: bool) -> Any:
+    """Transformer Engine's layers if it is there; else Megatron's local ones with torch's attention.
+
+    Args:
+        arch: of the model.
+        config: Megatron's.
+        vp_stage: virtual stage of the chunk; None if there is one.
+        adapted: linear layers will have adapters, which read the layers' own inputs.
+    """
     if not cpu_platform.has_transformer_engine():
         if not cpu_platform.is_cpu():
             logger.warning("Transformer Engine is not installed: layers are Megatron's own, slower and larger")
@@ -50,6 +57,8 @@ def layer_specs(arch: Architecture, config: TransformerConfig, vp_stage: int | N
         layers = found.layer_specs
     for layer in layers:
         _use_policy_router(layer)
+        if adapted:
+            _unfuse_norms(layer)
         if arch.latents is not None:
             from megatron.core.extensions import transformer_engine as te
 
@@ -98,6 +107,29 @@ def _keep_apart(layer: Any, norm: str) -> None:
     layer.sharded_state_dict_keys_map = {ours: fused for ours, fused in keys.items() if ours != norm}
 
 
+def _unfuse_norms(layer: Any) -> None:
+    """Takes the norms out of Transformer Engine's linear layers, which otherwise are given what is not normalised yet.
+
+    Checkpoints name them as before.
+    """
+    from megatron.core.extensions import transformer_engine as te
+
+    attention, mlp = layer.submodules.self_attention.submodules, _submodules(layer.submodules.mlp)
+    keys = {}
+    if attention.linear_qkv is te.TELayerNormColumnParallelLinear:
+        attention.linear_qkv, layer.submodules.input_layernorm = te.TEColumnParallelLinear, te.TENorm
+        keys["input_layernorm."] = "self_attention.linear_qkv.layer_norm_"
+    if getattr(mlp, "linear_fc1", None) is te.TELayerNormColumnParallelLinear:
+        mlp.linear_fc1, layer.submodules.pre_mlp_layernorm = te.TEColumnParallelLinear, te.TENorm
+        keys["pre_mlp_layernorm."] = "mlp.linear_fc1.layer_norm_"
+    layer.submodules.sharded_state_dict_keys_map = {**(layer.submodules.sharded_state_dict_keys_map or {}), **keys}
+
+
+def _submodules(mlp: Any) -> Any:
+    """Of an MLP's spec; later versions build it by a partial instead of a ModuleSpec."""
+    return mlp.keywords["submodules"] if isinstance(mlp, functools.partial) else mlp.submodules
+
+
 def _use_latents(layer: Any, arch: Architecture, layers: LatentLayers) -> None:
     """Puts multi-latent attention, and a norm before it, in the place of the attention of a layer."""
     layer.submodules.input_layernorm = layers.norm
@@ -106,8 +138,6 @@ def _use_latents(layer: Any, arch: Architecture, layers: LatentLayers) -> None:
 
 def _use_policy_router(layer: Any) -> None:
     """In a layer that has experts."""
-    mlp = layer.submodules.mlp
-    # later versions build it by a partial instead of a ModuleSpec
-    submodules = mlp.keywords["submodules"] if isinstance(mlp, functools.partial) else mlp.submodules
+    submodules = _submodules(layer.submodules.mlp)
     if isinstance(submodules, MoESubmodules):
         submodules.router = PolicyRouter

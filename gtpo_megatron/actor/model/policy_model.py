@@ -84,19 +84,41 @@ class PolicyModel(GPTModel):
 
 
 def build_chunks(
-    arch: Architecture, model: ModelConfig, parallel: ParallelConfig, config: TransformerConfig
+    arch: Architecture,
+    model: ModelConfig,
+    parallel: ParallelConfig,
+    config: TransformerConfig,
+    *,
+    adapted: bool = False,
 ) -> list[PolicyModel]:
-    """This rank's part of the model, one chunk a virtual stage; uninitialised: a checkpoint must fill it."""
-    return [_build_chunk(arch, model, parallel, config, index) for index in range(parallel.virtual_pipeline_size)]
+    """This rank's part of the model, one chunk a virtual stage; uninitialised: a checkpoint must fill it.
+
+    Args:
+        arch: of the model.
+        model: its settings.
+        parallel: the layout.
+        config: Megatron's.
+        adapted: linear layers will have adapters.
+    """
+    return [
+        _build_chunk(arch, model, parallel, config, index, adapted=adapted)
+        for index in range(parallel.virtual_pipeline_size)
+    ]
 
 
 def _build_chunk(
-    arch: Architecture, model: ModelConfig, parallel: ParallelConfig, config: TransformerConfig, index: int
+    arch: Architecture,
+    model: ModelConfig,
+    parallel: ParallelConfig,
+    config: TransformerConfig,
+    index: int,
+    *,
+    adapted: bool,
 ) -> PolicyModel:
     vp_stage = index if parallel.virtual_pipeline_size > 1 else None
     policy = PolicyModel(
         config=config,
-        transformer_layer_spec=layer_specs(arch, config, vp_stage),
+        transformer_layer_spec=layer_specs(arch, config, vp_stage, adapted=adapted),
         vocab_size=padded_vocab_size(arch, parallel),
         max_sequence_length=model.max_sequence_tokens,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
