@@ -8,7 +8,6 @@ import copy
 import pytest
 import torch
 
-from gtpo_megatron.actor.model.adapters import new_adapter
 from gtpo_megatron.config.adapter import PROJECTIONS, AdapterConfig
 from gtpo_megatron.weights.param_mapping import TensorParallel
 from tests.dist_utils import run_processes
@@ -83,6 +82,8 @@ def test_latents_are_whole_on_every_rank(models, tmp_path, layout):
 @pytest.mark.parametrize("family", ["qwen2", "deepseek_dense"])
 def test_adapters_read_what_their_layers_read(models, tmp_path, family, layout):
     """Transformer Engine fuses norms into the layers; B begins at 0, so its gradient is that of W times A."""
+    from gtpo_megatron.actor.model.adapters import new_adapter  # imports Megatron, which warns
+
     folder, model = models[family]
     targets = ("q_b_proj", "kv_b_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     targets = PROJECTIONS if family == "qwen2" else targets

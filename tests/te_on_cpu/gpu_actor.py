@@ -40,9 +40,9 @@ def install() -> type:
     # with Transformer Engine's Adam Megatron's own loading of an optimizer is what a GPU runs
     with mock.patch.object(cpu_platform, "_fix_distributed_optimizer_loading"):
         cpu_platform.install()
-    from gtpo_megatron.actor import actor
+    from gtpo_megatron.actor import actor, trained_model
 
-    actor.transformer_config = _on_gloo(actor.transformer_config)  # type: ignore[attr-defined]
+    trained_model.transformer_config = _on_gloo(trained_model.transformer_config)  # type: ignore[attr-defined]
     cpu_platform.is_cpu = lambda: False
     cpu_platform.device = lambda: torch.device("cpu")
     start = dist.init_process_group

@@ -76,7 +76,7 @@ def test_every_model_has_every_method_on_each_number_of_gpus():
         "qwen3_32b",
         "r1_distill_qwen_7b",
     ]
-    assert len(EVERY_RECIPE) == 81
+    assert len(EVERY_RECIPE) == 96
     found = {}
     for name in BY_METHOD:
         method = next(
@@ -84,7 +84,7 @@ def test_every_model_has_every_method_on_each_number_of_gpus():
         )
         assert isinstance(load_recipe(name).algorithm, KINDS[method])
         found.setdefault((name.split(":")[0], num_gpus(name)), set()).add(method)
-    assert len(found) == 12
+    assert len(found) == 15
     assert all(methods == set(KINDS) for methods in found.values())
 
 
@@ -159,7 +159,8 @@ def test_methods_share_the_budget(name):
         return
     # the paper's numbers hold for every model
     assert (config.data.prompts_per_step, config.rollout.group_size) == (128, 16)
-    assert (config.optimizer.learning_rate, config.update.updates_per_rollout) == (1e-6, 1)
+    rate = 1e-5 if config.adapter.is_on else 1e-6
+    assert (config.optimizer.learning_rate, config.update.updates_per_rollout) == (rate, 1)
     assert (config.rollout.sampling.temperature, config.rollout.sampling.top_p) == (1.0, 1.0)
     assert config.data.max_prompt_tokens == 2048
     length = re.search(r"_(\d+)k_", name)
