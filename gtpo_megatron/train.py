@@ -42,7 +42,7 @@ from gtpo_megatron.run_folder.stop_request import StopAtOnce, StopRequest
 from gtpo_megatron.sandbox.choose import check_sandbox
 from gtpo_megatron.weights.adapters import chosen_projections
 from gtpo_megatron.weights.architecture import Architecture, check_same_model, read_architecture
-from gtpo_megatron.weights.conversion import ConversionProgress, check_weights, megatron_to_hf
+from gtpo_megatron.weights.conversion import ConversionProgress, check_weights, converted_weights, megatron_to_hf
 from gtpo_megatron.weights.peft import PeftFolder
 
 logger = logging.getLogger(__name__)
@@ -191,6 +191,18 @@ def _resume_notes(checkpoint: Checkpoint, facts: RunFacts) -> list[str]:
     ]
 
 
+def _check_adapter(config: RunConfig, architecture: Architecture) -> None:
+    """Raises ConfigError unless the model can have such adapters, and the sampler can get them."""
+    chosen_projections(architecture, config.adapter.targets)
+    if config.adapter.path:
+        PeftFolder(Path(config.adapter.path), architecture, config.adapter)
+    if config.adapter.pushes_alone and converted_weights(Path(config.model.path)) is not None:
+        raise ConfigError(
+            f"adapter.push='adapters' with model.path={config.model.path}: vLLM reads the frozen weights itself, and "
+            f"cannot read a converted folder; name the Hugging Face folder, or use push='merged'"
+        )
+
+
 def check_inputs(config: RunConfig) -> RunInputs:
     """Reads and checks the run's inputs, for ``config`` and ``train``.
 
@@ -222,9 +234,7 @@ def check_inputs(config: RunConfig) -> RunInputs:
         check_sandbox(config.reward.sandbox, config.reward.packages)
     check_weights(model, architecture)
     if config.adapter.is_on:
-        chosen_projections(architecture, config.adapter.targets)
-        if config.adapter.path:
-            PeftFolder(Path(config.adapter.path), architecture, config.adapter)
+        _check_adapter(config, architecture)
     if config.reference.path:
         reference = Path(config.reference.path)
         check_same_model(reference, architecture)

@@ -1,0 +1,157 @@
+"""Folders of adapters in peft's format: what is read, what is refused and with which words."""
+
+import dataclasses
+import json
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from gtpo_megatron.config.adapter import PROJECTIONS, AdapterConfig
+from gtpo_megatron.errors import ConfigError, WeightMappingError
+from gtpo_megatron.weights.adapters import chosen_projections, num_parameters
+from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.peft import CONFIG_FILE, WEIGHTS_FILE, PeftFolder, write_peft_folder
+from recipes.tiny_cpu import ASSETS
+
+MODEL = ASSETS / "tiny_qwen2"
+CONFIG = AdapterConfig(rank=4, alpha=8.0)
+
+
+@pytest.fixture(scope="module")
+def arch():
+    return read_architecture(MODEL)
+
+
+def adapted(folder, **settings):
+    """A folder of peft's own, whose B is not 0."""
+    settings = {"r": 4, "lora_alpha": 8, "target_modules": list(PROJECTIONS)} | settings
+    torch.manual_seed(3)
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(MODEL), peft.LoraConfig(**settings))
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data.normal_()
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.fixture
+def folder(tmp_path):
+    adapted(tmp_path)
+    return tmp_path
+
+
+def change(folder, **values):
+    said = json.loads((folder / CONFIG_FILE).read_text()) | values
+    (folder / CONFIG_FILE).write_text(json.dumps(said))
+
+
+def change_tensors(folder, function):
+    tensors = load_file(folder / WEIGHTS_FILE)
+    function(tensors)
+    save_file(tensors, folder / WEIGHTS_FILE)
+
+
+def test_there_and_back(folder, arch, tmp_path):
+    """What peft wrote is what it reads after it went through here."""
+    read = PeftFolder(folder, arch, CONFIG).read
+    pairs = {one.name: read(one) for one in chosen_projections(arch, CONFIG.targets)}
+    back = tmp_path / "back"
+    back.mkdir()
+    write_peft_folder(back, pairs, base=str(MODEL), scale=CONFIG.scale)
+    before, after = (load_file(path / WEIGHTS_FILE) for path in (folder, back))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    base = AutoModelForCausalLM.from_pretrained(MODEL)
+    model = peft.PeftModel.from_pretrained(base, back)
+    assert model.peft_config["default"].lora_alpha / model.peft_config["default"].r == CONFIG.scale
+
+
+def test_numbers_of_parameters_are_pefts(arch):
+    for targets in (PROJECTIONS, ("q_proj", "v_proj")):
+        config = peft.LoraConfig(r=6, target_modules=list(targets))
+        model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(MODEL), config)
+        assert num_parameters(arch, AdapterConfig(rank=6, targets=targets)) == model.get_nb_trainable_parameters()[0]
+
+
+def test_the_scale_may_be_said_in_two_ways(tmp_path, arch):
+    adapted(tmp_path, lora_alpha=4, use_rslora=True)
+    PeftFolder(tmp_path, arch, CONFIG)  # 4 / sqrt(4) = 8 / 4
+    PeftFolder(tmp_path, arch, dataclasses.replace(CONFIG, alpha=4.0, scaling="sqrt_rank"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rank": 8}, "adapter.rank=8, but the adapters of .* have r=4; set --adapter.rank 4"),
+        (
+            {"alpha": 16.0},
+            "multiplies adapters by 4, those of .* are made for 2; set --adapter.alpha 8 --adapter.scaling",
+        ),
+        ({"targets": ("q_proj",)}, "are of .*; set --adapter.targets down_proj gate_proj"),
+    ],
+)
+def test_another_configuration_is_told_what_to_set(folder, arch, changes, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        PeftFolder(folder, arch, dataclasses.replace(CONFIG, **changes))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"use_dora": True}, "use_dora=True, which adapters here do not have"),
+        ({"bias": "all"}, "bias="),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern="),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save="),
+        ({"peft_type": "IA3"}, "peft_type is IA3, expected LORA"),
+        ({"r": "four"}, "r is 'four', expected an integer"),
+        ({"r": 0}, "r is 0, expected 1 or more"),
+        ({"lora_alpha": None}, "lacks lora_alpha"),
+    ],
+)
+def test_what_would_be_another_sum_is_refused_by_name(folder, arch, values, message):
+    change(folder, **values)
+    with pytest.raises(ConfigError, match=message):
+        PeftFolder(folder, arch, CONFIG)
+
+
+def test_damaged_folders(folder, arch, tmp_path):
+    projection = chosen_projections(arch, CONFIG.targets)[0]
+    name = f"base_model.model.{projection.name}.lora_A.weight"
+
+    def spoil(tensors):
+        tensors[name][0, 0] = float("nan")
+
+    change_tensors(folder, spoil)
+    with pytest.raises(ConfigError, match="holds NaN or infinity"):
+        PeftFolder(folder, arch, CONFIG).read(projection)
+    change_tensors(folder, lambda tensors: tensors.update({name: torch.zeros(4, 3)}))
+    with pytest.raises(ConfigError, match=r"has shape \(4, 3\) of F32, expected \(4, .*: the adapters are of another"):
+        PeftFolder(folder, arch, CONFIG)
+    change_tensors(folder, lambda tensors: tensors.pop(name))
+    with pytest.raises(WeightMappingError, match="lacks 1 of"):
+        PeftFolder(folder, arch, CONFIG)
+    (folder / WEIGHTS_FILE).write_bytes(b"no safetensors")
+    with pytest.raises(ConfigError, match="cannot be read: .*; save the adapters again"):
+        PeftFolder(folder, arch, CONFIG)
+    (folder / WEIGHTS_FILE).unlink()
+    with pytest.raises(ConfigError, match=WEIGHTS_FILE):
+        PeftFolder(folder, arch, CONFIG)
+    with pytest.raises(ConfigError, match=CONFIG_FILE):
+        PeftFolder(tmp_path / "nothing", arch, CONFIG)
+
+
+def test_experts_and_strangers_are_no_targets():
+    mixture = read_architecture(ASSETS / "tiny_qwen3_moe")
+    with pytest.raises(
+        ConfigError, match="gate_proj is a projection of experts, which have no adapters; .*q_proj k_proj"
+    ):
+        chosen_projections(mixture, PROJECTIONS)
+    assert {one.target for one in chosen_projections(mixture, PROJECTIONS[:4])} == set(PROJECTIONS[:4])
+    with pytest.raises(
+        ConfigError, match="qkv_proj is no projection .* it has q_proj, k_proj, v_proj, o_proj, gate_proj"
+    ):
+        chosen_projections(read_architecture(MODEL), ("qkv_proj",))
