@@ -77,7 +77,7 @@ def failures_of(
 
     Args:
         num_gpus: whose failure ends it.
-        num_parameters: of the model.
+        num_parameters: of the model that are trained.
         snapshot_s: seconds until everything that is saved lies in the hosts' memory.
         in_background: training goes on while files are written.
         gpu_hours_between_failures: of one GPU with its share of node and network.

@@ -9,6 +9,7 @@ from statistics import NormalDist
 
 from gtpo_megatron.companions.goodput.failures import GPU_HOURS_BETWEEN_FAILURES, Failures, failures_of
 from gtpo_megatron.companions.goodput.simulation import P99, Lengths, Mode, Rates, Result, Simulation
+from gtpo_megatron.companions.planner.adapters import num_trained
 from gtpo_megatron.companions.planner.layout import Layout
 from gtpo_megatron.companions.planner.layout_plan import make_plan
 from gtpo_megatron.companions.planner.phases import engine_of
@@ -191,7 +192,7 @@ def _row(
     generate_s = statistics.mean(in_turn.seconds) - simulation.rates.train_s - simulation.rates.push_s
     failures = failures_of(
         request.cluster.num_gpus,
-        num_parameters=request.shape.num_parameters,
+        num_parameters=num_trained(request.shape, request.adapter),
         snapshot_s=_snapshot(request, assessed.layout),
         in_background=config.checkpoint.async_save,
         gpu_hours_between_failures=gpu_hours,

@@ -69,6 +69,13 @@ def adapter_parameters(shape: ModelShape, layout: Layout, stage: int, adapter: A
     return StageParameters(dense=tuple((elements, count) for elements, count in sizes.items() if count))
 
 
+def num_trained(shape: ModelShape, adapter: AdapterConfig) -> int:
+    """Parameters of the whole model that a run trains."""
+    if not adapter.is_on:
+        return shape.num_parameters
+    return adapter_parameters(shape, Layout(num_ranks=1), 0, adapter).num_elements
+
+
 def adapted_state(
     frozen: StageParameters, adapters: StageParameters, layout: Layout, *, weight_bytes: int, adapter_bytes: int
 ) -> TrainerState:

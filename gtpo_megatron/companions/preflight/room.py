@@ -21,6 +21,7 @@ from gtpo_megatron.orchestration.loop.inputs import RunInputs
 from gtpo_megatron.orchestration.stages.inspection import Machines, Relink, RemoteFunction
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.orchestration.stages.stages import Stages
+from gtpo_megatron.weights.adapters import num_parameters
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.push.wire import wire_dtype
 from gtpo_megatron.weights.reshard import hf_shapes
@@ -115,9 +116,12 @@ class Room:
 
     @property
     def pushed_bytes(self) -> int:
-        """Bytes of a push: the whole model into every engine, in the dtype that travels."""
-        config = self.config
-        elements = sum(math.prod(shape) for shape in hf_shapes(read_architecture(Path(config.model.path))).values())
+        """Bytes of a push: the whole model, or the adapters alone, into every engine, in the dtype that travels."""
+        config, arch = self.config, read_architecture(Path(self.config.model.path))
+        if config.adapter.pushes_alone:
+            elements = num_parameters(arch, config.adapter)
+        else:
+            elements = sum(math.prod(shape) for shape in hf_shapes(arch).values())
         itemsize = ELEMENT_BYTES[wire_dtype(config.model.dtype, config.rollout.dtype)]
         return elements * itemsize * config.rollout.num_engines
 
