@@ -192,3 +192,32 @@ def test_the_frozen_weights_are_the_reference_policy(models, tmp_path, layout):
     difference = (logprobs - ref_logprobs)[batch.loss_mask]
     k3 = torch.exp(-difference) - 1 + difference
     assert scalars["policy/kl_ref_nats"] == pytest.approx(float(k3.mean()), rel=1e-4)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("dtype", ["model", "float32"])
+@pytest.mark.parametrize("layout", ["one", "tp2_sp", "dp2_sharded_optimizer"])
+def test_over_bfloat16_weights(models, tmp_path, layout, dtype):
+    """Adapters of either dtype take the direction that float32 takes, as far as bfloat16 lets them."""
+    folder, model = models[False]
+    adapted = with_adapters(model, tmp_path / "adapters")
+    config = adapted_config(folder, LAYOUTS[layout], tmp_path / "adapters", dtype=dtype)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16"))
+    rollouts = make_rollouts()
+    expected = dense_step(adapted, config, rollouts, make_rewards())
+    dealing = "one" if config.parallel.data_parallel_size == 1 else "split"
+    arguments = (config, str(tmp_path / "buffer"), (), dealing, rollouts)
+    for found in run_processes(one_update, config.parallel.num_ranks, *arguments, timeout_s=120):
+        tp = TensorParallel(config.parallel.tensor_parallel_size, found["coordinates"].tensor_index)
+        for projection, pairs in found["adapters"].items():
+            assert {weight.dtype for weight, _ in pairs} == {torch.float32 if dtype == "float32" else torch.bfloat16}
+            assert {gradient.dtype for _, gradient in pairs} == {torch.float32}
+            names = [name.replace(".weight", ".default.weight") for name in tensor_names(projection)]
+            weights = projection.shard(*(expected["weights"][name] for name in names), tp)
+            gradients = projection.shard(*(expected["gradients"][name] for name in names), tp)
+            for (weight, gradient), wanted, direction in zip(pairs, weights, gradients, strict=True):
+                # a step is up to 1e-2, and its sign that of the gradient, however small
+                assert (weight.float() - wanted).abs().mean() < 3e-3
+                if not config.parallel.distributed_optimizer:
+                    flat = gradient.flatten(), direction.flatten()
+                    assert torch.nn.functional.cosine_similarity(*flat, dim=0) > 0.98
