@@ -5,6 +5,7 @@ runs ``make quickstart`` there, so the install is part of it. ``--installed`` tr
 ``--which real-quickstart`` is the one with a pretrained model::
 
     python -m benchmarks.quickstart --which real-quickstart --installed --overrides=--seed 3 --output seed3.json
+    python -m benchmarks.quickstart --installed --recipe recipes.tiny_cpu:gtpo_lora --output adapters.json
 """
 
 import json
@@ -52,6 +53,7 @@ class Options:
         output: JSON file to write.
         which: the target of the Makefile.
         installed: train from this checkout instead of a fresh clone with an install.
+        recipe: another one, on the same task (with ``--installed`` only).
         run_dir: keep the run folder here; empty: a temporary one.
         overrides: passed on to the training command (with ``--installed`` only).
     """
@@ -59,6 +61,7 @@ class Options:
     output: Path
     which: Literal["quickstart", "real-quickstart"] = "quickstart"
     installed: bool = False
+    recipe: str = ""
     run_dir: str = ""
     overrides: tuple[str, ...] = ()
 
@@ -121,7 +124,7 @@ def main() -> None:
         run_dir = Path(options.run_dir or f"{scratch}/run").resolve()
         if options.installed:
             trainer = Path(sys.executable).with_name("gtpo-megatron")
-            recipe = RECIPES[options.which]
+            recipe = options.recipe or RECIPES[options.which]
             command = [str(trainer), "train", recipe, "--run-dir", str(run_dir), *options.overrides]
             total_s, peak_gib = measure(command, ROOT)
         else:

@@ -9,6 +9,9 @@ dynamic sampling samples more. Learning rate and batch are ours; the algorithm's
 (arXiv 2508.04349v6, sec. 5).
 """
 
+from dataclasses import replace
+
+from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.algorithm import AlgorithmConfig, DAPOConfig, GRPOConfig, GRPOSConfig, GTPOConfig
 from gtpo_megatron.config.algorithm.base import SoftOverlongPenalty
 from gtpo_megatron.config.cluster import ClusterConfig
@@ -43,6 +46,17 @@ EVALUATION = EvaluationConfig(
 def gtpo(*, num_steps: int = 20, seed: int = 0) -> RunConfig:
     """GTPO v6 with the paper's settings."""
     return _smollm2_cpu("smollm2_cpu_gtpo", GTPOConfig(), num_steps=num_steps, seed=seed)
+
+
+def gtpo_lora(*, num_steps: int = 20, seed: int = 0) -> RunConfig:
+    """GTPO with low-rank adapters over frozen weights; the rate is the best of three."""
+    full = gtpo(num_steps=num_steps, seed=seed)
+    return replace(
+        full,
+        name="smollm2_cpu_gtpo_lora",
+        adapter=AdapterConfig(rank=16, alpha=32.0),
+        optimizer=replace(full.optimizer, learning_rate=5e-4),
+    )
 
 
 def grpo_s(*, num_steps: int = 20, seed: int = 0) -> RunConfig:

@@ -8,6 +8,7 @@ the paper's (arXiv 2508.04349v6, sec. 5).
 import dataclasses
 from pathlib import Path
 
+from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.algorithm import (
     AlgorithmConfig,
     DAPOConfig,
@@ -44,6 +45,17 @@ SAMPLING = SamplingConfig(temperature=1.0, top_p=1.0, top_k=0, max_response_toke
 def gtpo(*, num_steps: int = 40, seed: int = 0) -> RunConfig:
     """GTPO v6 with the paper's settings."""
     return _tiny_cpu("tiny_cpu_gtpo", GTPOConfig(), num_steps=num_steps, seed=seed)
+
+
+def gtpo_lora(*, num_steps: int = 40, seed: int = 0) -> RunConfig:
+    """GTPO with low-rank adapters over frozen weights; the rate is the best of three."""
+    full = gtpo(num_steps=num_steps, seed=seed)
+    return dataclasses.replace(
+        full,
+        name="tiny_cpu_gtpo_lora",
+        adapter=AdapterConfig(rank=16, alpha=32.0),
+        optimizer=dataclasses.replace(full.optimizer, learning_rate=5e-3),
+    )
 
 
 def grpo_s(*, num_steps: int = 40, seed: int = 0) -> RunConfig:

@@ -2,10 +2,12 @@
 
 import dataclasses
 
+import pytest
+
 from gtpo_megatron.config.own_reward import run_with_own_reward
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.data.generated import generated_records
-from recipes import smollm2_cpu
+from recipes import smollm2_cpu, tiny_cpu
 from tests.yaml_text import from_yaml
 
 
@@ -16,6 +18,15 @@ def test_recipes_differ_in_their_algorithm_only():
         assert dataclasses.replace(config, name=base.name, algorithm=base.algorithm) == base
         assert config.name == f"smollm2_cpu_{make.__name__}"
         assert from_yaml(to_yaml(config)) == config
+
+
+@pytest.mark.parametrize("module", [smollm2_cpu, tiny_cpu])
+def test_adapters_differ_in_what_is_trained_and_its_rate_only(module):
+    full, adapted = module.gtpo(), module.gtpo_lora()
+    assert adapted.adapter.is_on
+    optimizer = dataclasses.replace(adapted.optimizer, learning_rate=full.optimizer.learning_rate)
+    assert dataclasses.replace(adapted, name=full.name, adapter=full.adapter, optimizer=optimizer) == full
+    assert from_yaml(to_yaml(adapted)) == adapted
 
 
 def test_the_rows_grade_themselves():
