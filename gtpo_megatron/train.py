@@ -193,9 +193,14 @@ def _resume_notes(checkpoint: Checkpoint, facts: RunFacts) -> list[str]:
 
 def _check_adapter(config: RunConfig, architecture: Architecture) -> None:
     """Raises ConfigError unless the model can have such adapters, and the sampler can get them."""
-    chosen_projections(architecture, config.adapter.targets)
+    chosen_projections(architecture, config.adapter)
     if config.adapter.path:
         PeftFolder(Path(config.adapter.path), architecture, config.adapter)
+    if config.adapter.pushes_alone and architecture.experts is not None and is_cpu_build():
+        raise ConfigError(
+            "adapter.push='adapters' with a mixture of experts: vLLM's CPU build has no experts beside adapters; use "
+            "push='merged'"
+        )
     if config.adapter.pushes_alone and converted_weights(Path(config.model.path)) is not None:
         raise ConfigError(
             f"adapter.push='adapters' with model.path={config.model.path}: vLLM reads the frozen weights itself, and "

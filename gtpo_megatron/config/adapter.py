@@ -1,6 +1,7 @@
 """Low-rank adapters: few weights that are trained in the place of all."""
 
 import math
+from dataclasses import fields
 from typing import Literal
 
 from pydantic import NonNegativeInt, PositiveFloat
@@ -45,17 +46,18 @@ class AdapterConfig:
     push: Literal["merged", "adapters"] = "merged"
 
     def __post_init__(self) -> None:
+        changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        if changed and not self.rank:
+            raise ConfigError(
+                f"adapter.{changed[0]}={getattr(self, changed[0])!r} with adapter.rank=0: no adapters are trained; set "
+                f"--adapter.rank"
+            )
         if len(set(self.targets)) < len(self.targets) or not all(self.targets) or not self.targets:
             raise ConfigError(f"adapter.targets={self.targets!r}: must be names of projections, each once")
         if self.pushes_alone and self.rank > SAMPLER_RANKS[-1]:
             raise ConfigError(
                 f"adapter.rank={self.rank} with adapter.push='adapters': vLLM takes ranks up to {SAMPLER_RANKS[-1]}; "
                 f"use push='merged'"
-            )
-        if self.path and not self.rank:
-            raise ConfigError(
-                f"adapter.path={self.path!r} with adapter.rank=0: no adapters are trained; set --adapter.rank to that "
-                f"of the folder"
             )
 
     @property

@@ -93,6 +93,12 @@ class RunConfig:
                 f"weight_sync.transport='relay' with rollout.placement={self.rollout.placement!r}: ranks hand weights "
                 f"on to the workers on their own GPUs; use placement='colocated', or transport='process_group'"
             )
+        on = [name for name in ("aux_loss_coef", "z_loss_coef", "bias_update_rate") if getattr(self.balance, name)]
+        if on and self.adapter.is_on:
+            raise ConfigError(
+                f"balance.{on[0]}={getattr(self.balance, on[0])} with adapter.rank={self.adapter.rank}: routers are "
+                f"frozen; set it to 0"
+            )
         if self.optimizer.offload_fraction > 0 and self.adapter.is_on:
             raise ConfigError(
                 f"optimizer.offload_fraction={self.optimizer.offload_fraction} with adapter.rank={self.adapter.rank}: "

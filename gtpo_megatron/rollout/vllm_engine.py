@@ -136,7 +136,7 @@ class VllmEngine:
             seed=seed,
             logits_processors=[entropy_processor] if self._keeps_entropies else None,
             worker_extension_cls=f"{vllm_worker.__name__}.{vllm_worker.WorkerExtension.__name__}",
-            **({"enable_lora": True, "max_lora_rank": adapter.sampler_rank} if adapter.pushes_alone else {}),
+            **(_lora_options(adapter) if adapter.pushes_alone else {}),
             weight_transfer_config=WeightTransferConfig(backend=weight_engine.BACKEND),
         )
         self._llm.collective_rpc("gtpo_leave_group")
@@ -458,6 +458,15 @@ class VllmEngine:
         if what in self._asleep:
             self._llm.wake_up(tags=[what])
             self._asleep.discard(what)
+
+
+def _lora_options(adapter: AdapterConfig) -> dict[str, Any]:
+    """With which vLLM is started where adapters travel alone; without targets it would wrap experts too."""
+    return {
+        "enable_lora": True,
+        "max_lora_rank": adapter.sampler_rank,
+        "lora_target_modules": list(adapter.targets),
+    }
 
 
 def _stop_token_ids(model_path: str) -> list[int]:

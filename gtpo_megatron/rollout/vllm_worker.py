@@ -15,6 +15,7 @@ from vllm.lora.peft_helper import PEFTHelper
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
 from gtpo_megatron.config.adapter import AdapterConfig
+from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.rollout import weight_engine
 from gtpo_megatron.rollout.entropy_log import EntropyLog
 from gtpo_megatron.rollout.requests import ADAPTER_NUMBER
@@ -92,6 +93,9 @@ class WorkerExtension:
             dtype=manager.lora_config.lora_dtype,
             weights_mapper=None if mapper is None else mapper.get_rename_mapper(),
         )
+        known = set(inner.modules) | {name for names in inner.packed_modules.values() for name in names}
+        if lost := sorted(loaded.loras.keys() - known):
+            raise WeightSyncError(f"vLLM has no layer for the adapters of {lost[0]} ({len(lost)} in all)")
         inner.remove_adapter(ADAPTER_NUMBER)
         inner.add_adapter(loaded)
         inner.activate_adapter(ADAPTER_NUMBER)

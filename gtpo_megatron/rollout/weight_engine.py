@@ -108,6 +108,7 @@ class LinkEngine(WeightTransferEngine[LinkInfo, PushInfo]):
         assert self.receiver is not None, "init_weight_transfer_engine comes first"
         self.version = -1
         found = dict(self.receiver.tensors(with_checksums=with_checksums))
+        check_settings(self.model, self.arch)
         self.version = version
         return found
 

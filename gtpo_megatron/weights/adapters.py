@@ -4,7 +4,7 @@ A projection of the model's folder has one adapter, ``A [rank, columns]`` and ``
 Megatron fuses projections into one linear layer (query, key and value; gate and up), that layer has several.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -79,9 +79,9 @@ class AdaptedLinear:
 
 
 def adapted_linears(
-    arch: Architecture, coordinates: ShardCoordinates, targets: Sequence[str]
+    arch: Architecture, coordinates: ShardCoordinates, targets: Collection[str]
 ) -> Iterator[AdaptedLinear]:
-    """The linear layers of a rank that have adapters, with all their projections: some may be no targets.
+    """The linear layers of a rank that have adapters, with all their projections, of which some may be no targets.
 
     Args:
         arch: of the model.
@@ -134,7 +134,7 @@ def tensor_shapes(arch: Architecture, config: AdapterConfig) -> dict[str, tuple[
     """Name, as of peft, and shape of the whole A and B of every projection that is a target."""
     return {
         name: shape
-        for one in chosen_projections(arch, config.targets)
+        for one in chosen_projections(arch, config)
         for name, shape in zip(tensor_names(one), one.shapes(config.rank, 1), strict=True)
     }
 
@@ -178,28 +178,41 @@ def projections(arch: Architecture) -> list[Projection]:
     return list(every.values())
 
 
-def chosen_projections(arch: Architecture, targets: Sequence[str]) -> list[Projection]:
+def chosen_projections(arch: Architecture, config: AdapterConfig) -> list[Projection]:
     """Those that are targets.
 
     Raises:
-        ConfigError: a target is no projection that can have adapters.
+        ConfigError: a target is no projection that can have adapters, or none that vLLM can add adapters to where these
+            travel alone; or a matrix is smaller than the rank.
     """
-    every = projections(arch)
+    every, targets = projections(arch), config.targets
     known = dict.fromkeys(one.target for one in every)
     if arch.experts is not None and (of_experts := [target for target in targets if target in _OF_EXPERTS]):
         rest = " ".join(name for name in known if name not in _OF_EXPERTS)
         raise ConfigError(
-            f"adapter.targets={tuple(targets)!r}: {of_experts[0]} is a projection of experts, which have no adapters; "
-            f"train those of attention, with --adapter.targets {rest}, or all weights, with --adapter.rank 0"
+            f"adapter.targets={targets!r}: {of_experts[0]} is a projection of experts, which have no adapters; train "
+            f"those of attention, with --adapter.targets {rest}, or all weights, with --adapter.rank 0"
         )
     if unknown := [target for target in targets if target not in known]:
         raise ConfigError(
-            f"adapter.targets={tuple(targets)!r}: {unknown[0]} is no projection of this model that can have adapters; "
-            f"it has {', '.join(known) or 'none'}"
+            f"adapter.targets={targets!r}: {unknown[0]} is no projection of this model that can have adapters; it has "
+            f"{', '.join(known) or 'none'}"
         )
-    return [one for one in every if one.target in targets]
+    if config.pushes_alone and "kv_b_proj" in targets:
+        raise ConfigError(
+            f"adapter.targets={targets!r} with adapter.push='adapters': vLLM multiplies kv_b_proj into other weights, "
+            f"where its adapters have no effect; use push='merged', or leave it out"
+        )
+    chosen = [one for one in every if one.target in targets]
+    for one in chosen:
+        if config.rank > (most := min(one.rows, one.columns)):
+            raise ConfigError(
+                f"adapter.rank={config.rank} exceeds {most}, the smaller side of {one.name}: no product has a higher "
+                f"rank; use {most} or less"
+            )
+    return chosen
 
 
 def num_parameters(arch: Architecture, config: AdapterConfig) -> int:
-    """Elements of all A and B of a model, of targets only."""
-    return sum(config.rank * (one.rows + one.columns) for one in chosen_projections(arch, config.targets))
+    """Elements of all A and B of a model."""
+    return sum(config.rank * (one.rows + one.columns) for one in chosen_projections(arch, config))

@@ -192,12 +192,15 @@ def megatron_to_peft(checkpoint: Path, model: Path, target: Path, *, verify: Ver
 
     Raises:
         ConfigError: ``target`` is not empty, or the checkpoint has no adapters.
-        CheckpointError: the checkpoint is damaged, or the disk is full or not writable.
+        CheckpointError: the checkpoint is damaged, its adapters are of other weights than ``model`` has, or the disk is
+            full or not writable.
     """
     check_checkpoint(checkpoint, verify)
     adapters = stored_adapters(checkpoint, read_architecture(model))
     if adapters is None:
         raise ConfigError(f"{checkpoint} has all of the model's weights and no adapters; use megatron-to-hf")
+    if verify != "none":
+        adapters.check_frozen(model)
     num_bytes = sum(4 * one.numel() for pair in adapters.pairs.values() for one in pair)
     with written_aside(target, num_bytes=num_bytes) as scratch:
         write_peft_folder(scratch, adapters.pairs, base=str(model), scale=adapters.scale)

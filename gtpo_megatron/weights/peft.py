@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -16,27 +15,24 @@ from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import read_json
-from gtpo_megatron.untrusted.text import check_file, printable
-from gtpo_megatron.weights.adapters import PEFT_PREFIX, Projection, chosen_projections, tensor_names, tensor_shapes
+from gtpo_megatron.untrusted.text import check_file, printable, shown
+from gtpo_megatron.weights.adapters import PEFT_PREFIX, Projection, tensor_names, tensor_shapes
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.hf.reader import DTYPES, check_names, require_finite
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
-_CHANGES_THE_SUM = {
-    "bias": "none",
-    "use_dora": False,
-    "fan_in_fan_out": False,
-    "modules_to_save": None,
-    "layers_to_transform": None,
-    "rank_pattern": {},
-    "alpha_pattern": {},
-    "trainable_token_indices": None,
-    "target_parameters": None,
-    "lora_bias": False,
-}
-"""Options of peft with which a projection would not be ``W x + s B A x`` alone, or not in every layer, as they must be;
-absent or null is as good."""
+_HARMLESS = frozenset(
+    {
+        *("auto_mapping", "base_model_name_or_path", "inference_mode", "megatron_core", "peft_type", "peft_version"),
+        *("revision", "task_type", "r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules"),
+        "lora_dropout",  # of the training that made them
+        "qalora_group_size",  # of no effect without use_qalora
+    }
+)
+"""Keys of peft's that leave a projection ``W x + s B A x``; any other one must be off."""
+_OFF = {"bias": ("none",), "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva")}
+"""Values besides null, false and empty ones with which a key is off. Other ways to begin also change W."""
 
 
 class PeftFolder:
@@ -53,9 +49,7 @@ class PeftFolder:
     """
 
     def __init__(self, folder: Path, arch: Architecture, config: AdapterConfig) -> None:
-        self._folder, self._rank = folder, config.rank
         _check_config(folder / CONFIG_FILE, config)
-        self._targets = {one.name: one for one in chosen_projections(arch, config.targets)}
         self._path = folder / WEIGHTS_FILE
         self._file = _open(self._path)
         found = set(self._file.keys())
@@ -64,7 +58,7 @@ class PeftFolder:
         if targets and targets != set(config.targets):
             raise ConfigError(
                 f"adapter.targets={config.targets!r}, but the adapters of {self._path} are of "
-                f"{printable(sorted(targets))}; set --adapter.targets {printable(' '.join(sorted(targets)))}"
+                f"{shown(sorted(targets))}; set --adapter.targets to these"
             )
         check_names(found, shapes.keys(), where=str(self._path))
         for name, shape in shapes.items():
@@ -80,13 +74,11 @@ class PeftFolder:
             )
 
     def read(self, projection: Projection) -> tuple[Tensor, Tensor]:
-        """The whole A and B, float32; both are 0 where the projection is no target.
+        """The whole A and B, float32.
 
         Raises:
             ConfigError: they hold NaN or infinity.
         """
-        if projection.name not in self._targets:
-            return torch.zeros(self._rank, projection.columns), torch.zeros(projection.rows, self._rank)
         a, b = (self._file.get_tensor(name).float() for name in tensor_names(projection))
         for one in (a, b):
             require_finite([one], projection.name, where=self._path)
@@ -104,18 +96,19 @@ def _open(path: Path) -> Any:
 def _check_config(path: Path, config: AdapterConfig) -> None:
     """Raises ConfigError unless a folder's adapters are those that a run's configuration describes."""
     fields = Fields(read_json(path, error=ConfigError), str(path), ConfigError)
-    raw = fields.raw
-    if raw.get("peft_type") != "LORA":
-        raise ConfigError(f"{path}: peft_type is {printable(raw.get('peft_type'))}, expected LORA")
-    for name, wanted in _CHANGES_THE_SUM.items():
-        if raw.get(name) not in (wanted, None, [], {}, False):
-            raise ConfigError(f"{path}: {name}={printable(raw[name])}, which adapters here do not have")
+    if (kind := fields.raw.get("peft_type")) != "LORA":
+        raise ConfigError(f"{path}: peft_type is {shown(kind)}, expected LORA")
+    for name, value in fields.raw.items():
+        if value and name not in _HARMLESS and value not in _OFF.get(name, ()):
+            raise ConfigError(f"{path}: {shown(name)} is {shown(value)}, which adapters here do not have")
     rank, alpha = fields.get("r", int, at_least=1), fields.get("lora_alpha", float)
     if rank != config.rank:
         raise ConfigError(
             f"adapter.rank={config.rank}, but the adapters of {path} have r={rank}; set --adapter.rank {rank}"
         )
-    scale = alpha / (math.sqrt(rank) if raw.get("use_rslora") else rank)
+    scale = alpha / (math.sqrt(rank) if fields.get("use_rslora", bool, False) else rank)
+    if scale <= 0:
+        raise ConfigError(f"{path}: lora_alpha is {alpha:g}, expected more than 0")
     if not math.isclose(scale, config.scale, rel_tol=1e-6):
         raise ConfigError(
             f"adapter.alpha={config.alpha:g} with rank={rank} and scaling={config.scaling!r} multiplies adapters by "

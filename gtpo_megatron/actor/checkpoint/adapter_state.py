@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gtpo_megatron.actor.model.adapters import Adapters
 from gtpo_megatron.errors import CheckpointError
+from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.weights.megatron.adapters import ADAPTERS, ADAPTERS_PREFIX, SCALE
 
 
@@ -66,7 +67,7 @@ def restore_adapters(adapters: Adapters, state: Mapping[str, Any], folder: Path)
     Raises:
         CheckpointError: the checkpoint's are multiplied by something else.
     """
-    scale = float(state[ADAPTERS][SCALE])
+    scale = Fields(state, f"checkpoint {folder}", CheckpointError).fields(ADAPTERS).get(SCALE, float)
     if not math.isclose(scale, adapters.scale, rel_tol=1e-6):
         raise CheckpointError(
             f"checkpoint {folder} is of adapters times {scale:g}, this run multiplies them by {adapters.scale:g}; "

@@ -7,6 +7,7 @@ from typing import Any
 from gtpo_megatron.actor.checkpoint.megatron_load import is_extra_state
 from gtpo_megatron.actor.reference import FrozenReference, ReferencePolicy
 from gtpo_megatron.errors import CheckpointError
+from gtpo_megatron.weights.megatron.adapters import file_checksums
 from gtpo_megatron.weights.reshard import chunk_prefix, table_name
 
 REFERENCE = "reference"
@@ -61,12 +62,13 @@ def restore_reference(
         }
         reference.restore(values, reset_step=int(said["reset_step"]))
         return
-    for name in sorted(said["files"].keys() | reference.files.keys()):
-        if said["files"].get(name) != reference.files.get(name):
+    files = file_checksums(said, folder)
+    for name in sorted(files.keys() | reference.files.keys()):
+        if files.get(name) != reference.files.get(name):
             what = "other frozen weights" if isinstance(reference, FrozenReference) else "another reference policy"
             raise CheckpointError(
                 f"checkpoint {folder} is of a run with {what}: {name} has checksum "
-                f"{reference.files.get(name)}, expected {said['files'].get(name)}; bring back the weights that "
+                f"{reference.files.get(name)}, expected {files.get(name)}; bring back the weights that "
                 f"reference.path (or model.path) held"
             )
 

@@ -55,23 +55,29 @@ class LinearAdapter(torch.nn.Module):
     """The adapters of a linear layer, whose outputs are added to the layer's.
 
     Args:
-        parts: of the layer's projections, in its order.
+        parts: of the layer's projections, in its order; None: the projection has none.
+        widths: outputs of each projection on this rank.
         groups: query groups of this rank, in which the parts take turns; 1 if they follow each other.
         scale: ``s``.
         sequence_parallel: see ``LowRank``.
     """
 
-    def __init__(self, parts: Sequence[LowRank], *, groups: int, scale: float, sequence_parallel: bool) -> None:
+    def __init__(
+        self,
+        parts: Sequence[LowRank | None],
+        *,
+        widths: Sequence[int],
+        groups: int,
+        scale: float,
+        sequence_parallel: bool,
+    ) -> None:
         super().__init__()
-        self._parts = torch.nn.ModuleList(parts)
+        self.parts = [part for part in parts if part is not None]
+        self._modules_of_parts = torch.nn.ModuleList(self.parts)  # a list that torch looks into
+        self._has_part, self._widths = [part is not None for part in parts], widths
         self._groups, self._scale, self._sequence_parallel = groups, scale, sequence_parallel
-        self._splits_rows = parts[0].projection.splits_rows
+        self._splits_rows = self.parts[0].projection.splits_rows
         self.is_on = True
-
-    @property
-    def parts(self) -> list[LowRank]:
-        """Of the layer's projections, in its order."""
-        return [part for part in self._parts if isinstance(part, LowRank)]
 
     def forward(self, inputs: Tensor) -> Tensor:
         """``s B A x`` of this rank's outputs, in the layer's order and the inputs' dtype.
@@ -81,10 +87,9 @@ class LinearAdapter(torch.nn.Module):
 
         Collectives: those of the layer itself, of ``r`` numbers a token and projection instead of a hidden state.
         """
-        parts = self.parts
-        low = linear(inputs.to(parts[0].a.dtype), torch.cat([part.a for part in parts]))
-        low = self._exchange(low)
-        outputs = [linear(one, part.b) for one, part in zip(low.chunk(len(parts), -1), parts, strict=True)]
+        low = linear(inputs.to(self.parts[0].a.dtype), torch.cat([part.a for part in self.parts]))
+        lows = self._exchange(low).chunk(len(self.parts), -1)
+        outputs = [linear(one, part.b) for one, part in zip(lows, self.parts, strict=True)]
         return (self._fused(outputs) * self._scale).to(inputs.dtype)
 
     def _exchange(self, low: Tensor) -> Tensor:
@@ -98,15 +103,19 @@ class LinearAdapter(torch.nn.Module):
         return megatron.reduce_from_tensor_model_parallel_region(low)
 
     def _fused(self, outputs: Sequence[Tensor]) -> Tensor:
-        """Outputs of the projections ``[..., rows]`` in the order that the layer has them."""
-        return torch.cat([one.view(*one.shape[:-1], self._groups, -1) for one in outputs], -1).flatten(-2)
+        """Outputs of the parts ``[..., rows]`` in the order that the layer has them, 0 where there is no part."""
+        given, like = iter(outputs), outputs[0]
+        every = [
+            next(given) if has_part else like.new_zeros(*like.shape[:-1], width)
+            for has_part, width in zip(self._has_part, self._widths, strict=True)
+        ]
+        return torch.cat([one.view(*one.shape[:-1], self._groups, -1) for one in every], -1).flatten(-2)
 
     @torch.no_grad()
     def product(self) -> Tensor:
         """``s B A`` as the layer's weight lies on this rank, float32."""
-        products = [part.b.float() @ part.a.float() for part in self.parts]
-        rows = torch.cat([one.view(self._groups, -1, one.shape[1]) for one in products], 1).flatten(0, 1)
-        return rows.mul_(self._scale)
+        products = [part.a.float().t() @ part.b.float().t() for part in self.parts]
+        return self._fused(products).mul_(self._scale).t().contiguous()
 
 
 class Adapters:
@@ -178,16 +187,14 @@ WholeAdapter = Callable[[Projection], tuple[Tensor, Tensor]]
 
 
 def new_adapter(projection: Projection, *, config: AdapterConfig, seed: int) -> tuple[Tensor, Tensor]:
-    """A uniform within ``1 / sqrt(inputs)``, as peft draws it, and B 0; A 0 too where the projection is no target.
+    """A uniform within ``1 / sqrt(inputs)``, as peft draws it, and B 0.
 
-    With both at 0 no gradient reaches them. The numbers depend on the seed and the name only, so that every layout
-    begins with the same ones.
+    The numbers depend on the seed and the name only, so that every layout begins with the same ones.
     """
-    a, b = torch.zeros(config.rank, projection.columns), torch.zeros(projection.rows, config.rank)
-    if projection.target in config.targets:
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {projection.name}".encode()))
-        a.uniform_(-(projection.columns**-0.5), projection.columns**-0.5, generator=generator)
-    return a, b
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {projection.name}".encode()))
+    largest = projection.columns**-0.5
+    a = torch.empty(config.rank, projection.columns).uniform_(-largest, largest, generator=generator)
+    return a, torch.zeros(projection.rows, config.rank)
 
 
 def join_adapters(
@@ -220,12 +227,16 @@ def join_adapters(
         layer = modules[adapted.name]
         weight = next(layer.parameters())
         dtype = torch.float32 if config.dtype == "float32" else weight.dtype
-        parts = []
+        parts: list[LowRank | None] = []
         for projection in adapted.projections:
+            if projection.target not in config.targets:
+                parts.append(None)
+                continue
             a, b = (one.to(weight.device, dtype) for one in whole(projection))
             parts.append(LowRank(projection, a, b, tp, sequence_parallel=parallel.sequence_parallel))
         adapter = LinearAdapter(
             parts,
+            widths=[one.shapes(config.rank, tp.size)[1][0] for one in adapted.projections],
             groups=max(1, adapted.groups // tp.size),
             scale=config.scale,
             sequence_parallel=parallel.sequence_parallel,

@@ -14,11 +14,11 @@ from gtpo_megatron.weights.model_shape import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class AdaptedLayer:
-    """A linear layer of Megatron's with the projections that are fused in it.
+    """A linear layer of Megatron's that has adapters.
 
     Attributes:
         inputs: over all ranks.
-        outputs: of each projection, over all ranks.
+        outputs: of each projection that is a target, over all ranks.
         splits_outputs: tensor-parallel ranks share its outputs; else its inputs.
     """
 
@@ -36,29 +36,26 @@ def adapted_layers(shape: ModelShape, targets: Sequence[str], *, has_experts: bo
         has_experts: the decoder layer has experts in the place of an MLP.
     """
     hidden, latents = shape.hidden_size, shape.latents
-    found: dict[tuple[str, ...], AdaptedLayer] = {}
+    layers: list[tuple[int, dict[str, int], bool]] = []
     if latents is None:
-        widths = (shape.query_width, shape.key_value_width, shape.value_width)
-        found["q_proj", "k_proj", "v_proj"] = AdaptedLayer(hidden, widths, True)
+        widths = {"q_proj": shape.query_width, "k_proj": shape.key_value_width, "v_proj": shape.value_width}
+        layers.append((hidden, widths, True))
     else:
-        query = ("q_proj",) if latents.query_rank is None else ("q_b_proj",)
+        query = "q_proj" if latents.query_rank is None else "q_b_proj"
         keys_and_values = shape.num_heads * (shape.head_size - latents.rotated_size + latents.value_size)
-        found[query] = AdaptedLayer(latents.query_rank or hidden, (shape.query_width,), True)
-        found["kv_b_proj",] = AdaptedLayer(latents.key_value_rank, (keys_and_values,), True)
-    found["o_proj",] = AdaptedLayer(shape.output_width, (hidden,), False)
+        layers.append((latents.query_rank or hidden, {query: shape.query_width}, True))
+        layers.append((latents.key_value_rank, {"kv_b_proj": keys_and_values}, True))
+    layers.append((shape.output_width, {"o_proj": hidden}, False))
     if not has_experts:
-        found["gate_proj", "up_proj"] = AdaptedLayer(hidden, (shape.ffn_size, shape.ffn_size), True)
-        found["down_proj",] = AdaptedLayer(shape.ffn_size, (hidden,), False)
-    for projections, layer in found.items():
-        if set(projections) & set(targets):
-            yield layer
+        layers.append((hidden, {"gate_proj": shape.ffn_size, "up_proj": shape.ffn_size}, True))
+        layers.append((shape.ffn_size, {"down_proj": hidden}, False))
+    for inputs, outputs, splits_outputs in layers:
+        if chosen := tuple(width for name, width in outputs.items() if name in targets):
+            yield AdaptedLayer(inputs, chosen, splits_outputs)
 
 
 def adapter_parameters(shape: ModelShape, layout: Layout, stage: int, adapter: AdapterConfig) -> StageParameters:
-    """The tensors A and B per rank of a pipeline stage.
-
-    Projections that Megatron fuses have adapters together: those of one that is no target stay 0.
-    """
+    """The tensors A and B per rank of a pipeline stage."""
     sizes: Counter[int] = Counter()
     for has_experts, num_layers in zip((False, True), layers_of_stage(shape, layout, stage), strict=True):
         for layer in adapted_layers(shape, adapter.targets, has_experts=has_experts):

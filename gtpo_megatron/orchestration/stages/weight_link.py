@@ -50,7 +50,7 @@ def connect(config: RunConfig, trainer: Trainer, engines: Engines, *, has_gpus: 
         link = WeightLink(
             arch=read_architecture(Path(config.model.path)),
             layout=layout,
-            dtype_name=wire_dtype(config.model.dtype, config.rollout.dtype),
+            dtype_name=_dtype(config),
             endpoint=endpoint,
         )
         engines.connect_weights(link)
@@ -122,7 +122,7 @@ def _layout(config: RunConfig, trainer: Trainer, engines: Engines, *, has_gpus: 
         for engine, host in enumerate(engines.hosts)
         for index in range(size)
     )
-    itemsize = ELEMENT_BYTES[wire_dtype(config.model.dtype, config.rollout.dtype)]
+    itemsize = ELEMENT_BYTES[_dtype(config)]
     return PushLayout(
         sources=sources,
         targets=targets,
@@ -132,6 +132,12 @@ def _layout(config: RunConfig, trainer: Trainer, engines: Engines, *, has_gpus: 
         reach=_REACH[config.transport(has_gpus=has_gpus)],
         adapter=config.adapter if alone else None,
     )
+
+
+def _dtype(config: RunConfig) -> str:
+    """Of elements on the way."""
+    alone_in_float32 = config.adapter.pushes_alone and config.adapter.dtype == "float32"
+    return wire_dtype("float32" if alone_in_float32 else config.model.dtype, config.rollout.dtype)
 
 
 def _bucket_bytes(config: RunConfig, itemsize: int) -> int:

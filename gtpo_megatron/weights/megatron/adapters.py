@@ -11,9 +11,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.text import printable
-from gtpo_megatron.weights.adapters import projections
+from gtpo_megatron.weights.adapters import Projection, projections
 from gtpo_megatron.weights.architecture import Architecture
-from gtpo_megatron.weights.hf.reader import WeightFolder, weight_files
+from gtpo_megatron.weights.hf.reader import DTYPES, WeightFolder, is_finite, weight_files
 from gtpo_megatron.weights.megatron.checkpoint_files import MEGATRON_FOLDER, file_checksum
 from gtpo_megatron.weights.megatron.checkpoint_reader import load_common, load_whole
 from gtpo_megatron.weights.megatron.reader import MegatronCheckpoint, is_checkpoint
@@ -84,15 +84,39 @@ def stored_adapters(checkpoint: Path, arch: Architecture) -> StoredAdapters | No
     for name in sorted({key.removeprefix(ADAPTERS_PREFIX)[:-2] for key in shapes}):
         a, b = (f"{ADAPTERS_PREFIX}{name}.{part}" for part in "ab")
         said = shapes.get(a), shapes.get(b)
-        if name not in known or not said[0] or said != known[name].shapes(said[0][0], 1):
+        if name not in known or not said[0] or not _fits(known[name], *said):
             raise CheckpointError(
                 f"checkpoint {checkpoint}: the adapter of {printable(name)} has shapes {said[0]} and {said[1]}: it is "
                 f"of another model"
             )
         found[name] = load_whole(checkpoint, index, a), load_whole(checkpoint, index, b)
+        for tensor in found[name]:
+            if tensor.dtype not in DTYPES.values() or not is_finite(tensor):
+                raise CheckpointError(
+                    f"checkpoint {checkpoint}: the adapter of {name} is of {tensor.dtype}, or holds NaN or infinity"
+                )
     common = Fields(load_common(checkpoint, index), f"checkpoint {checkpoint}", CheckpointError)
-    files = common.fields("reference").get("files", dict[str, str])
-    return StoredAdapters(found, common.fields(ADAPTERS).get(SCALE, float), files)
+    scale = common.fields(ADAPTERS).get(SCALE, float, at_least=0.0)
+    return StoredAdapters(found, scale, file_checksums(common.raw.get("reference"), checkpoint))
+
+
+def _fits(projection: Projection, a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> bool:
+    """Whether A and B of these shapes are a projection's, of some rank."""
+    rank = a[0] if a else 0
+    return 1 <= rank <= min(projection.rows, projection.columns) and (a, b) == projection.shapes(rank, 1)
+
+
+def file_checksums(reference: object, checkpoint: Path) -> dict[str, str]:
+    """Checksum by name of the files that a checkpoint names in its common state.
+
+    Raises:
+        CheckpointError: it names none, or they are no texts.
+    """
+    where = f"checkpoint {checkpoint}: reference"
+    found = Fields(reference, where, CheckpointError).get("files", dict)
+    if not all(isinstance(text, str) for pair in found.items() for text in pair):
+        raise CheckpointError(f"{where}: files are no texts")
+    return found
 
 
 class MergedModel:

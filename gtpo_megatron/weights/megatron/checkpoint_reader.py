@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from gtpo_megatron.errors import CheckpointError
+from gtpo_megatron.untrusted.text import printable
 from gtpo_megatron.weights.megatron.checkpoint_files import Verify, check_checkpoint
 from gtpo_megatron.weights.megatron.restricted_pickle import (
     OBJECT_MARK,
@@ -46,6 +47,8 @@ def load_whole(folder: Path, index: Metadata, name: str) -> Tensor:
         CheckpointError: a file is missing or damaged.
     """
     entry: Any = index.state_dict_metadata[name]
+    if sum(chunk.sizes.numel() for chunk in entry.chunks) != entry.size.numel():
+        raise CheckpointError(f"checkpoint {folder} is damaged: of {printable(name)} it has other parts than the whole")
     whole = torch.empty(entry.size, dtype=entry.properties.dtype)
     for chunk in entry.chunks:
         found = load_stored(folder, index, MetadataIndex(name, chunk.offsets))

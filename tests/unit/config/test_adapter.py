@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gtpo_megatron.config.adapter import AdapterConfig
+from gtpo_megatron.config.model import BalanceConfig
 from gtpo_megatron.errors import ConfigError
 from recipes import tiny_cpu
 
@@ -22,18 +23,31 @@ def test_vllm_is_started_with_a_rank_that_it_knows(rank, sampler):
     assert AdapterConfig(rank=rank, push="adapters").sampler_rank == sampler
 
 
+UNUSED = (
+    *(("path", "folder"), ("alpha", 64.0), ("targets", ("q_proj",)), ("dtype", "float32"), ("push", "adapters")),
+    ("scaling", "sqrt_rank"),
+)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"targets": ()}, "must be names of projections, each once"),
-        ({"targets": ("q_proj", "q_proj")}, "each once"),
-        ({"path": "folder"}, "with adapter.rank=0: no adapters are trained"),
+        ({"rank": 4, "targets": ()}, "must be names of projections, each once"),
+        ({"rank": 4, "targets": ("q_proj", "q_proj")}, "each once"),
+        *(({name: value}, f"adapter.{name}=.* with adapter.rank=0: no adapters are trained") for name, value in UNUSED),
         ({"rank": 513, "push": "adapters"}, "vLLM takes ranks up to 512; use push='merged'"),
     ],
 )
 def test_what_cannot_be(fields, message):
     with pytest.raises(ConfigError, match=message):
         AdapterConfig(**fields)
+
+
+def test_routers_are_frozen():
+    config = tiny_cpu.moe_gtpo()
+    for name in ("aux_loss_coef", "bias_update_rate"):
+        with pytest.raises(ConfigError, match=f"balance.{name}=0.1 with adapter.rank=4: routers are frozen"):
+            replace(config, adapter=AdapterConfig(rank=4), balance=BalanceConfig(**{name: 0.1}))
 
 
 def test_an_optimizer_on_the_host_is_for_all_weights():

@@ -57,7 +57,7 @@ def change_tensors(folder, function):
 def test_there_and_back(folder, arch, tmp_path):
     """What peft wrote is what it reads after it went through here."""
     read = PeftFolder(folder, arch, CONFIG).read
-    pairs = {one.name: read(one) for one in chosen_projections(arch, CONFIG.targets)}
+    pairs = {one.name: read(one) for one in chosen_projections(arch, CONFIG)}
     back = tmp_path / "back"
     back.mkdir()
     write_peft_folder(back, pairs, base=str(MODEL), scale=CONFIG.scale)
@@ -90,7 +90,7 @@ def test_the_scale_may_be_said_in_two_ways(tmp_path, arch):
             {"alpha": 16.0},
             "multiplies adapters by 4, those of .* are made for 2; set --adapter.alpha 8 --adapter.scaling",
         ),
-        ({"targets": ("q_proj",)}, "are of .*; set --adapter.targets down_proj gate_proj"),
+        ({"targets": ("q_proj",)}, "are of .*down_proj.*; set --adapter.targets to these"),
     ],
 )
 def test_another_configuration_is_told_what_to_set(folder, arch, changes, message):
@@ -102,11 +102,16 @@ def test_another_configuration_is_told_what_to_set(folder, arch, changes, messag
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"use_dora": True}, "use_dora=True, which adapters here do not have"),
-        ({"bias": "all"}, "bias="),
-        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern="),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save="),
-        ({"peft_type": "IA3"}, "peft_type is IA3, expected LORA"),
+        ({"use_dora": True}, "'use_dora' is True, which adapters here do not have"),
+        ({"bias": "all"}, "'bias' is 'all'"),
+        ({"rank_pattern": {"q_proj": 2}}, "'rank_pattern' is"),
+        ({"modules_to_save": ["lm_head"]}, "'modules_to_save' is"),
+        ({"init_lora_weights": "pissa"}, "'init_lora_weights' is 'pissa'"),
+        ({"layer_replication": [[0, 2]]}, "'layer_replication' is"),
+        ({"some_new_config": {"x": 1}}, "'some_new_config' is"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3', expected LORA"),
+        ({"lora_alpha": -8}, "lora_alpha is -8, expected more than 0"),
+        ({"use_rslora": "no"}, "use_rslora is 'no', expected a boolean"),
         ({"r": "four"}, "r is 'four', expected an integer"),
         ({"r": 0}, "r is 0, expected 1 or more"),
         ({"lora_alpha": None}, "lacks lora_alpha"),
@@ -119,7 +124,7 @@ def test_what_would_be_another_sum_is_refused_by_name(folder, arch, values, mess
 
 
 def test_damaged_folders(folder, arch, tmp_path):
-    projection = chosen_projections(arch, CONFIG.targets)[0]
+    projection = chosen_projections(arch, CONFIG)[0]
     name = f"base_model.model.{projection.name}.lora_A.weight"
 
     def spoil(tensors):
@@ -144,14 +149,19 @@ def test_damaged_folders(folder, arch, tmp_path):
         PeftFolder(tmp_path / "nothing", arch, CONFIG)
 
 
-def test_experts_and_strangers_are_no_targets():
-    mixture = read_architecture(ASSETS / "tiny_qwen3_moe")
+def test_what_can_have_no_adapters(arch):
+    mixture, latents = (read_architecture(ASSETS / name) for name in ("tiny_qwen3_moe", "tiny_qwen2"))
     with pytest.raises(
         ConfigError, match="gate_proj is a projection of experts, which have no adapters; .*q_proj k_proj"
     ):
-        chosen_projections(mixture, PROJECTIONS)
-    assert {one.target for one in chosen_projections(mixture, PROJECTIONS[:4])} == set(PROJECTIONS[:4])
+        chosen_projections(mixture, CONFIG)
+    attention = dataclasses.replace(CONFIG, targets=PROJECTIONS[:4])
+    assert {one.target for one in chosen_projections(mixture, attention)} == set(PROJECTIONS[:4])
     with pytest.raises(
         ConfigError, match="qkv_proj is no projection .* it has q_proj, k_proj, v_proj, o_proj, gate_proj"
     ):
-        chosen_projections(read_architecture(MODEL), ("qkv_proj",))
+        chosen_projections(latents, dataclasses.replace(CONFIG, targets=("qkv_proj",)))
+    with pytest.raises(
+        ConfigError, match=r"adapter.rank=500 exceeds \d+, the smaller side of model.layers.0.self_attn"
+    ):
+        chosen_projections(arch, dataclasses.replace(CONFIG, rank=500))
