@@ -8,7 +8,7 @@ from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.rollout.cache_size import cpu_cache_mib
-from gtpo_megatron.weights.adapters import num_parameters
+from gtpo_megatron.weights.adapter_shapes import num_parameters
 from gtpo_megatron.weights.architecture import Architecture
 
 _GIB = 2**30

@@ -211,8 +211,3 @@ def chosen_projections(arch: Architecture, config: AdapterConfig) -> list[Projec
                 f"rank; use {most} or less"
             )
     return chosen
-
-
-def num_parameters(arch: Architecture, config: AdapterConfig) -> int:
-    """Elements of all A and B of a model."""
-    return sum(config.rank * (one.rows + one.columns) for one in chosen_projections(arch, config))

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from gtpo_megatron.config.adapter import AdapterConfig
-from gtpo_megatron.weights.adapters import num_parameters
+from gtpo_megatron.weights.adapter_shapes import num_parameters
 from gtpo_megatron.weights.architecture import Architecture
 
 

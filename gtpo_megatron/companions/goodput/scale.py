@@ -9,7 +9,6 @@ from statistics import NormalDist
 
 from gtpo_megatron.companions.goodput.failures import GPU_HOURS_BETWEEN_FAILURES, Failures, failures_of
 from gtpo_megatron.companions.goodput.simulation import P99, Lengths, Mode, Rates, Result, Simulation
-from gtpo_megatron.companions.planner.adapters import num_trained
 from gtpo_megatron.companions.planner.layout import Layout
 from gtpo_megatron.companions.planner.layout_plan import make_plan
 from gtpo_megatron.companions.planner.phases import engine_of
@@ -18,6 +17,7 @@ from gtpo_megatron.companions.planner.search import AssessedLayout
 from gtpo_megatron.companions.planner.step_time import BYTES_EFFICIENCY, HOST_BYTES, StepTime, decode_rates
 from gtpo_megatron.companions.planner.trainer_state import stage_parameters
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.weights.adapter_shapes import num_parameters
 
 TAIL = 8.0
 """99th percentile of response lengths over their median, before the limit: as in docs/rollouts.md; assumed."""
@@ -182,6 +182,10 @@ def _decoded(request: PlanRequest) -> float:
     return max(1.0, min(request.engine.max_sequences, request.batch.num_responses / request.num_engines))
 
 
+def _num_trained(request: PlanRequest) -> int:
+    return num_parameters(request.shape, request.adapter) if request.adapter.is_on else request.shape.num_parameters
+
+
 def _row(
     config: RunConfig, request: PlanRequest, assessed: AssessedLayout, mode: Mode, tail: float, gpu_hours: float
 ) -> ScaleRow:
@@ -192,7 +196,7 @@ def _row(
     generate_s = statistics.mean(in_turn.seconds) - simulation.rates.train_s - simulation.rates.push_s
     failures = failures_of(
         request.cluster.num_gpus,
-        num_parameters=num_trained(request.shape, request.adapter),
+        num_parameters=_num_trained(request),
         snapshot_s=_snapshot(request, assessed.layout),
         in_background=config.checkpoint.async_save,
         gpu_hours_between_failures=gpu_hours,

@@ -1,57 +1,15 @@
 """What low-rank adapters take of a rank: their own state, exact, and what they keep for the backward pass."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from gtpo_megatron.companions.planner.activations import FLOAT32_BYTES, Saved
 from gtpo_megatron.companions.planner.layout import Layout, layers_of_stage
 from gtpo_megatron.companions.planner.trainer_state import StageParameters, TrainerState, trainer_state
 from gtpo_megatron.config.adapter import AdapterConfig
+from gtpo_megatron.weights.adapter_shapes import adapted_layers
 from gtpo_megatron.weights.model_shape import ModelShape
-
-
-@dataclass(frozen=True, slots=True)
-class AdaptedLayer:
-    """A linear layer of Megatron's that has adapters.
-
-    Attributes:
-        inputs: over all ranks.
-        outputs: of each projection that is a target, over all ranks.
-        splits_outputs: tensor-parallel ranks share its outputs; else its inputs.
-    """
-
-    inputs: int
-    outputs: tuple[int, ...]
-    splits_outputs: bool
-
-
-def adapted_layers(shape: ModelShape, targets: Sequence[str], *, has_experts: bool) -> Iterator[AdaptedLayer]:
-    """The linear layers of a decoder layer that have adapters; experts have none.
-
-    Args:
-        shape: of the model.
-        targets: see ``AdapterConfig``.
-        has_experts: the decoder layer has experts in the place of an MLP.
-    """
-    hidden, latents = shape.hidden_size, shape.latents
-    layers: list[tuple[int, dict[str, int], bool]] = []
-    if latents is None:
-        widths = {"q_proj": shape.query_width, "k_proj": shape.key_value_width, "v_proj": shape.value_width}
-        layers.append((hidden, widths, True))
-    else:
-        query = "q_proj" if latents.query_rank is None else "q_b_proj"
-        keys_and_values = shape.num_heads * (shape.head_size - latents.rotated_size + latents.value_size)
-        layers.append((latents.query_rank or hidden, {query: shape.query_width}, True))
-        layers.append((latents.key_value_rank, {"kv_b_proj": keys_and_values}, True))
-    layers.append((shape.output_width, {"o_proj": hidden}, False))
-    if not has_experts:
-        layers.append((hidden, {"gate_proj": shape.ffn_size, "up_proj": shape.ffn_size}, True))
-        layers.append((shape.ffn_size, {"down_proj": hidden}, False))
-    for inputs, outputs, splits_outputs in layers:
-        if chosen := tuple(width for name, width in outputs.items() if name in targets):
-            yield AdaptedLayer(inputs, chosen, splits_outputs)
 
 
 def adapter_parameters(shape: ModelShape, layout: Layout, stage: int, adapter: AdapterConfig) -> StageParameters:
@@ -64,13 +22,6 @@ def adapter_parameters(shape: ModelShape, layout: Layout, stage: int, adapter: A
                 sizes[adapter.rank * layer.inputs // inputs] += num_layers
                 sizes[adapter.rank * width // outputs] += num_layers
     return StageParameters(dense=tuple((elements, count) for elements, count in sizes.items() if count))
-
-
-def num_trained(shape: ModelShape, adapter: AdapterConfig) -> int:
-    """Parameters of the whole model that a run trains."""
-    if not adapter.is_on:
-        return shape.num_parameters
-    return adapter_parameters(shape, Layout(num_ranks=1), 0, adapter).num_elements
 
 
 def adapted_state(

@@ -21,7 +21,7 @@ from gtpo_megatron.orchestration.loop.inputs import RunInputs
 from gtpo_megatron.orchestration.stages.inspection import Machines, Relink, RemoteFunction
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.orchestration.stages.stages import Stages
-from gtpo_megatron.weights.adapters import num_parameters
+from gtpo_megatron.weights.adapter_shapes import num_parameters
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.push.wire import wire_dtype
 from gtpo_megatron.weights.reshard import hf_shapes

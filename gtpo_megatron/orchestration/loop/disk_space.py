@@ -8,7 +8,7 @@ from pathlib import Path
 from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.weights.adapters import num_parameters
+from gtpo_megatron.weights.adapter_shapes import num_parameters
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.reshard import hf_shapes
 

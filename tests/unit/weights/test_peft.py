@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from gtpo_megatron.config.adapter import PROJECTIONS, AdapterConfig
 from gtpo_megatron.errors import ConfigError, WeightMappingError
-from gtpo_megatron.weights.adapters import chosen_projections, num_parameters
+from gtpo_megatron.weights.adapter_shapes import num_parameters
+from gtpo_megatron.weights.adapters import chosen_projections
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.peft import CONFIG_FILE, WEIGHTS_FILE, PeftFolder, write_peft_folder
 from recipes.tiny_cpu import ASSETS

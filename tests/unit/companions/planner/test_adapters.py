@@ -7,7 +7,7 @@ from gtpo_megatron.companions.planner.known_models import KNOWN_MODELS
 from gtpo_megatron.companions.planner.layout import Layout
 from gtpo_megatron.companions.planner.trainer_state import stage_parameters
 from gtpo_megatron.config.adapter import AdapterConfig
-from gtpo_megatron.weights.adapters import num_parameters
+from gtpo_megatron.weights.adapter_shapes import num_parameters
 from tests.dist_utils import run_processes
 from tests.unit.companions.planner import real_megatron
 from tests.unit.companions.planner.test_trainer_state import MIXED, QWEN2_5_32B, SPARSE, TIED, ranks_of_interest

@@ -1,0 +1,58 @@
+"""Sizes of a model's low-rank adapters, from its shape alone; free of torch."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gtpo_megatron.config.adapter import AdapterConfig
+from gtpo_megatron.weights.model_shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedLayer:
+    """A linear layer of Megatron's that has adapters.
+
+    Attributes:
+        inputs: over all ranks.
+        outputs: of each projection that is a target, over all ranks.
+        splits_outputs: tensor-parallel ranks share its outputs; else its inputs.
+    """
+
+    inputs: int
+    outputs: tuple[int, ...]
+    splits_outputs: bool
+
+
+def adapted_layers(shape: ModelShape, targets: Sequence[str], *, has_experts: bool) -> Iterator[AdaptedLayer]:
+    """The linear layers of a decoder layer that have adapters; experts have none.
+
+    Args:
+        shape: of the model.
+        targets: see ``AdapterConfig``.
+        has_experts: the decoder layer has experts in the place of an MLP.
+    """
+    hidden, latents = shape.hidden_size, shape.latents
+    layers: list[tuple[int, dict[str, int], bool]] = []
+    if latents is None:
+        widths = {"q_proj": shape.query_width, "k_proj": shape.key_value_width, "v_proj": shape.value_width}
+        layers.append((hidden, widths, True))
+    else:
+        query = "q_proj" if latents.query_rank is None else "q_b_proj"
+        keys_and_values = shape.num_heads * (shape.head_size - latents.rotated_size + latents.value_size)
+        layers.append((latents.query_rank or hidden, {query: shape.query_width}, True))
+        layers.append((latents.key_value_rank, {"kv_b_proj": keys_and_values}, True))
+    layers.append((shape.output_width, {"o_proj": hidden}, False))
+    if not has_experts:
+        layers.append((hidden, {"gate_proj": shape.ffn_size, "up_proj": shape.ffn_size}, True))
+        layers.append((shape.ffn_size, {"down_proj": hidden}, False))
+    for inputs, outputs, splits_outputs in layers:
+        if chosen := tuple(width for name, width in outputs.items() if name in targets):
+            yield AdaptedLayer(inputs, chosen, splits_outputs)
+
+
+def num_parameters(shape: ModelShape, config: AdapterConfig) -> int:
+    """Elements of all A and B of a model."""
+    total = 0
+    for has_experts, num_layers in zip((False, True), shape.layers_between(0, shape.num_layers), strict=True):
+        for layer in adapted_layers(shape, config.targets, has_experts=has_experts):
+            total += num_layers * config.rank * sum(layer.inputs + width for width in layer.outputs)
+    return total
