@@ -16,7 +16,7 @@ ALPHAS = ["--algorithm.alpha1", "--algorithm.alpha2"]
 LINES = [
     ("gtpo-megatron tr", ["train"]),
     ("gtpo-megatron --v", ["--version"]),
-    ("gtpo-megatron train recipes.tiny_cpu:gt", ["recipes.tiny_cpu:gtpo"]),
+    ("gtpo-megatron train recipes.tiny_cpu:gt", ["recipes.tiny_cpu:gtpo", "recipes.tiny_cpu:gtpo_lora"]),
     ("gtpo-megatron train recipes.tiny_cpu:gtpo --algorithm.alp", ALPHAS),
     ("gtpo-megatron quickstart --algorithm.alp", ALPHAS),
     ("gtpo-megatron train recipes.tiny_cpu:gtpo --num-steps 3 --algorithm.alp", ALPHAS),
@@ -78,7 +78,7 @@ def asked_bash(line):
 def test_bash_completes(tmp_path):
     assert asked_bash("gtpo-megatron tr") == ["train"]
     # for bash the word begins after the colon
-    assert asked_bash("gtpo-megatron train recipes.tiny_cpu:gt") == ["gtpo"]
+    assert asked_bash("gtpo-megatron train recipes.tiny_cpu:gt") == ["gtpo", "gtpo_lora"]
     assert asked_bash("gtpo-megatron quickstart --algorithm.alp") == ALPHAS
     assert asked_bash("gtpo-megatron watch ru") == []  # bash goes on with files
     script = f"{SCRIPTS['bash']}\ncomplete -p gtpo-megatron"
@@ -103,7 +103,10 @@ def test_zsh_completes():
         return done.stdout.split()
 
     assert asked("gtpo-megatron", "tr") == ["train"]
-    assert asked("gtpo-megatron", "train", "recipes.tiny_cpu:gt") == ["recipes.tiny_cpu:gtpo"]
+    assert asked("gtpo-megatron", "train", "recipes.tiny_cpu:gt") == [
+        "recipes.tiny_cpu:gtpo",
+        "recipes.tiny_cpu:gtpo_lora",
+    ]
     assert asked("gtpo-megatron", "convert", "") == [
         "gguf-to-hf",
         "hf-to-megatron",

@@ -104,7 +104,7 @@ def test_models_and_gpus(capsys, arguments, gpus, engines):
         ([], "plan needs a recipe first"),
         (
             ["recipes.qwen2_5_32b:ppo"],
-            "it has code_64gpu, dapo_64gpu, dapo_code_64gpu, dapo_published_128gpu, grpo_64gpu, grpo_code_64gpu, ",
+            "it has code_64gpu, dapo_64gpu, dapo_code_64gpu, dapo_lora_8gpu, dapo_published_128gpu, grpo_64gpu, ",
         ),
         ([RECIPE, "--gpus", "60"], "take 56 or 64"),
         ([RECIPE, "--gpus", "-8"], "gpus=-8"),
