@@ -1,8 +1,14 @@
 """What every test of whole commands does."""
 
+import signal
+
 import pytest
 
 from tests.integration.runs import STARTED
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # a script's background commands ignore Ctrl-C, and so would every command that a test starts and interrupts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
