@@ -48,7 +48,7 @@ def gtpo(*, num_steps: int = 40, seed: int = 0) -> RunConfig:
 
 
 def gtpo_lora(*, num_steps: int = 40, seed: int = 0) -> RunConfig:
-    """GTPO with low-rank adapters over frozen weights; the rate is the best of three."""
+    """GTPO with low-rank adapters over frozen weights."""
     full = gtpo(num_steps=num_steps, seed=seed)
     return dataclasses.replace(
         full,
