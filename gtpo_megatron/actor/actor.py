@@ -378,7 +378,8 @@ class MegatronActor:
         self._policy_version = version
         assert self._sender is not None, "connect_weights comes first"
         with self._stages.profiler.stage("send_weights", step=version):
-            pushed = self._trained.pushed(self._config.adapter)
+            adapters, alone = self._trained.adapters, self._config.adapter.pushes_alone
+            pushed = adapters.tensors() if adapters is not None and alone else self._weights()
             checksums = self._sender.push(pushed, with_checksums=with_checksums)
         self._stages.profiler.step_done(version)
         return checksums

@@ -21,7 +21,6 @@ from gtpo_megatron.actor.model.policy_model import (
 )
 from gtpo_megatron.actor.model.transformer_config import torch_dtype, transformer_config
 from gtpo_megatron.actor.reference import FrozenReference, ReferencePolicy, first_reference
-from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.peft import PeftFolder
@@ -51,10 +50,6 @@ class TrainedModel:
         """This rank's weights, by the names of the weight plans; adapters are merged in."""
         found = weights_by_name(self.chunks)
         return found if self.adapters is None else self.adapters.merged(found)
-
-    def pushed(self, config: AdapterConfig) -> Mapping[str, Tensor]:
-        """What is sent of this rank, by the names of the push: its weights, or the adapters alone."""
-        return self.adapters.tensors() if self.adapters and config.pushes_alone else self.weights()
 
 
 def trained_model(config: RunConfig, arch: Architecture, *, global_rank: int) -> TrainedModel:

@@ -11,7 +11,9 @@ from transformers import AutoModelForCausalLM
 from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.algorithm import ReferenceConfig
 from gtpo_megatron.errors import CheckpointError, ConfigError
+from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron, megatron_to_hf, megatron_to_peft
+from gtpo_megatron.weights.megatron.adapters import stored_adapters
 from gtpo_megatron.weights.megatron.checkpoint_reader import CheckpointReader
 from tests.dist_utils import run_processes
 from tests.distributed.test_actor_checkpoint import first_half, merged, resumed, save, start, unbroken
@@ -140,6 +142,10 @@ def test_other_frozen_weights_are_refused(folder, checkpoint, tmp_path):
             start(rank, init_method, config).load(str(checkpoint[0]), checkpoint[1])
         assert "\n" not in str(error.value)
 
+    stored = stored_adapters(checkpoint[0], read_architecture(folder))
+    stored.check_frozen(folder)
+    with pytest.raises(CheckpointError, match="the adapters were trained over other weights; name their folder"):
+        stored.check_frozen(tmp_path / "other")
     run_processes(load, 1, config_of(tmp_path / "other", ONE), "other frozen weights: model.safetensors has checksum")
     run_processes(load, 1, config_of(folder, ONE, alpha=4.0), "adapters times 2, this run multiplies them by 1; resume")
     run_processes(

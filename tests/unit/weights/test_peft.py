@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import peft
 import pytest
@@ -11,11 +12,15 @@ from transformers import AutoModelForCausalLM
 
 from gtpo_megatron.config.adapter import PROJECTIONS, AdapterConfig
 from gtpo_megatron.errors import ConfigError, WeightMappingError
+from gtpo_megatron.train import _check_adapter
 from gtpo_megatron.weights.adapter_shapes import num_parameters
 from gtpo_megatron.weights.adapters import chosen_projections
 from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
 from gtpo_megatron.weights.peft import CONFIG_FILE, WEIGHTS_FILE, PeftFolder, write_peft_folder
+from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
+from tests.distributed.family_models import FAMILIES, make_family_model
 
 MODEL = ASSETS / "tiny_qwen2"
 CONFIG = AdapterConfig(rank=4, alpha=8.0)
@@ -166,3 +171,27 @@ def test_what_can_have_no_adapters(arch):
         ConfigError, match=r"adapter.rank=500 exceeds \d+, the smaller side of model.layers.0.self_attn"
     ):
         chosen_projections(arch, dataclasses.replace(CONFIG, rank=500))
+
+
+def test_what_vllm_would_leave_out(tmp_path):
+    """Of multi-latent attention it merges a projection into others before it knows of adapters."""
+    make_family_model(tmp_path, FAMILIES["deepseek_dense"])
+    arch = read_architecture(tmp_path)
+    config = dataclasses.replace(CONFIG, targets=("kv_b_proj", "o_proj"))
+    assert len(chosen_projections(arch, config)) == 2 * arch.num_layers
+    with pytest.raises(ConfigError, match="vLLM multiplies kv_b_proj into other weights, .*; use push='merged'"):
+        chosen_projections(arch, dataclasses.replace(config, push="adapters"))
+
+
+def test_what_cannot_be_pushed_alone(tmp_path):
+    mixture = tiny_cpu.moe_gtpo()
+    alone = AdapterConfig(rank=4, targets=PROJECTIONS[:4], push="adapters")
+    with pytest.raises(ConfigError, match="vLLM's CPU build has no experts beside adapters; use push='merged'"):
+        _check_adapter(dataclasses.replace(mixture, adapter=alone), read_architecture(Path(mixture.model.path)))
+    dense = tiny_cpu.gtpo()
+    hf_to_megatron(MODEL, tmp_path / "converted", dense.parallel, progress=ConversionProgress())
+    dense = dataclasses.replace(
+        dense, adapter=alone, model=dataclasses.replace(dense.model, path=str(tmp_path / "converted"))
+    )
+    with pytest.raises(ConfigError, match="cannot read a converted folder; name the Hugging Face folder"):
+        _check_adapter(dense, read_architecture(tmp_path / "converted"))
