@@ -87,7 +87,7 @@ class SlurmOptions(LaunchOptions):
     preflight_s: int = 600
     container: str = ""
     container_mount: tuple[str, ...] = ()
-    gpu: Literal["h100", "h200", "a100", "b200"] = "h100"
+    gpu: Literal["h100", "h200", "a100", "b200", "b300"] = "h100"
     gpu_memory_gib: float = 0.0
     cpus_per_task: int = 0
     mem: str = ""

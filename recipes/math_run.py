@@ -81,12 +81,13 @@ ATTENTION_ADAPTER = AdapterConfig(rank=32, alpha=32.0, targets=("q_proj", "k_pro
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnGPUs:
-    """The layout of a model on GPUs of 80 GB that ranks and engines share: ours, from ``gtpo-megatron plan``.
+    """The layout of a model on GPUs that ranks and engines share: ours, from ``gtpo-megatron plan``.
 
     Attributes:
         num_gpus: total number of GPUs.
         tensor_parallel_size: of the trainer.
         pipeline_parallel_size: of the trainer.
+        last_stage_layers: of its last stage; None: as many as the others have.
         context_parallel_size: of the trainer.
         expert_parallel_size: of the trainer; 1 for a dense model.
         expert_tensor_parallel_size: of the trainer.
@@ -101,6 +102,7 @@ class OnGPUs:
     num_gpus: int
     tensor_parallel_size: int
     pipeline_parallel_size: int = 1
+    last_stage_layers: int | None = None
     context_parallel_size: int = 1
     expert_parallel_size: int = 1
     expert_tensor_parallel_size: int = 1
@@ -118,6 +120,7 @@ class OnGPUs:
             num_ranks=self.num_gpus,
             tensor_parallel_size=self.tensor_parallel_size,
             pipeline_parallel_size=self.pipeline_parallel_size,
+            last_stage_layers=self.last_stage_layers,
             context_parallel_size=self.context_parallel_size,
             expert_parallel_size=self.expert_parallel_size,
             expert_tensor_parallel_size=self.expert_tensor_parallel_size,

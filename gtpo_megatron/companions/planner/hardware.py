@@ -6,7 +6,7 @@ from typing import Literal
 MIB = 2**20
 GIB = 2**30
 
-GPUName = Literal["h100", "h200", "a100", "b200", "rtx4090"]
+GPUName = Literal["h100", "h200", "a100", "b200", "b300", "rtx4090"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,16 +33,17 @@ GPUS: dict[GPUName, GPU] = {
     "h200": GPU(memory_gib=141, bf16_flops=989e12, hbm_bytes=4.8e12, nvlink_bytes=450e9, network_bytes=50e9),
     "a100": GPU(memory_gib=80, bf16_flops=312e12, hbm_bytes=2.0e12, nvlink_bytes=300e9, network_bytes=25e9),
     "b200": GPU(memory_gib=180, bf16_flops=2250e12, hbm_bytes=8.0e12, nvlink_bytes=900e9, network_bytes=50e9),
+    "b300": GPU(memory_gib=268, bf16_flops=2250e12, hbm_bytes=8.0e12, nvlink_bytes=900e9, network_bytes=100e9),
     # a board by itself: PCIe 4.0 x16 in the place of NVLink, a network of 10 Gbit/s
     "rtx4090": GPU(memory_gib=24, bf16_flops=165e12, hbm_bytes=1.008e12, nvlink_bytes=32e9, network_bytes=1.25e9),
 }
-"""SXM boards with one network adapter per GPU: 400 Gbit/s, A100 200 Gbit/s."""
+"""SXM boards with one network adapter per GPU: 400 Gbit/s, A100 200, B300 800."""
 
 
 def gpu_of_device(name: str) -> GPUName | None:
     """The entry of ``GPUS`` for a device's own name, such as ``NVIDIA H100 80GB HBM3``; None if there is none."""
     words = name.lower().replace("-", " ").split()
-    known: dict[str, GPUName] = {"h100": "h100", "h200": "h200", "a100": "a100", "b200": "b200", "4090": "rtx4090"}
+    known: dict[str, GPUName] = {name.removeprefix("rtx"): name for name in GPUS}
     return next((gpu for word, gpu in known.items() if word in words), None)
 
 

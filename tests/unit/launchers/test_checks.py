@@ -53,10 +53,11 @@ def test_the_papers_64_gpus(tmp_path):
         ("qwen3_30b_a3b:gtpo_32gpu", 4),
         ("qwen3_235b_a22b:gtpo_128gpu", 16),
         ("moonlight_16b_a3b:gtpo_16gpu", 2),
+        ("deepseek_v3:gtpo_256gpu --gpu b300", 32),
     ],
 )
 def test_a_recipe_fits_the_nodes_of_its_name(tmp_path, recipe, nodes):
-    arguments = [f"recipes.{recipe}", *ANYWHERE, "--dry-run", "--stop-before-s", "3600", "--time", "1-0"]
+    arguments = [*f"recipes.{recipe}".split(), *ANYWHERE, "--dry-run", "--stop-before-s", "3600", "--time", "1-0"]
     options = parse("", SlurmOptions, [*arguments, "--nodes", str(nodes), "--run-dir", str(tmp_path)], program=PROGRAM)
     checked = check(options)
     assert len(checked.placement.ranks) == 8 * nodes

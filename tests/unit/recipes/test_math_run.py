@@ -26,7 +26,7 @@ from recipes import qwen2_5_7b, qwen2_5_32b
 from tests.yaml_text import from_yaml
 
 KINDS = {"gtpo": GTPOConfig, "grpo_s": GRPOSConfig, "dapo": DAPOConfig, "grpo": GRPOConfig}
-NODE_GIB = {"recipes.qwen3_235b_a22b": 2048}
+NODE_GIB = {"recipes.qwen3_235b_a22b": 2048, "recipes.deepseek_v3": 3072}
 """Host memory of a node of eight GPUs, by module: as a rule it has 1,024 GiB at least, and some recipes need more."""
 
 
@@ -49,13 +49,15 @@ EVERY_RECIPE = [name for module in MODULES for name in names(module)]
 BY_METHOD = [name for name in EVERY_RECIPE if name.split(":")[1].startswith(tuple(KINDS)) and "published" not in name]
 
 
-SMALL = {"recipes.qwen2_5_0_5b": "rtx4090", "recipes.qwen2_5_1_5b": "h100"}
-"""Modules for one GPU, and which it is."""
+GPU = {"recipes.qwen2_5_0_5b": "rtx4090", "recipes.deepseek_v3": "b300"}
+"""Modules for other GPUs than H100s."""
+SMALL = {"recipes.qwen2_5_0_5b", "recipes.qwen2_5_1_5b"}
+"""Modules for one GPU."""
 
 
 def gpu(name):
     """Options of the planner."""
-    return ["--gpu", SMALL.get(name.split(":")[0], "h100")]
+    return ["--gpu", GPU.get(name.split(":")[0], "h100")]
 
 
 def num_gpus(name):
@@ -64,6 +66,7 @@ def num_gpus(name):
 
 def test_every_model_has_every_method_on_each_number_of_gpus():
     assert MODULES == [
+        "deepseek_v3",
         "llama3_1_8b",
         "moonlight_16b_a3b",
         "qwen2_5_0_5b",
@@ -76,7 +79,7 @@ def test_every_model_has_every_method_on_each_number_of_gpus():
         "qwen3_32b",
         "r1_distill_qwen_7b",
     ]
-    assert len(EVERY_RECIPE) == 96
+    assert len(EVERY_RECIPE) == 101
     found = {}
     for name in BY_METHOD:
         method = next(
@@ -84,7 +87,7 @@ def test_every_model_has_every_method_on_each_number_of_gpus():
         )
         assert isinstance(load_recipe(name).algorithm, KINDS[method])
         found.setdefault((name.split(":")[0], num_gpus(name)), set()).add(method)
-    assert len(found) == 15
+    assert len(found) == 16
     assert all(methods == set(KINDS) for methods in found.values())
 
 
@@ -204,7 +207,7 @@ def test_a_name_that_is_none_lists_those_there_are(capsys):
 
 
 RECIPE_ROW = re.compile(
-    r"^\| `(?P<name>recipes\.\w+:\w+gpu)` \|.*\| (?P<gpus>\d+)(?:, one node| of 24 GB)? "
+    r"^\| `(?P<name>recipes\.\w+:\w+gpu)` \|.*\| (?P<gpus>\d+)(?:, one node| of 24 GB| of 288 GB)? "
     r"\| (?P<gpu>\d+), (?P<host>\d+) \| (?P<s>\d+) \|$",
     re.MULTILINE,
 )
