@@ -43,7 +43,7 @@ def test_the_plan():
         "dose": 88,
         "second_size": 16,
         "second_task": 16,
-        "pretrained": 48,
+        "pretrained": 24,
     }
 
 
