@@ -1,8 +1,8 @@
 """The comparison studies: tiny tasks, one budget, and methods that differ in how they assign credit.
 
 ``study`` asks the main question; ``learning_rates`` and ``own_best`` whether it was asked fairly; ``dose`` how much
-entropy; ``second_size`` and ``second_task`` whether the answer holds elsewhere, and ``pretrained`` whether it does
-where entropies come from a pretrained model. docs/study.md is their plan.
+entropy; ``second_size`` and ``second_task`` whether the answer holds elsewhere, ``conversations`` whether it does where
+the policy calls a tool, and ``pretrained`` where entropies come from a pretrained model. docs/study.md is their plan.
 
 Every arm of a study samples the same number of responses from the same prompts in the same order, with the same model,
 optimizer and seeds. Methods that sample more as published (DAPO, EAPO, STARE) therefore run without it. The problems
@@ -40,6 +40,9 @@ RATE_SEEDS = range(100, 104)
 """Seeds that learning rates are chosen on, and that no other run has."""
 PROGRAM_STEPS = 32
 """Once over the 512 programs."""
+
+TOOL_STEPS = 40
+"""As many as the recipe has, of half its prompts."""
 
 PRETRAINED_STEPS = 12
 """Its reward is then about half of what it can be, so that no arm is near the top."""
@@ -223,6 +226,11 @@ def second_task() -> Study:
     return _direction("Short programs", _with_programs, num_steps=PROGRAM_STEPS)
 
 
+def conversations() -> Study:
+    """GTPO and GRPO on arithmetic with a calculator that the policy may call."""
+    return _direction("A calculator", _with_calculator, num_steps=TOOL_STEPS)
+
+
 def pretrained() -> Study:
     """The four main arms, or others that are asked for, on SmolLM2 and instructions that a program checks."""
     return Study(
@@ -326,6 +334,18 @@ def _with_programs(config: RunConfig) -> RunConfig:
         algorithm=replace(config.algorithm, success_threshold=code.algorithm.success_threshold),
         rollout=code.rollout,
         reward=replace(code.reward, num_workers=1),
+    )
+
+
+def _with_calculator(config: RunConfig) -> RunConfig:
+    tools = tiny_cpu.tool_gtpo(num_steps=config.num_steps, seed=config.seed)
+    return replace(
+        config,
+        name=f"{config.name}_calculator",
+        model=tools.model,
+        data=replace(tools.data, prompts_per_step=PROMPTS_PER_STEP),
+        evaluation=replace(tools.evaluation, every_steps=config.num_steps, samples=EVALUATION_SAMPLES),
+        environment=tools.environment,
     )
 
 

@@ -8,6 +8,7 @@ from gtpo_megatron.config.algorithm import GRPOConfig, GTPOConfig
 from recipes.study import (
     MAIN_ARMS,
     RATE_SEEDS,
+    conversations,
     dose,
     learning_rates,
     own_best,
@@ -35,7 +36,7 @@ def test_the_plan():
     assert main.outcome == "eval/heldout_mean_at_k"
     sizes = {
         make.__name__: len(make().default_arms) * make().num_seeds
-        for make in (study, learning_rates, dose, second_size, second_task, pretrained)
+        for make in (study, learning_rates, dose, second_size, second_task, conversations, pretrained)
     }
     assert sizes == {
         "study": 80,
@@ -43,6 +44,7 @@ def test_the_plan():
         "dose": 88,
         "second_size": 16,
         "second_task": 16,
+        "conversations": 16,
         "pretrained": 24,
     }
 
@@ -50,7 +52,7 @@ def test_the_plan():
 def test_rates_are_chosen_on_seeds_that_nothing_else_has():
     chosen_on = set(RATE_SEEDS)
     assert {run.seed for run in runs(learning_rates())} == chosen_on
-    for other in (study(), own_best(), dose(), second_size(), second_task(), pretrained()):
+    for other in (study(), own_best(), dose(), second_size(), second_task(), conversations(), pretrained()):
         assert not chosen_on & {run.seed for run in runs(other)}
 
 
@@ -82,7 +84,7 @@ def test_the_dose_is_alpha2_and_nothing_else():
         assert config.algorithm == replace(GTPOConfig(), alpha2=alpha2)
 
 
-@pytest.mark.parametrize("make", [second_size, second_task], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [second_size, second_task, conversations], ids=lambda make: make.__name__)
 def test_the_direction_is_looked_for_with_two_arms_that_differ_in_their_algorithm_alone(make):
     left, right = (arm.recipe(num_steps=24, seed=2) for arm in make().arms)
     assert (type(left.algorithm), type(right.algorithm)) == (GTPOConfig, GRPOConfig)
@@ -108,7 +110,7 @@ def test_the_pretrained_models_limits_are_those_of_its_recipe():
 
 
 def test_every_run_has_one_process_so_that_two_fit_on_two_cores():
-    for make in (study, learning_rates, dose, second_size, second_task, pretrained):
+    for make in (study, learning_rates, dose, second_size, second_task, conversations, pretrained):
         for run in runs(make()):
             assert (run.config.cluster.mode, run.config.parallel.num_ranks) == ("local", 1)
             assert run.config.cluster.threads_per_rank == 1
