@@ -2,7 +2,8 @@
 
 ``study`` asks the main question; ``learning_rates`` and ``own_best`` whether it was asked fairly; ``dose`` how much
 entropy; ``second_size`` and ``second_task`` whether the answer holds elsewhere, ``conversations`` whether it does where
-the policy calls a tool, and ``pretrained`` where entropies come from a pretrained model. docs/study.md is their plan.
+the policy calls a tool, and ``pretrained`` where entropies come from a pretrained model; ``adapters`` what low-rank
+adapters learn. docs/study.md is their plan.
 
 Every arm of a study samples the same number of responses from the same prompts in the same order, with the same model,
 optimizer and seeds. Methods that sample more as published (DAPO, EAPO, STARE) therefore run without it. The problems
@@ -149,6 +150,10 @@ _ALGORITHMS: dict[str, tuple[str, str, Callable[[int], AlgorithmConfig]]] = {
 COMMON_RATE = 2e-4
 RATES = {"half": 1e-4, "double": 4e-4, "quadruple": 8e-4}
 """Learning rates besides the common one, by the ending of an arm's name."""
+ADAPTER_RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+ADAPTER_SEEDS = 10
+FULL_BEST = "gtpo_double"
+"""GTPO at full training's best rate, by question 2."""
 
 
 def study() -> Study:
@@ -190,6 +195,34 @@ def own_best() -> Study:
         name="The four arms at their own best learning rates",
         default_arms=MAIN_ARMS,
         num_seeds=NUM_SEEDS,
+        first_seed=0,
+        alternatives=(),
+    )
+
+
+def adapter_rates() -> Study:
+    """GTPO on low-rank adapters with four learning rates, on the seeds that full training's rate was chosen on."""
+    arms = (_at_rate("gtpo", "double"), *map(_adapters_at, ADAPTER_RATES))
+    names = tuple(arm.name for arm in arms)
+    return Study(
+        name="Learning rates of low-rank adapters",
+        arms=arms,
+        default_arms=names[1:],
+        baseline=FULL_BEST,
+        num_steps=NUM_STEPS,
+        num_seeds=len(RATE_SEEDS),
+        first_seed=RATE_SEEDS.start,
+        alternatives=(names[1:],),
+    )
+
+
+def adapters() -> Study:
+    """Full training at its best rate with the seeds of the main study; adapters at theirs are asked for by name."""
+    return replace(
+        adapter_rates(),
+        name="Low-rank adapters and full training, each at its best rate",
+        default_arms=(FULL_BEST,),
+        num_seeds=ADAPTER_SEEDS,
         first_seed=0,
         alternatives=(),
     )
@@ -306,6 +339,18 @@ def _at_rate(name: str, ending: str) -> Arm:
         return replace(config, name=f"{config.name}_{ending}", optimizer=optimizer)
 
     return Arm(name=f"{name}_{ending}", label=f"{label}, {rate:g}", about=about, recipe=_recipe(name, at_rate))
+
+
+def _adapters_at(rate: float) -> Arm:
+    name = f"gtpo_lora_{rate:g}"
+
+    def with_adapters(config: RunConfig) -> RunConfig:
+        adapter = tiny_cpu.gtpo_lora().adapter
+        optimizer = replace(config.optimizer, learning_rate=rate)
+        return replace(config, name=f"study_{name}", adapter=adapter, optimizer=optimizer)
+
+    about = "GTPO v6 with low-rank adapters over frozen weights."
+    return Arm(name=name, label=f"adapters, {rate:g}", about=about, recipe=_recipe("gtpo", with_adapters))
 
 
 def _direction(name: str, change: Change, *, num_steps: int, needed: tuple[Needed, ...] = ()) -> Study:
