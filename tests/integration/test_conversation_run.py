@@ -18,7 +18,9 @@ pytestmark = [
 
 RECIPE = "recipes.tiny_cpu:tool_gtpo"
 ONE_PROCESS = ["--cluster.mode", "local", "--parallel.num-ranks", "1", "--parallel.tensor-parallel-size", "1"]
+CALCULATOR = "recipes.calculator:Calculator"
 AGENT = str(Path(__file__).parents[2] / "examples/own_agent/agent.py:agent")
+TOKEN_AGENT = "tests.integration.token_agent:agent"
 TURN_REWARD_COEF = 0.5
 
 
@@ -62,25 +64,30 @@ def test_a_killed_run_with_an_environment_equals_an_unbroken_one(tmp_path):
 @pytest.mark.slow
 @LEAVINGS
 def test_an_agent_that_knows_only_an_endpoint_is_trained_as_the_environment_is(tmp_path):
-    """The agent plays the calculator's game by HTTP, in threads of its own; the run is the same bit for bit."""
-    agent = Run(tmp_path / "agent", "--environment.name", AGENT, *ONE_PROCESS, recipe=RECIPE, num_steps=2)
-    assert agent.wait(900.0) == 0, agent.output[-3000:]
-    environment = Run(tmp_path / "environment", *ONE_PROCESS, recipe=RECIPE, num_steps=2)
-    assert environment.wait(900.0) == 0, environment.output[-3000:]
-    rows = steps(agent.folder)
-    assert_conversations(rows[1:])
-    assert all(row["rollout/reward_failed_count"] == 0 for row in rows[1:])
-    differing = {
-        key for row, other in zip(rows, steps(environment.folder), strict=True) for key in row if row[key] != other[key]
-    }
-    assert differing <= {"reward/tool_errors_mean"}  # an agent does not say that a call has failed
+    """By messages from threads, and by tokens from an event loop, agents play the calculator's game over HTTP; their
+    runs are the environment's bit for bit."""
+
+    def rows_of(name, *options):
+        run = Run(tmp_path / name, *options, *ONE_PROCESS, recipe=RECIPE, num_steps=2)
+        assert run.wait(900.0) == 0, run.output[-3000:]
+        return steps(run.folder)
+
+    expected = rows_of("environment")
+    for name, agent in (("messages", AGENT), ("tokens", TOKEN_AGENT)):
+        rows = rows_of(name, "--environment.name", agent)
+        assert_conversations(rows[1:])
+        assert all(row["rollout/reward_failed_count"] == 0 for row in rows[1:])
+        differing = {key for row, other in zip(rows, expected, strict=True) for key in row if row[key] != other[key]}
+        assert differing <= {"reward/tool_errors_mean"}, name  # an agent does not say that a call has failed
 
 
 @pytest.mark.nightly
 @LEAVINGS
-def test_episodes_go_on_over_a_push(tmp_path):
+@pytest.mark.parametrize("name", [CALCULATOR, AGENT], ids=["environment", "agent"])
+def test_episodes_go_on_over_a_push(tmp_path, name):
     """Sampling is slow, so that every push finds episodes between two turns or inside of one."""
     options = (
+        *("--environment.name", name),
         *("--rollout.max-staleness", "2", "--rollout.partial", "--algorithm.off-policy.mode", "truncate"),
         *("--rollout.max-concurrent-sequences", "1", "--rollout.group-size", "8"),
     )

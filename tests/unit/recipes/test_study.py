@@ -8,6 +8,8 @@ from gtpo_megatron.config.algorithm import GRPOConfig, GTPOConfig
 from recipes.study import (
     MAIN_ARMS,
     RATE_SEEDS,
+    adapter_rates,
+    adapters,
     conversations,
     dose,
     learning_rates,
@@ -17,6 +19,7 @@ from recipes.study import (
     second_task,
     study,
 )
+from recipes.tiny_cpu import gtpo_lora
 
 STUDY = study()
 
@@ -51,8 +54,8 @@ def test_the_plan():
 
 def test_rates_are_chosen_on_seeds_that_nothing_else_has():
     chosen_on = set(RATE_SEEDS)
-    assert {run.seed for run in runs(learning_rates())} == chosen_on
-    for other in (study(), own_best(), dose(), second_size(), second_task(), conversations(), pretrained()):
+    assert {run.seed for run in runs(learning_rates())} == {run.seed for run in runs(adapter_rates())} == chosen_on
+    for other in (adapters(), study(), own_best(), dose(), second_size(), second_task(), conversations(), pretrained()):
         assert not chosen_on & {run.seed for run in runs(other)}
 
 
@@ -64,6 +67,17 @@ def test_every_arm_has_the_same_rates():
         ).add(run.config.optimizer.learning_rate)
     assert rates == {arm: {1e-4, 2e-4, 4e-4, 8e-4} for arm in MAIN_ARMS}
     assert [group[0] for group in learning_rates().alternatives] == list(MAIN_ARMS)  # ties go to the common rate
+
+
+def test_adapters_differ_from_full_training_in_adapters_and_rate_alone():
+    plan = adapters()
+    full, *others = (arm.recipe(num_steps=24, seed=2) for arm in plan.arms)
+    assert full == own_best().arm("gtpo_double").recipe(num_steps=24, seed=2)
+    assert [config.optimizer.learning_rate for config in others] == [1e-3, 2e-3, 4e-3, 8e-3]
+    for config in others:
+        assert config.adapter == gtpo_lora().adapter
+        assert replace(config, adapter=full.adapter, optimizer=full.optimizer, name=full.name) == full
+    assert adapter_rates().alternatives == (tuple(arm.name for arm in plan.arms[1:]),)
 
 
 def test_studies_share_runs_rather_than_make_them_twice():
