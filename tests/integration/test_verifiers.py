@@ -13,12 +13,15 @@ from gtpo_megatron.conversations.environment_processes import EnvironmentPool
 from gtpo_megatron.conversations.messages import Message, ToolCall
 from gtpo_megatron.conversations.verifiers import main
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.run_folder.rollout_log import iter_rollouts
 from gtpo_megatron.supervision.process_tree import command_line, descendants
+from tests.integration.runs import Run, steps
 from tests.unit.conversations.test_environment_processes import wait
 
 PYTHON = Path(__file__).parents[2] / ".venv-verifiers/bin/python"
 NAME = f"verifiers:gtpo-adder?python={PYTHON}"
-WITHOUT_TOOLS = f"{NAME}&taskset.has_tools=false"
+WITHOUT_SERVER = f"{NAME}&taskset.has_server=false"
+PROMPT = "Compute %d+7. Put the answer in \\boxed{}."
 START_S = 400.0
 
 pytestmark = [
@@ -32,7 +35,7 @@ def pool_of(name, *, timeout_s=START_S):
     return EnvironmentPool(name, num_workers=1, timeout_s=timeout_s, memory_limit_mib=4096)
 
 
-def rows(capsys, name=WITHOUT_TOOLS):
+def rows(capsys, name=WITHOUT_SERVER):
     assert main([name]) == 0
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
@@ -52,12 +55,12 @@ def said(pool, *turns):
 
 def test_episodes_with_a_tool_are_played_side_by_side(capsys):
     table = rows(capsys, f"{NAME}&select.skip=1")
-    assert [(row["prompt"], row["answer"]) for row in table] == [("What is 1 + 7?", "8"), ("What is 2 + 7?", "9")]
+    assert [(row["prompt"], row["answer"]) for row in table] == [(PROMPT % 1, "8"), (PROMPT % 2, "9")]
     with pool_of(NAME) as pool:
         events = opened(pool, table, "", "", "")
-        assert [message.content for message in events[0].opening.messages] == ["Add.", "What is 1 + 7?"]
-        assert [tool["function"]["name"] for tool in events[0].opening.tools] == ["add"]
-        call = ToolCall(name="add", arguments={"a": 1, "b": 7})
+        assert [message.content for message in events[0].opening.messages] == [PROMPT % 1]
+        assert [tool["function"]["name"] for tool in events[0].opening.tools] == ["calculate"]
+        call = ToolCall(name="calculate", arguments={"expression": "1+7"})
         replies = said(pool, *[Message(role="assistant", content="So:", tool_calls=(call,))] * 3)
         assert [[one.content for one in replies[at].reply.messages] for at in range(3)] == [["8"]] * 3
         last = said(pool, "It is 8.", "It is 9.", "8")
@@ -66,14 +69,14 @@ def test_episodes_with_a_tool_are_played_side_by_side(capsys):
 
 
 def test_what_is_wrong_with_an_episode_fails_it_alone_in_one_line(capsys):
-    with pool_of(WITHOUT_TOOLS) as pool:
+    with pool_of(WITHOUT_SERVER) as pool:
         events = opened(pool, rows(capsys), "raise", "nan", "rewrite", "")
         assert "TaskError: task setup: ValueError: this task is no good" in events[0].failure
         for episode in (1, 2, 3):
             pool.step(episode, Message(role="assistant", content="7"))
         events = wait(pool, 3, START_S)
         assert events[1].failure.endswith("step raised is_right is nan")
-        assert "message 0 is 'Subtract.' of system, where 'Add.' of system was said before" in events[2].failure
+        assert "message 0 is 'Subtract.' of user, where 'Compute 0+7." in events[2].failure
         assert "\n" not in events[2].failure
         assert events[3].reply.reward == 0.5
 
@@ -87,7 +90,7 @@ def replaced(pool, processes):
 
 def test_one_that_hangs_is_late_and_one_that_blocks_or_ends_its_process_has_it_replaced(capsys):
     table = rows(capsys)
-    with pool_of(WITHOUT_TOOLS, timeout_s=40.0) as pool:
+    with pool_of(WITHOUT_SERVER, timeout_s=40.0) as pool:
         opened(pool, table, "hang", "")
         processes = pool.process_ids
         pool.step(0, Message(role="assistant", content="7"))
@@ -128,3 +131,25 @@ def test_what_cannot_be_played_is_said_before_anything_starts(options, why):
         resolve_environment(NAME + options)
     with pytest.raises(ConfigError, match="taskset 'no-such' not found"):
         resolve_environment(f"verifiers:no-such?python={PYTHON}")
+
+
+@pytest.mark.ray
+@pytest.mark.vllm
+@pytest.mark.megatron
+@pytest.mark.filterwarnings("ignore")  # of TensorBoard's and transformers' readers
+def test_a_run_learns_from_it(tmp_path, capsys):
+    options = ["--environment.name", WITHOUT_SERVER, "--cluster.mode", "local"]
+    options += ["--parallel.num-ranks", "1", "--parallel.tensor-parallel-size", "1"]
+    for option, part in {"data.train-path": "limit=30", "evaluation.path": "skip=30"}.items():
+        file = tmp_path / f"{part}.jsonl"
+        table = rows(capsys, f"{WITHOUT_SERVER}&taskset.num=36&select.{part}")
+        file.write_text("".join(json.dumps(row) + "\n" for row in table))
+        options += [f"--{option}", str(file)]
+    Run(tmp_path / "run", *options, recipe="recipes.tiny_cpu:tool_gtpo").succeed()
+    for row in steps(tmp_path / "run")[1:]:
+        assert row["reward/num_turns_mean"] == row["reward/turns_mean"] > 1
+        assert row["sync/logprob_gap_mean"] < 1e-5
+        assert row["rollout/foreign_tokens_count"] > 0
+    records = list(iter_rollouts(tmp_path / "run/rollouts/step_000002.jsonl"))
+    assert {record.reward for record in records} <= {0.0, 0.5}
+    assert any(record.foreign_spans for record in records)

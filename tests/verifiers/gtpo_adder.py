@@ -1,6 +1,6 @@
-"""A taskset of verifiers for tests: sums with a tool, whose harness is here too, so that nothing is downloaded.
+"""A taskset of verifiers for tests: sums with a calculator, whose harness is here too, so that nothing is downloaded.
 
-A task does what its ``mood`` says.
+A task does what its ``mood`` says. Its prompts and tool are those of ``recipes.tiny_cpu:tool_gtpo``.
 """
 
 import asyncio
@@ -15,13 +15,17 @@ from verifiers.v1.harnesses.utils.mcp import mcp_client
 from verifiers.v1.runtimes import ProgramResult
 
 
-class AddTools(vf.Toolset[vf.ToolsetConfig]):
+def computed(expression):
+    return str(sum(int(term) for term in expression.split("+")))
+
+
+class Calculator(vf.Toolset[vf.ToolsetConfig]):
     TOOL_PREFIX = None
 
     @vf.tool
-    def add(self, a: int, b: int) -> str:
-        """Adds two whole numbers."""
-        return str(a + b)
+    def calculate(self, expression: str) -> str:
+        """Computes sums of whole numbers."""
+        return computed(expression)
 
 
 class AdderData(vf.TaskData):
@@ -52,17 +56,19 @@ class AdderTask(vf.Task[AdderData]):
 
 class AdderConfig(vf.TasksetConfig):
     num: int = 3
-    has_tools: bool = True
+    has_server: bool = True
+    """Whether the calculator is a tool server of each episode's own, and not the harness's."""
 
 
 class AdderTaskset(vf.Taskset[AdderTask, AdderConfig]):
     @classmethod
     def toolsets(cls, config):
-        return [AddTools(vf.ToolsetConfig())] if config.has_tools else []
+        return [Calculator(vf.ToolsetConfig())] if config.has_server else []
 
     def load(self):
         for number in range(self.config.num):
-            data = AdderData(prompt=f"What is {number} + 7?", answer=str(number + 7), system_prompt="Add.")
+            prompt = f"Compute {number}+7. Put the answer in \\boxed{{}}."
+            data = AdderData(prompt=prompt, answer=str(number + 7))
             yield AdderTask(data, self.config.task)
 
 
@@ -75,8 +81,8 @@ class AdderHarness(Harness[vf.HarnessConfig]):
     NEEDS_CONTAINER = False
 
     async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data, tool_interception_url=None):
-        system, prompt = self.resolve_prompt(data)
-        messages = [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
+        _, prompt = self.resolve_prompt(data)
+        messages = [{"role": "user", "content": prompt}]
         tools, places = [], {}
         for url in mcp_urls.values():
             async with mcp_client({"url": url}) as client:
@@ -84,26 +90,31 @@ class AdderHarness(Harness[vf.HarnessConfig]):
                     places[tool.name] = url
                     said = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
                     tools.append({"type": "function", "function": said})
-        given = {"tools": tools} if tools else {}
+        if not places:
+            schema = {"type": "object", "properties": {"expression": {"type": "string"}}}
+            tools = [{"type": "function", "function": {"name": "calculate", "description": "", "parameters": schema}}]
         async with AsyncOpenAI(base_url=endpoint, api_key=secret) as policy:
             while True:
-                answer = await policy.chat.completions.create(model=ctx.model, messages=messages, **given)
+                answer = await policy.chat.completions.create(model=ctx.model, messages=messages, tools=tools)
                 message = answer.choices[0].message
                 if data.mood == "hang":
                     await asyncio.sleep(600)
                 if data.mood == "rewrite":
-                    messages[0] = {"role": "system", "content": "Subtract."}
+                    messages[0] = {"role": "user", "content": "Subtract."}
                 messages.append(message.model_dump(exclude_none=True))
                 if not message.tool_calls and data.mood != "rewrite":
                     return ProgramResult(0, "", "")
                 for call in message.tool_calls or []:
-                    async with mcp_client({"url": places[call.function.name]}) as client:
-                        result = await client.call_tool(call.function.name, json.loads(call.function.arguments))
-                    text = result.content[0].text
+                    arguments = json.loads(call.function.arguments)
+                    if places:
+                        async with mcp_client({"url": places[call.function.name]}) as client:
+                            text = (await client.call_tool(call.function.name, arguments)).content[0].text
+                    else:
+                        text = computed(arguments["expression"])
                     messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
 
 
 __all__ = ["AdderHarness", "AdderTaskset"]
 
 if __name__ == "__main__":
-    AddTools.run()
+    Calculator.run()
