@@ -111,8 +111,11 @@ def _rows(taskset, select):
     if not view.bounded:
         raise Refused("its tasks never end; take some: select.limit=1000")
     for task in view:
-        data = task.data.model_dump(mode="json", exclude_defaults=True)
-        prompt = data.get("prompt") or data.get("description") or data.get("name") or f"task {task.data.idx}"
+        kind = type(task.data)
+        defaults = {name: field.get_default(call_default_factory=True) for name, field in kind.model_fields.items()}
+        whole = task.data.model_dump(mode="json")
+        data = {name: one for name, one in whole.items() if getattr(task.data, name) != defaults.get(name)}
+        prompt = data.get("prompt") or task.data.description or task.data.name or f"task {task.data.idx}"
         answer = getattr(task.data, "answer", None)
         yield {"prompt": prompt, **({"answer": answer} if isinstance(answer, str | int | float) else {}), "task": data}
 

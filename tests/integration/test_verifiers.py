@@ -121,7 +121,7 @@ def test_one_that_hangs_is_late_and_one_that_blocks_or_ends_its_process_has_it_r
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ("&taskset.nam=3", "taskset.nam Extra inputs are not permitted"),
+        ("&taskset.number=3", "taskset.number Extra inputs are not permitted"),
         ("&id=agentic-judge", "of its agents would ask the policy, and one must"),
         ("&agent.harness.id=none-such", "harness 'none-such' not found"),
     ],

@@ -99,9 +99,10 @@ class AdderHarness(Harness[vf.HarnessConfig]):
                 message = answer.choices[0].message
                 if data.mood == "hang":
                     await asyncio.sleep(600)
+                messages.append(message.model_dump(exclude_none=True))
                 if data.mood == "rewrite":
                     messages[0] = {"role": "user", "content": "Subtract."}
-                messages.append(message.model_dump(exclude_none=True))
+                    messages.append(messages[0])
                 if not message.tool_calls and data.mood != "rewrite":
                     return ProgramResult(0, "", "")
                 for call in message.tool_calls or []:
