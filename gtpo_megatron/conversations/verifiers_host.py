@@ -84,10 +84,7 @@ def _environment(taskset, options):
             place = place.setdefault(key, {})
             if not isinstance(place, dict):
                 raise Refused(f"option {name}: {key} has a value already")
-        try:
-            place[last] = json.loads(text)
-        except ValueError:
-            place[last] = text
+        place[last] = _value(text)
     select = SelectConfig.model_validate(raw.pop("select", {}))
     raw.setdefault("interception", {})["type"] = "server"  # the one that all episodes share
     taskset_class(taskset)  # says what is wrong with it; the next line would not
@@ -103,6 +100,14 @@ def _environment(taskset, options):
             f"sequence of tokens; give each other one a model: NAME.client.base_url=..., NAME.model=..."
         )
     return env, select
+
+
+def _value(text):
+    """A value as on verifiers' command line: JSON or text; ``null`` is the name of a harness, and ``None`` is none."""
+    try:
+        return None if text == "None" else text if text == "null" else json.loads(text)
+    except ValueError:
+        return text
 
 
 def _rows(taskset, select):
