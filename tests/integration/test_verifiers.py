@@ -136,6 +136,7 @@ def test_what_cannot_be_played_is_said_before_anything_starts(options, why):
 @pytest.mark.ray
 @pytest.mark.vllm
 @pytest.mark.megatron
+@pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore")  # of TensorBoard's and transformers' readers
 def test_a_run_learns_from_it(tmp_path, capsys):
     options = ["--environment.name", WITHOUT_SERVER, "--cluster.mode", "local"]
@@ -145,7 +146,9 @@ def test_a_run_learns_from_it(tmp_path, capsys):
         table = rows(capsys, f"{WITHOUT_SERVER}&taskset.num=36&select.{part}")
         file.write_text("".join(json.dumps(row) + "\n" for row in table))
         options += [f"--{option}", str(file)]
-    Run(tmp_path / "run", *options, recipe="recipes.tiny_cpu:tool_gtpo").succeed()
+    options += ["--cluster.start-deadline-s", "900", "--cluster.stage-deadline-s", "900"]
+    run = Run(tmp_path / "run", *options, recipe="recipes.tiny_cpu:tool_gtpo")
+    assert run.wait(1500) == 0, run.output[-3000:]
     for row in steps(tmp_path / "run")[1:]:
         assert row["reward/num_turns_mean"] == row["reward/turns_mean"] > 1
         assert row["sync/logprob_gap_mean"] < 1e-5
