@@ -1,5 +1,5 @@
 # Every target does its own set-up. `make quickstart` and `make test` are the two a newcomer needs.
-.PHONY: setup quickstart real-quickstart code-quickstart test test-dist test-slow test-slurm nightly test-gpu test-gpu-stack fuzz chaos fmt lint types arch docs golden bench-quickstart resolve check
+.PHONY: setup quickstart real-quickstart code-quickstart test test-dist test-slow test-slurm nightly test-gpu test-gpu-stack test-verifiers fuzz chaos fmt lint types arch docs golden bench-quickstart resolve check
 
 # byte code that is never written is compiled anew in every process of a run, a minute in all
 unexport PYTHONDONTWRITEBYTECODE
@@ -51,6 +51,10 @@ nightly: setup  ## whatever make check leaves out: chaos, Slurm, every layout, e
 test-gpu-stack:  ## the GPU's code on its own versions without a GPU, Transformer Engine's Python included; then tools/gpu_proof.sh on a bare machine's; PYTHON312=... names Python 3.12
 	tools/test_gpu_stack.sh
 	tools/test_gpu_proof.sh
+
+test-verifiers: setup  ## tasksets of verifiers, played by verifiers in an environment of its own
+	tools/setup_verifiers.sh
+	$(PYTEST) tests/integration/test_verifiers.py
 
 fuzz: setup  ## random batches over all options of credit, fresh seeds; MINUTES=10
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.credit_fuzz --minutes $(MINUTES)

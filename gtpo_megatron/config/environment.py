@@ -24,8 +24,8 @@ class EnvironmentConfig:
 
     Attributes:
         name: ``module:Name`` or ``FILE.py:Name``, a class or a function without arguments, or an agent: a function
-            ``agent(row, *, base_url, api_key)``; it gives the rewards too. "": none, so that a response is one turn,
-            graded by ``reward.function``.
+            ``agent(row, *, base_url, api_key)``; or ``verifiers:TASKSET?python=VENV/bin/python``. It gives the rewards
+            too. "": none, so that a response is one turn, graded by ``reward.function``.
         num_workers: processes per engine; each has many episodes.
         timeout_s: time that a call of the environment may take before its episode has failed.
         memory_limit_mib: memory of a process, for all of its episodes; 0: no limit.

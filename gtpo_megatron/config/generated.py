@@ -23,7 +23,7 @@ OWN_THRESHOLD = 1.0
 _FORM = re.compile(r"(?P<generator>reasoning-gym|instructions)(?::(?P<task>[^?]*))?(?:\?(?P<options>.*))?", re.DOTALL)
 _BEGINNING = re.compile(rf"(?:{REASONING_GYM}|{INSTRUCTIONS})\s*(?:$|[:?+])")
 _PLUS = re.compile(rf"\s*\+\s*(?={REASONING_GYM}:|{INSTRUCTIONS}(?:$|[:?+\s]))")
-_OPTION = re.compile(r"[a-z]\w*")
+_OPTION = re.compile(r"[a-z]\w*(?:\.\w+)*")
 _SAFE = " []\"'{}().:/*-<>"  # in an option's value, as it is written out; what separates options is not
 
 MAX_SIZE = 1_000_000
@@ -127,7 +127,7 @@ def _term(text: str, where: str) -> GeneratedSet:
         raise ConfigError(f"{where}: expected {REASONING_GYM}:NAME, such as {REASONING_GYM}:chain_sum?size=1000")
     if generator == INSTRUCTIONS and task is not None:
         raise ConfigError(f"{where}: {INSTRUCTIONS} has no parts; write {INSTRUCTIONS}?size=1000")
-    options = _options(found["options"] or "", where)
+    options = options_of(found["options"] or "", where)
     return GeneratedSet(
         generator=generator,
         task=task or "",
@@ -138,7 +138,12 @@ def _term(text: str, where: str) -> GeneratedSet:
     )
 
 
-def _options(text: str, where: str) -> dict[str, str]:
+def options_of(text: str, where: str) -> dict[str, str]:
+    """Reads ``NAME=VALUE&NAME=VALUE``; values may be percent-encoded.
+
+    Raises:
+        ConfigError: it has another form, or a name is there twice.
+    """
     options: dict[str, str] = {}
     for part in filter(None, text.split("&")):
         name, equals, value = part.partition("=")

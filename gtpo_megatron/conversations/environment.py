@@ -8,7 +8,8 @@ It is a class or a function without arguments that makes one object per episode,
 
 any of them async or not; or an object whose public methods are tools, see
 :class:`~gtpo_megatron.conversations.tools.ToolEnvironment`; or an agent, a function that asks for the policy's turns
-itself, see :mod:`~gtpo_megatron.conversations.agents`.
+itself, see :mod:`~gtpo_megatron.conversations.agents`; or a taskset of verifiers, see
+:mod:`~gtpo_megatron.conversations.verifiers`.
 """
 
 import inspect
@@ -24,6 +25,7 @@ from gtpo_megatron.conversations.agents import AgentTurns, is_agent
 from gtpo_megatron.conversations.messages import Message, Opening, Reply
 from gtpo_megatron.conversations.openai_form import opening_from, reply_from
 from gtpo_megatron.conversations.tools import ToolEnvironment, ToolTurns, check_tools
+from gtpo_megatron.conversations.verifiers import TasksetAgent, is_of_verifiers, parse_taskset
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.untrusted.text import printable
 
@@ -39,7 +41,7 @@ class NamedEnvironment:
     """An environment that is known by its name.
 
     Attributes:
-        name: ``module:Name`` or ``FILE.py:Name``.
+        name: ``module:Name``, ``FILE.py:Name`` or ``verifiers:TASKSET?python=...``.
         make: makes the object of an episode.
         is_async: it waits in an event loop, so that none of its methods may block; None: its object must be seen.
     """
@@ -53,8 +55,12 @@ def resolve_environment(name: str) -> NamedEnvironment:
     """Finds an environment, and checks what can be checked without an object of it.
 
     Raises:
-        ConfigError: there is none of this name, it has neither form, or a tool of it cannot be described.
+        ConfigError: there is none of this name, it has neither form, a tool of it cannot be described, or an
+            interpreter cannot load a taskset of verifiers.
     """
+    if is_of_verifiers(name):
+        agent = TasksetAgent(parse_taskset(name))
+        return NamedEnvironment(name=name, make=partial(AgentTurns, agent.play), is_async=True)
     factory = named_function(name, what="environment", example="examples/own_environment/calculator.py:Calculator")
     if is_agent(factory):
         return NamedEnvironment(

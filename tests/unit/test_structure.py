@@ -56,8 +56,9 @@ def test_environment_variables_are_read_in_launchers_only():
             if isinstance(node, ast.Attribute) and node.attr == "environ":
                 parent = path.relative_to(ROOT)
                 # orchestration sets what vLLM and Ray read, an evaluation what its engine reads, the worker of an
-                # environment what an agent's HTTP client reads
-                owner = parent.parts[0] == "orchestration" or parent.name in ("evaluation_run.py", "chat_endpoint.py")
+                # environment what an agent's HTTP client reads, and verifiers' process gets a few of them
+                owners = ("evaluation_run.py", "chat_endpoint.py", "verifiers.py")
+                owner = parent.parts[0] == "orchestration" or parent.name in owners
                 assert owner, f"{parent} touches os.environ"
             assert not (isinstance(node, ast.Attribute) and node.attr == "getenv"), path
 
@@ -92,6 +93,7 @@ OWN_JSON = {
     "gtpo_megatron/data/reasoning_process.py": "its command line, written by the process that started it",
     "gtpo_megatron/rewards/processes/worker.py": "its command line, written by the process that started it",
     "gtpo_megatron/conversations/environment_worker.py": "from the pool that has started it",
+    "gtpo_megatron/conversations/verifiers_host.py": "from the process that started it; nothing of ours is there",
     "gtpo_megatron/distributed/input_checks.py": "from the other ranks of this run",
     "tools/make_tiny_model.py": "what the tokenizers library has just made",
 }
