@@ -9,9 +9,9 @@ from recipes.math_run import Method, OnGPUs, by_method, math_run
 
 ON_64_GPUS = OnGPUs(
     num_gpus=64,
-    tensor_parallel_size=2,
-    pipeline_parallel_size=2,
-    expert_parallel_size=8,
+    tensor_parallel_size=8,
+    pipeline_parallel_size=4,
+    expert_parallel_size=8,  # the experts of a layer are within a node
     engine_size=8,
     max_concurrent_sequences=256,
     kv_cache_gib=16,

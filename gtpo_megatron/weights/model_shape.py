@@ -93,7 +93,7 @@ class ModelShape:
 
     @property
     def shares_sequences(self) -> bool:
-        """Whether context-parallel ranks can share a sequence: Transformer Engine's ring has no windows and no sinks."""
+        """Whether context-parallel ranks can share one: Transformer Engine's ring has no windows and no sinks."""
         return not (any(self.windows) or self.has_sinks)
 
     @property

@@ -26,7 +26,7 @@ from recipes import qwen2_5_7b, qwen2_5_32b
 from tests.yaml_text import from_yaml
 
 KINDS = {"gtpo": GTPOConfig, "grpo_s": GRPOSConfig, "dapo": DAPOConfig, "grpo": GRPOConfig}
-NODE_GIB = {"recipes.qwen3_235b_a22b": 2048}
+NODE_GIB = {"recipes.qwen3_235b_a22b": 2048, "recipes.gpt_oss_20b": 2048, "recipes.gpt_oss_120b": 2048}
 """Host memory of a node of eight GPUs, by module: as a rule it has 1,024 GiB at least, and some recipes need more."""
 
 
@@ -64,6 +64,8 @@ def num_gpus(name):
 
 def test_every_model_has_every_method_on_each_number_of_gpus():
     assert MODULES == [
+        "gpt_oss_120b",
+        "gpt_oss_20b",
         "llama3_1_8b",
         "moonlight_16b_a3b",
         "qwen2_5_0_5b",
@@ -76,7 +78,7 @@ def test_every_model_has_every_method_on_each_number_of_gpus():
         "qwen3_32b",
         "r1_distill_qwen_7b",
     ]
-    assert len(EVERY_RECIPE) == 96
+    assert len(EVERY_RECIPE) == 106
     found = {}
     for name in BY_METHOD:
         method = next(
@@ -84,7 +86,7 @@ def test_every_model_has_every_method_on_each_number_of_gpus():
         )
         assert isinstance(load_recipe(name).algorithm, KINDS[method])
         found.setdefault((name.split(":")[0], num_gpus(name)), set()).add(method)
-    assert len(found) == 15
+    assert len(found) == 17
     assert all(methods == set(KINDS) for methods in found.values())
 
 
