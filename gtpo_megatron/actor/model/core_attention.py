@@ -123,6 +123,8 @@ class PackedSDPA(MegatronModule):
         self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
     ) -> Any:
         """Sinks, of which tensor-parallel ranks have those of their heads."""
+        if self.softmax_offset is None:
+            return {}
         return make_sharded_tensors_for_checkpoint(
             self.state_dict(prefix="", keep_vars=True),
             prefix,
