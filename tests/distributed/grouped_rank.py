@@ -182,12 +182,12 @@ def main(task: GroupedTask, rank: int) -> None:
     from gtpo_megatron.actor import cpu_platform, trained_model
 
     def as_on_a_gpu(build: Any) -> Any:
-        def built(*args: Any) -> Any:
+        def built(*args: Any, **options: Any) -> Any:
             with (
                 mock.patch.object(cpu_platform, "is_cpu", return_value=False),
                 mock.patch.object(cpu_platform, "device", return_value=torch.device("cpu")),
             ):
-                return build(*args)
+                return build(*args, **options)
 
         return built
 

@@ -124,6 +124,7 @@ CHANGES = {
         },
     },
     "gpt_oss": {
+        "intermediate_size": 128,  # of which a worker's share must be a multiple of 32 on CPUs
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
         "sliding_window": 20,
@@ -164,12 +165,14 @@ def make_folder(folder, family, *, tied, vocab_size=150):
     config = config_type(
         vocab_size=vocab_size,
         hidden_size=128,
-        intermediate_size=96,
         num_hidden_layers=4,
         num_attention_heads=4,
         tie_word_embeddings=tied,
         initializer_range=0.1,
-        **({"num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256} | CHANGES.get(family, {})),
+        **(
+            {"intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256}
+            | CHANGES.get(family, {})
+        ),
     )
     model = model_type(config).float()
     for name, parameter in model.named_parameters():
