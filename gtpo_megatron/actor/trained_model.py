@@ -17,6 +17,7 @@ from gtpo_megatron.actor.model.policy_model import (
     build_chunks,
     fuse_weight_gradients,
     mark_experts,
+    mark_sinks,
     weights_by_name,
 )
 from gtpo_megatron.actor.model.transformer_config import torch_dtype, transformer_config
@@ -67,6 +68,7 @@ def trained_model(config: RunConfig, arch: Architecture, *, global_rank: int) ->
     transformer = transformer_config(arch, config.model, parallel)
     chunks = build_chunks(arch, config.model, parallel, transformer, adapted=config.adapter.is_on)
     mark_experts(chunks)
+    mark_sinks(chunks)
     fuse_weight_gradients(chunks)
 
     def load(folder: Path) -> None:

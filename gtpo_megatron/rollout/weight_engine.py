@@ -17,6 +17,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from gtpo_megatron.errors import WeightSyncError
+from gtpo_megatron.rollout.gpt_oss_weights import loadable
 from gtpo_megatron.weights.architecture import Architecture, read_architecture
 from gtpo_megatron.weights.push.link import WeightLink
 from gtpo_megatron.weights.push.receiver import WeightReceiver
@@ -100,7 +101,10 @@ class LinkEngine(WeightTransferEngine[LinkInfo, PushInfo]):
         """Loads every tensor when it is complete."""
         assert self.receiver is not None, "init_weight_transfer_engine comes first"
         self.version = -1
-        self.model.load_weights(self.receiver.tensors(with_checksums=update_info.with_checksums))
+        tensors = self.receiver.tensors(with_checksums=update_info.with_checksums)
+        if self.arch.has_sinks:
+            tensors = loadable(tensors, self.model, get_tensor_model_parallel_rank())
+        self.model.load_weights(tensors)
         self.version = update_info.version
 
     def receive_adapters(self, version: int, with_checksums: bool) -> dict[str, torch.Tensor]:

@@ -18,6 +18,7 @@ from gtpo_megatron.weights.experts import (
     deepseek_v3_experts,
     glm4_moe_experts,
     glm4_moe_lite_experts,
+    gpt_oss_experts,
     qwen3_moe_experts,
 )
 from gtpo_megatron.weights.model_shape import LatentAttention, ModelShape
@@ -45,8 +46,6 @@ class Architecture(ModelShape):
         rope_scaling: of its frequencies; None if they are as in pre-training.
         rotary_fraction: share of every head's elements that is rotated, the first ones, or with latents the last ones;
             the frequencies are those of a head of ``rotary_size`` elements. Megatron calls it ``rotary_percent``.
-        rotary_fraction: share of every head's elements that is rotated, the first ones; the frequencies are those of a
-            head of ``rotary_size`` elements. Megatron calls it ``rotary_percent``.
         rotates_neighbours: elements 0 and 1 of a head are rotated together, then 2 and 3; else element 0 with the first
             of the second half of those that are rotated.
         unrotated_layers: numbers of the layers in which nothing is rotated.
@@ -129,6 +128,7 @@ class _Family:
         unrotated_every: one layer in so many is not rotated if ``config.json`` has no ``no_rope_layers`` and no
             ``no_rope_layer_interval``; 0: every layer is rotated.
         tied: if ``config.json`` has no ``tie_word_embeddings``.
+        has_sinks: as in ``Architecture``; the window is in every other layer, from the first on.
         has_latents: multi-latent attention.
         experts: reads them; None for a family of dense models.
     """
@@ -144,6 +144,7 @@ class _Family:
     rotates_neighbours: bool = False
     unrotated_every: int = 0
     tied: bool = False
+    has_sinks: bool = False
     has_latents: bool = False
     experts: Callable[[Path, Fields, int], Experts | None] | None = None
 
@@ -162,6 +163,9 @@ _FAMILIES = {
     "DeepseekV2ForCausalLM": _Family("deepseek", has_latents=True, experts=deepseek_v2_experts),
     "DeepseekV3ForCausalLM": _Family("deepseek", has_latents=True, experts=deepseek_v3_experts),
     "Glm4MoeLiteForCausalLM": _Family("deepseek", has_latents=True, experts=glm4_moe_lite_experts),
+    "GptOssForCausalLM": _Family(
+        "gpt_oss", qkv_bias=True, window=128, rope_theta=150000.0, has_sinks=True, experts=gpt_oss_experts
+    ),
 }
 """DeepSeek-R1 distillations are of the class they were distilled into."""
 
@@ -179,7 +183,8 @@ _UNSUPPORTED = (
     ("use_sliding_window", "train with full attention"),
     (
         "quantization_config",
-        "give the folder of the unquantized model, or of FP8 blocks, as DeepSeek V3 has them, one cast to bfloat16",
+        "give the folder of the unquantized model, or of FP8 blocks, as DeepSeek V3 has them, or MXFP4, as gpt-oss has "
+        "it, one cast to bfloat16",
     ),
     ("attention_out_bias", "no name table has a bias on the output projection"),
     ("attention_bias", "no name table has a bias on the output projection"),
@@ -267,13 +272,15 @@ def _family(path: Path, fields: Fields) -> _Family:
 
 def _refuse_unsupported(path: Path, fields: Fields, family: _Family) -> None:
     for key, remedy in _UNSUPPORTED:
-        if fields.raw.get(key) and not (family.own_switches and key == "attention_bias"):
+        if fields.raw.get(key) and not ((family.own_switches or family.has_sinks) and key == "attention_bias"):
             is_on = f"{key}=true" if fields.raw[key] is True else key
             raise ConfigError(f"{path}: {is_on} is not supported; {remedy}")
     if (activation := fields.get("hidden_act", str, "silu")) != "silu":
         raise ConfigError(f"{path}: hidden_act={shown(activation)} is not supported; expected 'silu'")
     kinds = sorted(set(fields.get("layer_types", list[str], [])) - {"full_attention"})
-    if kinds:
+    if family.has_sinks:
+        _refuse_what_vllm_has_fixed(path, fields)
+    elif kinds:
         raise ConfigError(
             f"{path}: layer_types has {shown(kinds[0])}, which is not supported; expected 'full_attention'"
         )
@@ -288,6 +295,27 @@ def _refuse_unsupported(path: Path, fields: Fields, family: _Family) -> None:
     fraction = _rotary_fraction(fields, family)
     if fraction != 1.0 and family.rotary_fraction is None:
         raise ConfigError(f"{path}: partial_rotary_factor={fraction} is not supported; expected 1")
+
+
+def _refuse_what_vllm_has_fixed(path: Path, fields: Fields) -> None:
+    """For gpt-oss, of which vLLM's class looks at few keys."""
+    rope, layers = rope_fields(fields), fields.get("num_hidden_layers", int, at_least=1, at_most=_MAX_LAYERS)
+    alternating = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)]
+    for key, of_type, wanted in (
+        ("attention_bias", bool, True),
+        ("layer_types", list[str], alternating),
+        ("tie_word_embeddings", bool, False),
+        ("rms_norm_eps", float, 1e-5),
+    ):
+        if fields.get(key, of_type, wanted) != wanted:
+            raise ConfigError(f"{path}: {key}={shown(fields.raw[key])} is not supported; expected {shown(wanted)}")
+    if fields.raw.get("sliding_window", 0) is None:
+        raise ConfigError(f"{path}: sliding_window=null is not supported; expected a number of tokens")
+    if (kind := rope_kind(rope)) != "yarn":  # without a word of it, transformers' class has other positions again
+        raise ConfigError(f"{path}: rope type {shown(kind)} is not supported; expected 'yarn'")
+    for key in ("attention_factor", "mscale", "mscale_all_dim"):
+        if rope.has(key):
+            raise ConfigError(f"{path}: {key} is not supported here: transformers heeds it, vLLM does not")
 
 
 def _rotary_fraction(fields: Fields, family: _Family) -> float:
@@ -310,12 +338,13 @@ def _unrotated_layers(path: Path, fields: Fields, family: _Family, num_layers: i
 
 
 def _windows(fields: Fields, family: _Family, num_layers: int, max_positions: int) -> tuple[int, ...]:
-    """``sliding_window``, of every layer; a window as long as the context is none."""
+    """``sliding_window``, of every layer, or every other one; a window as long as the context is none."""
     is_off = fields.raw.get("sliding_window", family.window) is None
     if family.window == 0 or is_off:
         return ()
     window = fields.get("sliding_window", int, family.window, at_least=1, at_most=MAX_SIZE)
-    return (window,) * num_layers if window < max_positions else ()
+    every = 2 if family.has_sinks else 1
+    return tuple(0 if layer % every else window for layer in range(num_layers)) if window < max_positions else ()
 
 
 def _latents(path: Path, fields: Fields) -> LatentAttention:
@@ -383,6 +412,7 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
         rope_theta=theta,
         tied_embeddings=fields.get("tie_word_embeddings", bool, family.tied),
         qkv_bias=fields.get("attention_bias", bool, family.qkv_bias) if family.own_switches else family.qkv_bias,
+        has_sinks=family.has_sinks,
         qk_norm=fields.get("use_qk_norm", bool, False) if family.own_switches else family.qk_norm,
         rope_scaling=scaling,
         rotary_fraction=fraction,

@@ -6,7 +6,7 @@ A converted folder has everything of the Hugging Face folder but its weights, an
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE, Architecture, read_architecture
 from gtpo_megatron.weights.hf.reader import WeightFolder, require_finite
+from gtpo_megatron.weights.hf.stacked_experts import stacked, stacks
 from gtpo_megatron.weights.hf.writer import SHARD_BYTES, copy_companions, write_shards, written_aside
 from gtpo_megatron.weights.megatron.adapters import MergedModel, stored_adapters
 from gtpo_megatron.weights.megatron.checkpoint_files import MEGATRON_FOLDER, Verify, check_checkpoint
@@ -161,15 +162,22 @@ def megatron_to_hf(
             stored = MergedModel(_open_model(model, arch, closing), adapters)
         else:
             stored = MegatronCheckpoint(checkpoint, arch)
-        sizes = {name: torch.Size(shape).numel() * stored.dtypes[name].itemsize for name, shape in shapes.items()}
+        parts = stacks(shapes) if arch.experts is not None and arch.experts.clamp else {name: [name] for name in shapes}
+        sizes = {
+            name: sum(torch.Size(shapes[part]).numel() * stored.dtypes[part].itemsize for part in its_parts)
+            for name, its_parts in parts.items()
+        }
         scratch = closing.enter_context(written_aside(target, num_bytes=sum(sizes.values()), replace=replace))
         progress.start(sum(sizes.values()))
         dtypes = {dtype for name, dtype in stored.dtypes.items() if not stays_float32(name)}
         copy_companions(model, scratch, dtype_name=_name(dtypes.pop()) if len(dtypes) == 1 else None)
         warn_without_tokenizer(model)
-        write_shards(
-            scratch, sizes, lambda names: stored.read(names, shapes, progress.advance), shard_bytes=shard_bytes
-        )
+
+        def read(names: Sequence[str]) -> dict[str, Tensor]:
+            found = stored.read([part for name in names for part in parts[name]], shapes, progress.advance)
+            return {name: stacked(name, [found[part] for part in parts[name]]) for name in names}
+
+        write_shards(scratch, sizes, read, shard_bytes=shard_bytes)
 
 
 def _open_model(folder: Path, arch: Architecture, closing: ExitStack) -> WeightFolder | MegatronCheckpoint:

@@ -12,6 +12,8 @@ from gtpo_megatron.untrusted.text import shown
 
 MAX_EXPERTS = 1 << 14
 """A name table has rows for each expert of each layer."""
+GPT_OSS_CLAMP = 7.0
+"""Of gate and up projections."""
 _SCORED_PER_GROUP = 2
 """A group's score is the sum of its so many best experts' scores."""
 
@@ -23,6 +25,9 @@ class Experts:
     The router gives every expert a score ``s = softmax(z)`` or ``sigmoid(z)`` of its logit ``z``, chooses the
     ``experts_per_token`` best by ``s + b`` (``b``: the expert bias, if there is one), and weighs their outputs by
     ``s``, divided by the chosen experts' sum if ``normalised``, times ``scaling``.
+
+    An expert is ``W2 (silu(W1 x) * W3 x)``; with a ``clamp`` of c, router and projections have biases, and it is
+    ``W2 (g sigmoid(1.702 g) (u + 1))``, ``g = min(W1 x, c)``, ``u = min(max(W3 x, -c), c)``.
 
     Attributes:
         num_experts: of a layer.
@@ -36,6 +41,7 @@ class Experts:
         has_bias: experts are chosen by their score plus a bias, which is balanced and not trained.
         num_groups: groups of neighbouring experts; 1: experts are not grouped.
         groups_per_token: groups that a token's experts are chosen from.
+        clamp: limit of gate and up projection, before the activation; 0: there is none.
     """
 
     num_experts: int
@@ -49,6 +55,7 @@ class Experts:
     has_bias: bool = False
     num_groups: int = 1
     groups_per_token: int = 1
+    clamp: float = 0.0
 
     def check_layout(self, parallel: ParallelConfig) -> None:
         """Raises ConfigError unless the experts and the matrices of each expert split evenly over their ranks."""
@@ -61,6 +68,11 @@ class Experts:
             raise ConfigError(
                 f"{parallel}: expert_tensor_parallel_size={parallel.expert_tensor_parallel_size} must divide "
                 f"the experts' ffn_size={self.ffn_size} of this model; choose from {divisors(self.ffn_size)}"
+            )
+        if self.clamp and parallel.expert_tensor_parallel_size > 1:
+            raise ConfigError(
+                f"{parallel}: expert_tensor_parallel_size must be 1 for experts with biases, which Megatron would add "
+                f"once on every rank"
             )
         if self.shared_ffn_size % parallel.tensor_parallel_size:
             raise ConfigError(
@@ -165,6 +177,23 @@ def deepseek_v2_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
             shared_ffn_size=ffn_size * fields.get("n_shared_experts", int, 2, at_least=1),
             normalised=False,
             scaling=fields.get("routed_scaling_factor", float, 1.0),
+        ),
+    )
+
+
+def gpt_oss_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
+    """The experts of a ``GptOssForCausalLM``: softmax over the chosen ones, biases, a clamped gate."""
+    for key, wanted in (("swiglu_limit", GPT_OSS_CLAMP), ("swiglu_alpha", 1.702)):
+        if (found := fields.get(key, float, wanted)) != wanted:
+            raise ConfigError(f"{path}: {key}={found:g} is not supported; expected {wanted:g}, which vLLM has fixed")
+    return _checked(
+        path,
+        Experts(
+            num_experts=_num_experts(path, fields, "num_experts"),
+            experts_per_token=fields.get("num_experts_per_tok", int, at_least=1),
+            ffn_size=fields.get("intermediate_size", int, at_least=1),
+            layers=(True,) * num_layers,
+            clamp=GPT_OSS_CLAMP,
         ),
     )
 

@@ -72,6 +72,18 @@ def latent_attention(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]
     yield RowParallel(f"{here}.linear_proj.weight", f"{there}.o_proj.weight", hidden_size, arch.output_width)
 
 
+def output_bias(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
+    """Bias of the output projection, which one tensor rank's share of the sum has."""
+    name = "self_attn.o_proj.bias"
+    yield Replicated(f"{layer.here}.self_attention.linear_proj.bias", f"{layer.there}.{name}", arch.hidden_size)
+
+
+def sinks(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
+    """One number a head, that its softmax's sum has besides."""
+    ours = f"{layer.here}.self_attention.core_attention.softmax_offset"
+    yield ColumnParallel(ours, f"{layer.there}.self_attn.sinks", arch.num_heads, 1)
+
+
 def qkv_bias(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
     """Biases of the query, key and value projections, if the model has them."""
     if arch.qkv_bias:
@@ -108,6 +120,20 @@ def gated_mlp_or_experts(arch: Architecture, layer: Layer) -> Iterator[ParamMapp
         yield from _mlp(mine, its, arch.hidden_size, experts.ffn_size, expert)
     if experts.shared_ffn_size:
         yield from _mlp(f"{here}.shared_experts", f"{there}.shared_experts", arch.hidden_size, experts.shared_ffn_size)
+
+
+def biased_experts(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
+    """Router and the rank's experts, all with biases; a folder has experts as ``hf/stacked_experts.py`` says."""
+    experts, here, there = arch.experts, f"{layer.here}.mlp", f"{layer.there}.mlp"
+    assert experts is not None  # the family says so
+    yield Replicated(f"{here}.router.weight", f"{there}.router.weight", experts.num_experts, arch.hidden_size)
+    yield Replicated(f"{here}.router.bias", f"{there}.router.bias", experts.num_experts)
+    for local, expert in enumerate(layer.experts):
+        mine, its = f"{here}.experts.local_experts.{local}", f"{there}.experts.{expert}"
+        yield from _mlp(mine, its, arch.hidden_size, experts.ffn_size, expert)
+        gate, up = (f"{its}.{name}_proj.bias" for name in ("gate", "up"))
+        yield GatedMLP(f"{mine}.linear_fc1.bias", gate, up, experts.ffn_size, 1, expert)
+        yield Replicated(f"{mine}.linear_fc2.bias", f"{its}.down_proj.bias", arch.hidden_size, expert=expert)
 
 
 def _mlp(
@@ -155,5 +181,7 @@ LAYER_TABLES: dict[str, tuple[LayerRows, ...]] = {
     "glm4_moe": (layer_norms, attention, qkv_bias, qk_norms, gated_mlp_or_experts),
     # DeepSeek V2-Lite, V3, R1; Moonlight, Kimi K2; GLM-4.7-Flash: multi-latent attention, first layers dense
     "deepseek": (layer_norms, latent_attention, gated_mlp_or_experts),
+    # gpt-oss: sinks, a bias wherever there is a projection
+    "gpt_oss": (layer_norms, attention, qkv_bias, output_bias, sinks, biased_experts),
 }
 """Family -> rows of one layer. ``architecture.py`` says which models have them; only other rows need an entry here."""

@@ -42,6 +42,8 @@ class ModelShape:
         max_positions: longest sequence that the rotary embedding is meant for.
         tied_embeddings: the output layer is the embedding.
         qkv_bias: query, key and value projections have a bias.
+        has_sinks: the output projection has a bias, too, and every head a sink: a learned number whose exponential is
+            added to the softmax's sum, and so to no value.
         qk_norm: every head's query and key pass an RMSNorm.
         latents: of multi-latent attention; None for grouped-query attention.
         windows: of every layer, the tokens that a token attends to, itself and those right before it; 0: all, and all
@@ -59,6 +61,7 @@ class ModelShape:
     max_positions: int
     tied_embeddings: bool = False
     qkv_bias: bool = False
+    has_sinks: bool = False
     qk_norm: bool = False
     latents: LatentAttention | None = None
     windows: tuple[int, ...] = ()
@@ -89,6 +92,11 @@ class ModelShape:
         return self.head_size if self.latents is None else self.latents.value_size
 
     @property
+    def shares_sequences(self) -> bool:
+        """Whether context-parallel ranks can share one: Transformer Engine's ring has no windows and no sinks."""
+        return not (any(self.windows) or self.has_sinks)
+
+    @property
     def num_expert_layers(self) -> int:
         """Layers that have experts in the place of a dense MLP."""
         return 0 if self.experts is None else sum(self.experts.layers)
@@ -108,6 +116,8 @@ class ModelShape:
         vectors = [self.hidden_size, self.hidden_size]
         if self.qkv_bias:
             vectors.append((self.query_width + 2 * self.key_value_width) // tensor)
+        if self.has_sinks:
+            vectors += [self.hidden_size, self.num_heads // tensor]
         if self.qk_norm:
             vectors += [self.head_size, self.head_size]
         if self.latents is not None:
@@ -145,14 +155,18 @@ class ModelShape:
     @property
     def expert_parameters(self) -> int:
         """Parameters of one expert; 0 for a dense model."""
-        return 0 if self.experts is None else 3 * self.hidden_size * self.experts.ffn_size
+        if self.experts is None:
+            return 0
+        biases = 2 * self.experts.ffn_size + self.hidden_size if self.experts.clamp else 0
+        return 3 * self.hidden_size * self.experts.ffn_size + biases
 
     @property
     def shared_parameters(self) -> int:
         """Parameters of a layer's router and shared expert, which every token passes; the expert bias is a buffer."""
         if self.experts is None:
             return 0
-        return self.hidden_size * (self.experts.num_experts + 3 * self.experts.shared_ffn_size)
+        bias = self.experts.num_experts if self.experts.clamp else 0
+        return self.hidden_size * (self.experts.num_experts + 3 * self.experts.shared_ffn_size) + bias
 
     @property
     def embedding_parameters(self) -> int:
@@ -189,10 +203,11 @@ class ModelShape:
                 )
         if (problem := parallel.layer_split.problem(self.num_layers)) is not None:
             raise ConfigError(f"{parallel}: {problem}")
-        if any(self.windows) and parallel.context_parallel_size > 1:
+        if not self.shares_sequences and parallel.context_parallel_size > 1:
+            what = "a sliding window" if any(self.windows) else "attention sinks"
             raise ConfigError(
-                f"{parallel}: context_parallel_size must be 1 for a model with a sliding window, which Transformer "
-                f"Engine's ring does not have"
+                f"{parallel}: context_parallel_size must be 1 for a model with {what}, which Transformer Engine's ring "
+                f"does not have"
             )
         if self.experts is not None:
             self.experts.check_layout(parallel)

@@ -128,12 +128,17 @@ def _placed(*parts: tuple[str, int]) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """Norms, routers and projections to latents: every rank has the whole tensor."""
+    """Norms, routers, projections to latents, biases on what ranks add up: every rank has the whole tensor.
+
+    Attributes:
+        expert: number among the layer's experts; None if it is no expert's.
+    """
 
     megatron_name: str
     hf_name: str
     rows: int
     columns: int = 1
+    expert: int | None = None
 
     @property
     def extent(self) -> tuple[int, int]:
@@ -159,7 +164,7 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True)
 class ColumnParallel:
-    """Heads from a latent: Megatron's column-parallel linear splits the output dim, that is rows here."""
+    """Heads from a latent, sinks of heads: Megatron splits the output dim, that is rows here."""
 
     megatron_name: str
     hf_name: str
@@ -389,4 +394,4 @@ def expert_of(mapping: ParamMapping) -> int | None:
     Parameters of experts are split by expert parallelism and the experts' tensor parallelism, all others by tensor
     parallelism.
     """
-    return mapping.expert if isinstance(mapping, GatedMLP | RowParallel) else None
+    return mapping.expert if isinstance(mapping, GatedMLP | RowParallel | Replicated) else None

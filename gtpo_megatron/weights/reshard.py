@@ -49,8 +49,8 @@ _FUSED_NORMS = {
 """Norms that Transformer Engine holds inside the linear layer after them: our name -> its name, less ``weight``."""
 
 
-_GROUPED_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(linear_fc[12])\.weight(\d+)")
-"""Transformer Engine's grouped layer holds a rank's experts as ``weight0``, ``weight1``, ..."""
+_GROUPED_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(linear_fc[12])\.(weight|bias)(\d+)")
+"""Transformer Engine's grouped layer holds a rank's experts as ``weight0``, ``weight1``, ..., ``bias0``, ..."""
 
 
 def table_name(megatron_name: str) -> str:
@@ -59,7 +59,7 @@ def table_name(megatron_name: str) -> str:
         if megatron_name.endswith(f".{fused}_weight"):
             return megatron_name.removesuffix(f"{fused}_weight") + f"{ours}.weight"
     if (grouped := _GROUPED_EXPERT.fullmatch(megatron_name)) is not None:
-        return f"{grouped[1]}.local_experts.{grouped[3]}.{grouped[2]}.weight"
+        return f"{grouped[1]}.local_experts.{grouped[4]}.{grouped[2]}.{grouped[3]}"
     return megatron_name
 
 
@@ -245,7 +245,7 @@ def export_plan(
     for mapping in stage_mappings(arch, coordinates, padded_vocab_size):
         if not (dense if expert_of(mapping) is None else experts):
             continue
-        if isinstance(mapping, Replicated) and coordinates.tensor_parallel.index > 0:
+        if isinstance(mapping, Replicated) and coordinates.split_of(mapping).index > 0:
             continue
         if is_tied_copy(arch, mapping):
             continue

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import transformers
 
+from tests.distributed.family_models import GPT_OSS
 from tests.distributed.tiny_world import VOCAB
 
 LATENTS = {
@@ -72,6 +73,7 @@ EXPERT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 1,
         },
     ),
+    "gpt_oss": ("GptOss", {**GPT_OSS, "intermediate_size": 16, "num_local_experts": 8, "num_experts_per_tok": 4}),
 }
 """Family -> its classes in transformers, less ``Config`` and ``ForCausalLM``; changes to the shared configuration."""
 
@@ -81,15 +83,15 @@ def make_expert_model(folder: Path, family: str, *, num_layers: int = 4, **sizes
     torch.manual_seed(13)
     name, changes = EXPERT_FAMILIES[family]
     config = getattr(transformers, f"{name}Config")(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=num_layers,
-        num_attention_heads=4,
-        tie_word_embeddings=False,
-        initializer_range=0.2,
-        rms_norm_eps=1e-6,
         **{
+            "vocab_size": VOCAB,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": num_layers,
+            "num_attention_heads": 4,
+            "tie_word_embeddings": False,
+            "initializer_range": 0.2,
+            "rms_norm_eps": 1e-6,
             "moe_intermediate_size": 16,
             "head_dim": 8,
             "num_key_value_heads": 2,
@@ -103,6 +105,12 @@ def make_expert_model(folder: Path, family: str, *, num_layers: int = 4, **sizes
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
+        for parameter_name, parameter in model.named_parameters():
+            # of gpt-oss, the first gates and up projections are beyond the clamp, here below it and there above
+            if parameter_name.endswith("gate_up_proj_bias"):
+                parameter[:, :2].mul_(160)
+            elif parameter_name.endswith("down_proj") and f"{parameter_name}_bias" in dict(model.named_parameters()):
+                parameter[:, 0].mul_(0.05)
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.1 * torch.randn_like(buffer))

@@ -63,6 +63,15 @@ DEEPSEEK = {
 }
 """Multi-latent attention whose values are narrower than keys."""
 
+GPT_OSS = {
+    "num_experts_per_tok": 2,
+    "sliding_window": 4,
+    "rms_norm_eps": 1e-5,
+    "pad_token_id": None,
+    "rope_parameters": {**YARN_ROPE, "rope_theta": 20.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+}
+"""Sinks, biases on every projection, a window in every other layer, a clamped gate."""
+
 FAMILIES = {
     "qwen2": FamilyModel("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": FamilyModel("Qwen3", {"tie_word_embeddings": True, "head_dim": 16}),
@@ -143,6 +152,7 @@ MIXTURES = {
     ),
     "deepseek_v3": FamilyModel("DeepseekV3", {**DEEPSEEK, "q_lora_rank": 12, "num_mtp_layers": 0}),
     "glm4_moe_lite": FamilyModel("Glm4MoeLite", {**DEEPSEEK, "q_lora_rank": 12}),
+    "gpt_oss": FamilyModel("GptOss", {**GPT_OSS, "intermediate_size": 16, "head_dim": 16, "num_local_experts": 4}),
     "deepseek_v2": FamilyModel(
         "DeepseekV2",
         {
@@ -156,7 +166,7 @@ MIXTURES = {
     ),
 }
 """Mixtures of experts in all layers, all but the last, all but the first; these also have shared experts, and all but
-DeepSeek V2 an expert bias and groups."""
+DeepSeek V2 an expert bias and groups; gpt-oss's has neither."""
 
 
 def make_family_model(

@@ -100,6 +100,8 @@ class _GroupedLinear(_Layer):
         columns = in_features // (tp_size if parallel_mode == "row" else 1)
         for number in range(num_gemms):
             self._hold(f"weight{number}", rows, columns, dtype=params_dtype)
+            if bias:
+                self._hold(f"bias{number}", rows, dtype=params_dtype)
 
     def init_fp8_metadata(self, **_: Any) -> None:
         """There is none."""
@@ -114,8 +116,12 @@ class _RMSNorm(_Layer):
 
 
 class _DotProductAttention(_Layer):
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(
+        self, num_attention_heads: int, *_: Any, tp_size: int, softmax_type: str = "vanilla", **__: Any
+    ) -> None:
         super().__init__()
+        if softmax_type == "learnable":
+            self._hold("softmax_offset", num_attention_heads // tp_size, dtype=torch.float32)
         # Transformer Engine's own, for checkpoints that are older than this layer's state
         self.register_load_state_dict_post_hook(_forgive_absence)
 
@@ -173,15 +179,15 @@ def main(task: GroupedTask, rank: int) -> None:
     sys.meta_path.insert(0, _Finder())
     importlib.import_module("transformer_engine.common.recipe")
     from gtpo_megatron.actor import actor as actor_module
-    from gtpo_megatron.actor import cpu_platform
+    from gtpo_megatron.actor import cpu_platform, trained_model
 
     def as_on_a_gpu(build: Any) -> Any:
-        def built(*args: Any) -> Any:
+        def built(*args: Any, **options: Any) -> Any:
             with (
                 mock.patch.object(cpu_platform, "is_cpu", return_value=False),
                 mock.patch.object(cpu_platform, "device", return_value=torch.device("cpu")),
             ):
-                return build(*args)
+                return build(*args, **options)
 
         return built
 
@@ -191,8 +197,8 @@ def main(task: GroupedTask, rank: int) -> None:
         config.use_cpu_initialization, config.moe_permute_fusion = True, False
         return config
 
-    transformer_config, build_chunks = actor_module.transformer_config, actor_module.build_chunks
-    actor_module.transformer_config, actor_module.build_chunks = configured, as_on_a_gpu(build_chunks)
+    transformer_config, build_chunks = trained_model.transformer_config, trained_model.build_chunks
+    trained_model.transformer_config, trained_model.build_chunks = configured, as_on_a_gpu(build_chunks)
     actor = actor_module.MegatronActor(task.config, global_rank=rank, init_method=task.init_method)
     names = [name for chunk in actor._chunks for name, _ in chunk.named_parameters()]
     assert any(name.endswith("mlp.experts.linear_fc1.weight0") for name in names), "experts are grouped"

@@ -6,10 +6,22 @@ import torch
 
 
 def by_folder_names(parameters):
-    """Weights, or their gradients, by the names of a folder, which has experts one by one where a model stacks them."""
+    """Weights, or their gradients, by the names of the tables, which have experts one by one where a model stacks them.
+
+    gpt-oss has biases, and its experts transposed, gate and up projection in turns.
+    """
     found = {}
     for name, tensor in parameters.items():
         stem, _, kind = name.rpartition(".")
+        if f"{name.removesuffix('_bias')}_bias" in parameters:
+            part = "bias" if kind.endswith("_bias") else "weight"
+            for expert, weight in enumerate(tensor):
+                if kind.startswith("down_proj"):
+                    found[f"{stem}.{expert}.down_proj.{part}"] = weight.t()
+                else:
+                    found[f"{stem}.{expert}.gate_proj.{part}"] = weight[..., 0::2].t()
+                    found[f"{stem}.{expert}.up_proj.{part}"] = weight[..., 1::2].t()
+            continue
         parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(kind)
         if parts is None:
             found[name] = tensor
@@ -20,12 +32,15 @@ def by_folder_names(parameters):
     return found
 
 
+def _routers(model):
+    places = ("mlp.gate", "mlp.router")
+    return [module for name, module in model.named_modules() if name.endswith(places) and hasattr(module, "top_k")]
+
+
 @contextlib.contextmanager
 def recorded_routers(model):
     """Per layer with experts two lists: logits ``[tokens, E]`` and choices ``[tokens, k]`` of every forward pass."""
-    routers = [
-        module for name, module in model.named_modules() if name.endswith("mlp.gate") and hasattr(module, "top_k")
-    ]
+    routers = _routers(model)
     found = [([], []) for _ in routers]
 
     def keep(index, output):
@@ -48,9 +63,7 @@ def forced_routers(model, batch):
     The last token of a row, which the sampler has not run, chooses freely.
     """
     rows = batch.routed_experts.long().split(batch.routed_lengths.tolist())
-    routers = [
-        module for name, module in model.named_modules() if name.endswith("mlp.gate") and hasattr(module, "top_k")
-    ]
+    routers = _routers(model)
     passes = [iter(rows) for _ in routers]
 
     def force(index, output):
@@ -68,7 +81,7 @@ def forced_routers(model, batch):
 
 
 def _weights(router, logits, experts):
-    """Of Qwen3-MoE's routers a softmax over the chosen logits; of those with a bias sigmoids, divided by their sum."""
+    """A softmax over the chosen logits; of routers with an expert bias sigmoids, divided by their sum."""
     if not hasattr(router, "e_score_correction_bias"):
         return logits.gather(1, experts).softmax(-1)
     chosen = logits.sigmoid().gather(1, experts)

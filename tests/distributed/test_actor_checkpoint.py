@@ -56,7 +56,7 @@ def config_of(models, layout, family=""):
     if "expert_parallel_size" not in layout:
         return make_config(models["dense"], layout)
     config = make_config(models[family or "glm4_moe"], layout)
-    return config if family == "qwen3_moe" else dataclasses.replace(config, balance=BALANCE)
+    return config if family in ("qwen3_moe", "gpt_oss") else dataclasses.replace(config, balance=BALANCE)
 
 
 def start(rank, init_method, config):
@@ -236,6 +236,24 @@ MOVES = {
             "sequence_parallel": True,
             "expert_parallel_size": 1,
             "expert_tensor_parallel_size": 2,
+        },
+    ),
+    "gpt-oss, TP2 EP2 to PP2 VPP2, sharded optimizer": (
+        "gpt_oss",
+        {
+            "num_ranks": 2,
+            "tensor_parallel_size": 2,
+            "sequence_parallel": True,
+            "expert_parallel_size": 2,
+            "expert_tensor_parallel_size": 1,
+            "distributed_optimizer": True,
+        },
+        {
+            "num_ranks": 2,
+            "pipeline_parallel_size": 2,
+            "virtual_pipeline_size": 2,
+            "expert_parallel_size": 1,
+            "distributed_optimizer": True,
         },
     ),
     "Qwen3-MoE, TP2 EP2 ETP2 DP2 to PP2 VPP2 EP2, sharded optimizer": (

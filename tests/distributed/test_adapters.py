@@ -164,7 +164,13 @@ def test_families(tmp_path, family, layout):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("family", "targets"), [("qwen3_moe", ATTENTION), ("glm4_moe", ATTENTION), ("deepseek_v3", ("q_b_proj", "o_proj"))]
+    ("family", "targets"),
+    [
+        ("qwen3_moe", ATTENTION),
+        ("glm4_moe", ATTENTION),
+        ("deepseek_v3", ("q_b_proj", "o_proj")),
+        ("gpt_oss", ATTENTION),
+    ],
 )
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_attention_of_a_mixture_of_experts(tmp_path, family, targets, ranks):

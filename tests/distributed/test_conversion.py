@@ -24,14 +24,26 @@ pytestmark = [
 ]
 
 DENSE = ("qwen2", "qwen3", "r1_distill_llama")  # tied, tied with norms, untied
-EXPERTS = ("qwen3_moe", "glm4_moe", "deepseek_v3")
+SPLIT_EXPERTS = ("qwen3_moe", "glm4_moe", "deepseek_v3")
+EXPERTS = (*SPLIT_EXPERTS, "gpt_oss")
 NAMES = (*DENSE, *EXPERTS)
 LAYOUTS = {
     "tp2": (DENSE, {"num_ranks": 2, "tensor_parallel_size": 2}, "float32"),
     "pp2": (NAMES, {"num_ranks": 2, "pipeline_parallel_size": 2}, "bfloat16"),  # of folders in float32
     "ep2": (EXPERTS, {"num_ranks": 2, "expert_parallel_size": 2}, "float32"),
+    "tp2_ep2": (
+        ("gpt_oss",),
+        {
+            "num_ranks": 2,
+            "tensor_parallel_size": 2,
+            "sequence_parallel": True,
+            "expert_parallel_size": 2,
+            "expert_tensor_parallel_size": 1,
+        },
+        "float32",
+    ),
     "tp2_etp2": (
-        EXPERTS,
+        SPLIT_EXPERTS,
         {
             "num_ranks": 2,
             "tensor_parallel_size": 2,

@@ -72,9 +72,15 @@ BEFORE_A_COMMIT = {
     "glm4_moe": ("ep2_sharded_optimizer",),
     "deepseek_v3": ("tp2_etp1_ep2", "ep2_cp2"),
     "deepseek_v2": ("one",),
+    "gpt_oss": ("tp2_etp1_ep2",),
 }
 IN_THE_GATE = ("ep2_pp2_tp2", "ep2_cp2_tp2_dp2")
-CASES = [pytest.param(family, name, marks=marks(family, name)) for family in EXPERT_FAMILIES for name in LAYOUTS]
+CASES = [
+    pytest.param(family, name, marks=marks(family, name))
+    for family in EXPERT_FAMILIES
+    for name in LAYOUTS
+    if family != "gpt_oss" or not ("cp" in name or "etp2" in name)  # which are refused
+]
 
 
 @pytest.fixture(scope="module")

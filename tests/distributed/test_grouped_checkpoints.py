@@ -67,6 +67,7 @@ def resumed(rank, world_size, init_method, config, folder):
         ("qwen3_moe", "ep2_sharded_optimizer", "ep2_sharded_optimizer"),
         ("qwen3_moe", "ep2", "tp2_etp2"),
         ("glm4_moe", "tp2_etp1_ep2", "ep2_pp2"),
+        ("gpt_oss", "tp2_etp1_ep2", "ep2_pp2"),
     ],
 )
 def test_a_checkpoint_goes_to_grouped_experts_and_back(tmp_path, family, cpu, gpu):

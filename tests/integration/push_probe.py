@@ -101,18 +101,10 @@ def perturb(reference, generator):
 
 
 def hub_tensors(reference):
-    """Every tensor by its name in a folder; in memory transformers holds all experts of a layer in one."""
-    found = {}
-    for name, tensor in reference.state_dict().items():
-        prefix, _, kind = name.rpartition(".")
-        for expert, part in enumerate(tensor if prefix.endswith(".experts") else ()):
-            halves = (
-                zip(("gate_proj", "up_proj"), part.chunk(2), strict=True) if kind == "gate_up_proj" else ((kind, part),)
-            )
-            found |= {f"{prefix}.{expert}.{half}.weight": piece.double() for half, piece in halves}
-        if not prefix.endswith(".experts"):
-            found[name] = tensor.double()
-    return found
+    """Every tensor by its name in the tables; in memory transformers holds all experts of a layer in one."""
+    from tests.distributed.mixtures import by_folder_names
+
+    return {name: tensor.double() for name, tensor in by_folder_names(reference.state_dict()).items()}
 
 
 def memory_of_all():

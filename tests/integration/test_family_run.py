@@ -32,7 +32,8 @@ EXPERTS = ("--parallel.sequence-parallel", "--parallel.expert-parallel-size", "2
 
 
 @pytest.mark.parametrize(
-    ("family", "tied"), [("smollm3", True), ("phi4", False), ("phi4_mini", True), ("deepseek_v3", False)]
+    ("family", "tied"),
+    [("smollm3", True), ("phi4", False), ("phi4_mini", True), ("deepseek_v3", False), ("gpt_oss", False)],
 )
 def test_a_random_model_learns(tmp_path, family, tied):
     folder = tmp_path / "model"
@@ -45,7 +46,7 @@ def test_a_random_model_learns(tmp_path, family, tied):
         *("--model.path", str(folder), "--model.max-sequence-tokens", "128"),
         *("--reward.function", f"{tmp_path / 'letters.py'}:letters"),
         *("--rollout.sampling.max-response-tokens", "16", "--evaluation.sampling.max-response-tokens", "16"),
-        *(EXPERTS if family == "deepseek_v3" else ()),
+        *(EXPERTS if family in ("deepseek_v3", "gpt_oss") else ()),
         *("--rollout.group-size", "16", "--optimizer.learning-rate", "2e-3", "--weight-sync.verify-every-steps", "1"),
         recipe="recipes.tiny_cpu:grpo",
         num_steps=NUM_STEPS,

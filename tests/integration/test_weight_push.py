@@ -20,6 +20,8 @@ from transformers import (
     Glm4MoeForCausalLM,
     Glm4MoeLiteConfig,
     Glm4MoeLiteForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -57,6 +59,7 @@ FAMILIES = {
     "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
     "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
     "glm4_moe_lite": (Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM),
+    "gpt_oss": (GptOssConfig, GptOssForCausalLM),
 }
 LATENTS = {
     # the one size of a latent that vLLM's CPU build takes: 512 + 64
@@ -120,6 +123,22 @@ CHANGES = {
             "mscale_all_dim": 1.0,
         },
     },
+    "gpt_oss": {
+        "intermediate_size": 128,  # of which a worker's share must be a multiple of 32 on CPUs
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "sliding_window": 20,
+        "pad_token_id": None,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 20.0,
+            "factor": 4.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 32,
+        },
+    },
     "deepseek_v2": {
         **LATENTS,
         "q_lora_rank": None,
@@ -146,14 +165,20 @@ def make_folder(folder, family, *, tied, vocab_size=150):
     config = config_type(
         vocab_size=vocab_size,
         hidden_size=128,
-        intermediate_size=96,
         num_hidden_layers=4,
         num_attention_heads=4,
         tie_word_embeddings=tied,
         initializer_range=0.1,
-        **({"num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256} | CHANGES.get(family, {})),
+        **(
+            {"intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256}
+            | CHANGES.get(family, {})
+        ),
     )
-    model_type(config).float().save_pretrained(folder, max_shard_size="500KB" if family == "mistral" else "50GB")
+    model = model_type(config).float()
+    for name, parameter in model.named_parameters():
+        if name.endswith(("sinks", "_proj_bias")):  # of gpt-oss: sinks that matter, gates beyond the clamp
+            torch.nn.init.normal_(parameter, std=3.0)
+    model.save_pretrained(folder, max_shard_size="500KB" if family == "mistral" else "50GB")
     for path in (ROOT / "recipes" / "assets" / "tiny_qwen2").glob("*token*"):
         shutil.copy(path, folder)
     if family == "mistral":  # the hub's folders have everything once more in its own format, which must not be read
@@ -195,6 +220,8 @@ def test_pushed_weights_are_the_ones_that_answer(tmp_path, family, tied, sampler
         ("deepseek_v3", 2),
         ("glm4_moe_lite", 1),
         ("deepseek_v2", 2),
+        ("gpt_oss", 1),
+        ("gpt_oss", 2),
     ],
 )
 def test_pushed_experts_are_the_ones_that_answer(tmp_path, family, sampler_tp):

@@ -70,25 +70,32 @@ def fused_attn_fwd(*arguments: Any) -> list[Tensor]:
     Args:
         *arguments: those of the C++ function of this name (version 2.20.2), in its order. Read are the mask, the
             scale, the window, queries ``[t, heads, d]``, keys and values ``[s, groups, d]`` and cumulative lengths
-            without and with padding. Dropout, biases, sinks and float8 are refused.
+            without and with padding, and sinks ``[1, heads, 1, 1]`` float32, whose exponentials are in the softmax's
+            sums. Dropout, biases and float8 are refused.
 
     Returns:
         ``[t, heads, d]`` in the queries' dtype, zero between sequences; the logarithms of the softmax's sums
-        ``[t, heads, 1]`` float32; a random state.
+        ``[t, heads, 1]`` float32; a random state; the sinks, if there are any.
     """
     (_, _, _, scale, dropout, _, layout, out_format, _, bias, mask, softmax, window, bottom_right, *rest) = arguments
     cu_q, cu_kv, q, k, v, _, cu_q_padded, cu_kv_padded, *options = rest
     _refuse_others(layout, out_format, bias, softmax, window, mask, dropout=dropout, bottom_right=bottom_right)
-    assert all(option is None for option in options[:6])  # page tables, quantizers, bias, softmax offset
+    assert all(option is None for option in options[:5])  # page tables, quantizers, bias
+    sinks = options[5]
+    assert (sinks is not None) == (softmax.name == "NVTE_LEARNABLE_SOFTMAX")
     packed = _Packed.of((cu_q, cu_kv), (cu_q_padded, cu_kv_padded), mask, scale, window)
     out = torch.zeros(*q.shape[:2], v.shape[2], dtype=torch.float32)
     sums = torch.zeros(*q.shape[:2], dtype=torch.float32)
     for queries, keys in packed.slices():
         heads = q.shape[1]
         scores = packed.scores(q[queries].float(), _for_every_head(k[keys], heads))
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.float().view(heads, 1, 1).expand(-1, len(q[queries]), 1)], -1)
         sums[queries] = scores.logsumexp(-1).t()
-        out[queries] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), _for_every_head(v[keys], heads))
-    return [out.to(q.dtype), sums[..., None], torch.zeros(2, dtype=torch.int64)]
+        probs = scores.softmax(-1)[..., : len(k[keys])]
+        out[queries] = torch.einsum("hqk,khd->qhd", probs, _for_every_head(v[keys], heads))
+    kept = [] if sinks is None else [sinks]
+    return [out.to(q.dtype), sums[..., None], torch.zeros(2, dtype=torch.int64), *kept]
 
 
 def fused_attn_bwd(*arguments: Any) -> list[Tensor | None]:
@@ -100,7 +107,7 @@ def fused_attn_bwd(*arguments: Any) -> list[Tensor | None]:
         *arguments: those of the C++ function of this name, in its order.
 
     Returns:
-        Of queries, keys and values, in their dtypes; then None for what was refused.
+        Of queries, keys and values, in their dtypes; None, since biases are refused; of sinks, None without.
     """
     (_, _, scale, dropout, _, layout, out_format, _, _, _, _, bias, mask, softmax, window, bottom_right, *rest) = (
         arguments
@@ -113,16 +120,21 @@ def fused_attn_bwd(*arguments: Any) -> list[Tensor | None]:
     packed = _Packed.of((cu_q, cu_kv), (cu_q_padded, cu_kv_padded), mask, scale, window)
     heads, groups = q.shape[1], k.shape[1]
     grad_q, grad_k, grad_v = (torch.zeros(x.shape, dtype=torch.float32) for x in (q, k, v))
+    sinks = saved[2].float() if softmax.name == "NVTE_LEARNABLE_SOFTMAX" else None
+    grad_sinks = None if sinks is None else torch.zeros_like(sinks)
     for queries, keys in packed.slices():
         query, grad = q[queries].float(), grad_out.reshape(out.shape)[queries].float()
         key, value = _for_every_head(k[keys], heads), _for_every_head(v[keys], heads)
         probs = torch.exp(packed.scores(query, key) - sums[queries].t()[..., None])
         to_itself = (grad * out[queries].float()).sum(-1).t()[..., None]
+        if sinks is not None:
+            of_sinks = torch.exp(sinks.view(heads, 1) - sums[queries].t())
+            grad_sinks -= (of_sinks * to_itself[..., 0]).sum(-1).view_as(sinks)
         grad_scores = scale * probs * (torch.einsum("qhd,khd->hqk", grad, value) - to_itself)
         grad_q[queries] = torch.einsum("hqk,khd->qhd", grad_scores, key)
         grad_k[keys] = _sum_over_group(torch.einsum("hqk,qhd->khd", grad_scores, query), groups)
         grad_v[keys] = _sum_over_group(torch.einsum("hqk,qhd->khd", probs, grad), groups)
-    return [grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), None, None]
+    return [grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), None, grad_sinks]
 
 
 def _sum_over_group(x: Tensor, num_groups: int) -> Tensor:
@@ -132,8 +144,9 @@ def _sum_over_group(x: Tensor, num_groups: int) -> Tensor:
 def _refuse_others(
     layout: Any, out_format: Any, bias: Any, softmax: Any, window: Any, mask: Any, *, dropout: float, bottom_right: bool
 ) -> None:
-    names = tuple(value.name for value in (layout, out_format, bias, softmax))
-    assert names == ("NVTE_THD_THD_THD", "NVTE_THD", "NVTE_NO_BIAS", "NVTE_VANILLA_SOFTMAX"), names
+    names = tuple(value.name for value in (layout, out_format, bias))
+    assert names == ("NVTE_THD_THD_THD", "NVTE_THD", "NVTE_NO_BIAS"), names
+    assert softmax.name in ("NVTE_VANILLA_SOFTMAX", "NVTE_LEARNABLE_SOFTMAX"), softmax.name
     assert mask.name in MASKS, mask.name
     assert tuple(window) == (-1, -1) or window[1] == 0, window  # so many before, none behind
     assert dropout == 0.0

@@ -17,7 +17,11 @@ FOLDER = Path(sys.prefix) / "transformer-engine"
 """Where ``tools/test_gpu_stack.sh`` unpacks Transformer Engine: not on the module path, since Megatron takes it for
 usable as soon as it is there."""
 
-_DEVICE_LITERALS = ("transformer_engine.pytorch.module.base", "transformer_engine.pytorch.optimizers.fused_adam")
+_DEVICE_LITERALS = (
+    "transformer_engine.pytorch.module.base",
+    "transformer_engine.pytorch.optimizers.fused_adam",
+    "transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention",  # sinks
+)
 """Modules of Transformer Engine with ``device="cuda"`` written out."""
 
 _RING = "transformer_engine.pytorch.attention.dot_product_attention.context_parallel"

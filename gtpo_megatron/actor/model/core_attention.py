@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
-from megatron.core.transformer.utils import is_layer_window_attention
+from megatron.core.transformer.utils import is_layer_window_attention, make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
 from gtpo_megatron.actor.cpu_products import products_by_mkl
 from gtpo_megatron.data.packing import held_positions
+from gtpo_megatron.errors import ConfigError
 
 
 class PackedSDPA(MegatronModule):
@@ -24,6 +25,10 @@ class PackedSDPA(MegatronModule):
     ``PackedSeqParams`` as Transformer Engine's, which takes its place on a GPU. Under context parallelism every rank
     gathers all keys and values, which is simple and exact but needs their memory; Transformer Engine passes them on in
     a ring instead.
+
+    Attributes:
+        softmax_offset: ``[heads / tp]``, of every head the logarithm of what is added to its softmax's sum (a sink);
+            None for models without. Megatron's and Transformer Engine's name.
     """
 
     def __init__(
@@ -36,6 +41,11 @@ class PackedSDPA(MegatronModule):
         self.grouped = config.num_attention_heads != config.num_query_groups
         self.context_size: int = config.context_parallel_size
         self.context_index: int = parallel_state.get_context_parallel_rank() if self.context_size > 1 else 0
+        sinks = None
+        if config.softmax_type == "learnable":
+            heads = config.num_attention_heads // config.tensor_model_parallel_size
+            sinks = torch.nn.Parameter(torch.empty(heads, dtype=config.params_dtype))
+        self.register_parameter("softmax_offset", sinks)
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: Any = None, **__: Any
@@ -100,12 +110,29 @@ class PackedSDPA(MegatronModule):
             mask = query.new_ones(num_queries, num_keys, dtype=torch.bool).tril(before).triu(before - window + 1)
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
         if query.is_cuda:
+            if self.softmax_offset is not None:
+                raise ConfigError("attention sinks need Transformer Engine on a GPU; install it")
             attended = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=self.grouped
             )
         else:
-            attended = CPUAttention.apply(q, k, v, mask, self.scale)  # type: ignore[no-untyped-call]
+            attended = CPUAttention.apply(q, k, v, mask, self.scale, self.softmax_offset)  # type: ignore[no-untyped-call]
         return attended.transpose(1, 2)[..., :value_size]
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
+    ) -> Any:
+        """Sinks, of which tensor-parallel ranks have those of their heads."""
+        if self.softmax_offset is None:
+            return {}
+        return make_sharded_tensors_for_checkpoint(
+            self.state_dict(prefix="", keep_vars=True),
+            prefix,
+            {"softmax_offset": 0},
+            sharded_offsets,
+            tp_group=parallel_state.get_tensor_model_parallel_group(),
+            dp_cp_group=(metadata or {})["dp_cp_group"],
+        )
 
     def _gather(self, held: Tensor, bounds: Sequence[int]) -> Tensor:
         """``[p, ...]`` of this rank's tokens to ``[P, ...]`` in packed order; backward sums what all ranks ask for."""
@@ -122,10 +149,23 @@ class CPUAttention(torch.autograd.Function):
 
     Its products are small: in bfloat16, or by oneDNN, they take up to six times as long (docs/performance.md). What is
     kept for backward has the model's dtype, as the kernel itself would keep it.
+
+    The kernel knows no sinks. With ``l`` the logarithm of a query's softmax's sum, ``l' = log(exp(l) + exp(sink))`` is
+    that with the sink, and the output is ``exp(l - l')`` of the kernel's. Its backward pass asks for output and ``l``
+    only, so that ``l'`` gives it the probabilities with the sink. The sink's own is ``p = exp(sink - l')``, it has no
+    value, and so its gradient is the sum over queries of ``-p (output . gradient)``.
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        scale: float,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """``[b, heads, q, head_size]``, twice ``[b, groups, k, head_size]``, ``[q, k]`` bool -> as ``query``."""
         ctx.scale = scale
         ctx.bias = None if mask is None else torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
@@ -133,14 +173,22 @@ class CPUAttention(torch.autograd.Function):
             output, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                 query.float(), key.float(), value.float(), 0.0, mask is None, attn_mask=ctx.bias, scale=scale
             )
+        if sinks is not None:
+            with_sinks = torch.logaddexp(logsumexp, sinks.float()[:, None])
+            output = output * (logsumexp - with_sinks).exp()[..., None]
+            logsumexp = with_sinks
         output = output.to(query.dtype)
-        ctx.save_for_backward(query, key, value, output, logsumexp)
+        ctx.save_for_backward(query, key, value, output, logsumexp, sinks)
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of query, key and value."""
-        *kept, logsumexp = ctx.saved_tensors
+        """Gradients of query, key, value and sinks."""
+        *kept, logsumexp, sinks = ctx.saved_tensors
+        of_sinks = None
+        if sinks is not None:
+            products = (gradient.float() * kept[-1].float()).sum(-1)
+            of_sinks = -((sinks.float()[:, None] - logsumexp).exp() * products).sum((0, 2)).to(sinks.dtype)
         with products_by_mkl():
             gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 *(tensor.float() for tensor in (gradient, *kept)),
@@ -150,4 +198,4 @@ class CPUAttention(torch.autograd.Function):
                 attn_mask=ctx.bias,
                 scale=ctx.scale,
             )
-        return (*(found.to(gradient.dtype) for found in gradients), None, None)
+        return (*(found.to(gradient.dtype) for found in gradients), None, None, of_sinks)

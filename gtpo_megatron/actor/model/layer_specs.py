@@ -34,6 +34,14 @@ class _RMSNorm(torch.nn.RMSNorm):
         setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 - not a field that torch knows
 
 
+class _OwnOutput(RowParallelLinear):
+    """An expert's projection whose output is no view, so that Megatron may add the bias in place."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        output, bias = super().forward(*args, **kwargs)
+        return output.clone(), bias
+
+
 def layer_specs(arch: Architecture, config: TransformerConfig, vp_stage: int | None, *, adapted: bool) -> Any:
     """Transformer Engine's layers if it is there; else Megatron's local ones with torch's attention.
 
@@ -95,6 +103,8 @@ def _local_layer(arch: Architecture, config: TransformerConfig, *, num_experts: 
     if num_experts is not None:
         _use_policy_router(spec)
         _keep_apart(layer, "pre_mlp_layernorm.")
+        if config.add_bias_linear:
+            _submodules(_submodules(layer.mlp).experts).linear_fc2 = _OwnOutput
     if arch.latents is not None:
         _use_latents(spec, arch, LatentLayers(_RMSNorm, ColumnParallelLinear, RowParallelLinear, PackedSDPA))
         _keep_apart(layer, "input_layernorm.")

@@ -48,10 +48,26 @@ def mark_experts(chunks: Sequence[torch.nn.Module]) -> None:
     Its layers say so with more than one expert-parallel rank only. With one, and fewer expert-tensor than tensor ranks,
     0.16.1 would leave out the other tensor ranks' tokens. Saying it of every layout also gives the optimizer the same
     parts in every layout.
+
+    Of their biases Megatron says besides what is true of an MLP's only: that tensor ranks have the same one, each with
+    the gradient of its own tokens.
     """
     for name, parameter in parameters_by_name(chunks).items():
         if ".mlp.experts." in name:
             setattr(parameter, "allreduce", False)  # noqa: B010 - not a field that torch knows
+            if name.endswith(".bias"):
+                setattr(parameter, "sequence_parallel", False)  # noqa: B010
+                setattr(parameter, "tensor_model_parallel", True)  # noqa: B010
+
+
+def mark_sinks(chunks: Sequence[torch.nn.Module]) -> None:
+    """Tells the clipping norm that tensor-parallel ranks have sinks of different heads.
+
+    Neither Transformer Engine's attention nor ours says so of this parameter, and the norm would count rank 0's only.
+    """
+    for name, parameter in parameters_by_name(chunks).items():
+        if name.endswith(".softmax_offset"):
+            setattr(parameter, "tensor_model_parallel", True)  # noqa: B010 - not a field that torch knows
 
 
 def fuse_weight_gradients(chunks: Sequence[torch.nn.Module]) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from megatron.core.fusions.fused_bias_geglu import quick_gelu
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from gtpo_megatron.actor import cpu_platform
@@ -38,10 +39,11 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
         normalization="RMSNorm",
         layernorm_epsilon=arch.norm_eps,
         gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu,
-        add_bias_linear=False,
+        **_activation(arch),
+        add_bias_linear=arch.has_sinks,
         add_qkv_bias=arch.qkv_bias,
         qk_layernorm=arch.qk_norm,
+        softmax_type="learnable" if arch.has_sinks else "vanilla",
         rotary_interleaved=arch.rotates_neighbours,
         # one number a layer, 1 where nothing is rotated
         no_rope_freq=[int(layer in arch.unrotated_layers) for layer in range(arch.num_layers)],
@@ -80,7 +82,7 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=fused,
         bias_activation_fusion=fused,
-        bias_dropout_fusion=fused,
+        bias_dropout_fusion=fused and not arch.has_sinks,  # grouped experts refuse both
         # the local one asks the device for the sequences' bounds, twice a layer, but knows a factor of attention and,
         # in 0.16 too, pairs of neighbours
         apply_rope_fusion=fused and rotary.attention_factor(arch) == 1.0 and not arch.rotates_neighbours,
@@ -89,6 +91,14 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
     )
     rotary.set_attention_factor(config, arch)
     return config
+
+
+def _activation(arch: Architecture) -> dict[str, Any]:
+    """Of the gate, and what is done to gate and up projection before."""
+    clamp = 0.0 if arch.experts is None else arch.experts.clamp
+    if not clamp:
+        return {"activation_func": torch.nn.functional.silu}
+    return {"activation_func": quick_gelu, "glu_linear_offset": 1.0, "activation_func_clamp_value": clamp}
 
 
 def _recompute(model: ModelConfig) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.weights.experts import Experts
+from gtpo_megatron.weights.experts import GPT_OSS_CLAMP, Experts
 from gtpo_megatron.weights.gguf.source import is_gguf, named_architecture
 from gtpo_megatron.weights.model_shape import LatentAttention, ModelShape
 
@@ -44,6 +44,15 @@ def _glm4_5_experts(num: int, ffn: int, dense: int, layers: int, scaling: float)
         scaling=scaling,
         has_bias=True,
     )
+
+
+def _gpt_oss(layers: int, num_experts: int) -> ModelShape:
+    """A window in every other layer; both sizes are as wide, and send a token to four experts."""
+    experts = Experts(
+        num_experts=num_experts, experts_per_token=4, ffn_size=2880, layers=(True,) * layers, clamp=GPT_OSS_CLAMP
+    )
+    more = {"head_size": 64, "qkv_bias": True, "has_sinks": True, "windows": (128, 0) * (layers // 2)}
+    return _shape(layers, 2880, 2880, 64, 8, 201088, experts=experts, **more)
 
 
 def _deepseek(
@@ -145,6 +154,8 @@ KNOWN_MODELS: dict[str, ModelShape] = {
         head_size=256,
         max_positions=202752,
     ),
+    "openai/gpt-oss-20b": _gpt_oss(24, 32),
+    "openai/gpt-oss-120b": _gpt_oss(36, 128),
     # distilled from R1 into Qwen2.5-Math-7B and Llama-3.1-8B: their shapes, another rotary base
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": _QWEN2_5_7B,
     "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": _LLAMA_3_1_8B,

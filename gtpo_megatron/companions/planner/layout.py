@@ -107,7 +107,7 @@ def layouts(shape: ModelShape, *, num_ranks: int, gpus_per_node: int) -> Iterato
         if tensor > gpus_per_node or gpus_per_node % tensor or not divides_model(shape, tensor):
             continue
         for pipeline in divisors(num_ranks // tensor):
-            for context in divisors(num_ranks // (tensor * pipeline)):
+            for context in divisors(num_ranks // (tensor * pipeline)) if shape.shares_sequences else [1]:
                 base = Layout(
                     num_ranks=num_ranks,
                     tensor=tensor,
@@ -136,7 +136,7 @@ def expert_sizes(shape: ModelShape, stage_ranks: int) -> tuple[list[int], list[i
     allowed = divisors(stage_ranks)
     return (
         [size for size in allowed if shape.experts.num_experts % size == 0],
-        [size for size in allowed if shape.experts.ffn_size % size == 0],
+        [size for size in allowed if shape.experts.ffn_size % size == 0] if not shape.experts.clamp else [1],
     )
 
 

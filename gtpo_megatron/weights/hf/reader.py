@@ -17,6 +17,7 @@ from gtpo_megatron.errors import ConfigError, WeightMappingError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import read_json
 from gtpo_megatron.untrusted.text import bare_name, check_file, printable
+from gtpo_megatron.weights.hf.stacked_experts import STACKED, Inside, part_of, parts_inside
 from gtpo_megatron.weights.param_mapping import Box, SliceCopy, as_matrix
 
 logger = logging.getLogger(__name__)
@@ -26,10 +27,6 @@ SINGLE_FILE = "model.safetensors"
 
 RECOMPUTED = ".rotary_emb.inv_freq"
 """Ends the names of buffers that old Llama folders hold; nothing reads them."""
-
-FUSED_EXPERTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
-"""End the names of tensors that hold all experts of a layer, as transformers 5 has them in memory and writes them with
-``save_original_format=False``: ``[experts, 2 * ffn, hidden]``, gate before up, and ``[experts, hidden, ffn]``."""
 
 _NEXT_TOKEN_PROJECTION = "eh_proj.weight"
 """Every layer for multi-token prediction holds one, and no other layer does."""
@@ -72,21 +69,6 @@ def _weight_map(index: Path) -> dict[str, str]:
     for name in set(found.values()):
         bare_name(name, f"{index}: weight_map", ConfigError)
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Inside:
-    """A matrix that is stored inside a tensor of all experts.
-
-    Attributes:
-        name: of that tensor.
-        expert: number of the matrix.
-        first_row: of it.
-    """
-
-    name: str
-    expert: int
-    first_row: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,22 +133,16 @@ class WeightFolder:
 
     def _split_experts(self) -> None:
         """Replaces tensors of all experts by the matrices in them, under the names of folders that store these."""
-        for name in [name for name in self.tensors if name.endswith(FUSED_EXPERTS)]:
-            whole = self.tensors.pop(name)
-            layer, _, projection = name.rpartition(".")
-            parts = ("gate_proj", "up_proj") if projection == "gate_up_proj" else (projection,)
-            if len(whole.shape) != 3 or whole.shape[1] % len(parts):
-                raise WeightMappingError(
-                    f"{whole.path}: {name} has shape {whole.shape}, expected [experts, rows, columns] of all experts "
-                    f"of a layer"
-                )
-            num_experts, num_rows, columns = whole.shape
-            rows = num_rows // len(parts)
-            for expert in range(num_experts):
-                for number, part in enumerate(parts):
-                    self.tensors[f"{layer}.{expert}.{part}.weight"] = StoredTensor(
-                        whole.path, (rows, columns), whole.dtype, Inside(name, expert, number * rows)
-                    )
+        found = {name: whole for name, whole in self.tensors.items() if name.endswith(STACKED)}
+        for name, whole in found.items():
+            del self.tensors[name]
+            is_turned = f"{name.removesuffix('_bias')}_bias" in found
+            self.tensors |= {
+                part: StoredTensor(whole.path, shape, whole.dtype, inside)
+                for part, (shape, inside) in parts_inside(
+                    name, whole.shape, where=whole.path, is_turned=is_turned
+                ).items()
+            }
 
     def read(self, name: str, box: Box) -> Tensor:
         """Reads a box of a tensor; returns it as a matrix."""
@@ -177,9 +153,14 @@ class WeightFolder:
         rows, columns = box.slices
         found: Tensor
         if (at := stored.inside) is not None:
-            view = self._file(stored.path).get_slice(at.name)
-            rows = slice(at.first_row + rows.start, at.first_row + rows.stop)
-            found = view[at.expert : at.expert + 1, rows, columns][0]
+            view, whole = self._file(stored.path).get_slice(at.name), slice(at.expert, at.expert + 1)
+            if at.is_turned:
+                rows = slice(at.count * rows.start, at.count * rows.stop)
+                expert = view[whole, rows][0] if len(stored.shape) == 1 else view[whole, columns, rows][0]
+                found = part_of(expert, at.number, at.count).contiguous()
+            else:
+                first = at.number * stored.shape[0]
+                found = view[whole, first + rows.start : first + rows.stop, columns][0]
         else:
             view = self._file(stored.path).get_slice(name)
             found = view[rows] if len(stored.shape) == 1 else view[rows, columns]

@@ -53,6 +53,8 @@ def test_the_papers_64_gpus(tmp_path):
         ("qwen3_30b_a3b:gtpo_32gpu", 4),
         ("qwen3_235b_a22b:gtpo_128gpu", 16),
         ("moonlight_16b_a3b:gtpo_16gpu", 2),
+        ("gpt_oss_20b:gtpo_8gpu", 1),
+        ("gpt_oss_120b:gtpo_64gpu", 8),
         ("deepseek_v3:gtpo_256gpu --gpu b300", 32),
     ],
 )

@@ -26,7 +26,12 @@ from recipes import qwen2_5_7b, qwen2_5_32b
 from tests.yaml_text import from_yaml
 
 KINDS = {"gtpo": GTPOConfig, "grpo_s": GRPOSConfig, "dapo": DAPOConfig, "grpo": GRPOConfig}
-NODE_GIB = {"recipes.qwen3_235b_a22b": 2048, "recipes.deepseek_v3": 3072}
+NODE_GIB = {
+    "recipes.qwen3_235b_a22b": 2048,
+    "recipes.gpt_oss_20b": 2048,
+    "recipes.gpt_oss_120b": 2048,
+    "recipes.deepseek_v3": 3072,
+}
 """Host memory of a node of eight GPUs, by module: as a rule it has 1,024 GiB at least, and some recipes need more."""
 
 
@@ -67,6 +72,8 @@ def num_gpus(name):
 def test_every_model_has_every_method_on_each_number_of_gpus():
     assert MODULES == [
         "deepseek_v3",
+        "gpt_oss_120b",
+        "gpt_oss_20b",
         "llama3_1_8b",
         "moonlight_16b_a3b",
         "qwen2_5_0_5b",
@@ -79,7 +86,7 @@ def test_every_model_has_every_method_on_each_number_of_gpus():
         "qwen3_32b",
         "r1_distill_qwen_7b",
     ]
-    assert len(EVERY_RECIPE) == 101
+    assert len(EVERY_RECIPE) == 111
     found = {}
     for name in BY_METHOD:
         method = next(
@@ -87,7 +94,7 @@ def test_every_model_has_every_method_on_each_number_of_gpus():
         )
         assert isinstance(load_recipe(name).algorithm, KINDS[method])
         found.setdefault((name.split(":")[0], num_gpus(name)), set()).add(method)
-    assert len(found) == 16
+    assert len(found) == 18
     assert all(methods == set(KINDS) for methods in found.values())
 
 

@@ -36,6 +36,7 @@ TRAITS = {
         "qkv_bias": True,
         "experts": replace(EXPERTS, layers=(False, True, True, True), shared_ffn_size=8, has_bias=True),
     },
+    "gpt_oss": {"qkv_bias": True, "has_sinks": True, "experts": replace(EXPERTS, clamp=7.0)},
     "deepseek": {
         "num_query_groups": 8,
         "head_size": 5,
@@ -277,6 +278,8 @@ def test_transformer_engines_names_lead_to_the_same_rows(family):
     arch = architecture(family=family)
     if arch.qkv_bias:
         layer.add("self_attention.linear_qkv.bias")
+    if arch.has_sinks:
+        layer |= {"self_attention.linear_proj.bias", "self_attention.core_attention.softmax_offset"}
     if arch.qk_norm:
         layer |= {"self_attention.q_layernorm.weight", "self_attention.k_layernorm.weight"}
     if arch.latents is not None:
@@ -291,6 +294,8 @@ def test_transformer_engines_names_lead_to_the_same_rows(family):
     mixture |= {f"mlp.experts.linear_fc{n}.weight{i}" for n in (1, 2) for i in range(4)}
     if family in ("glm4_moe", "deepseek"):
         mixture |= {f"mlp.shared_experts.linear_fc{n}.weight" for n in (1, 2)} | {"mlp.router.expert_bias"}
+    if family == "gpt_oss":
+        mixture |= {f"mlp.experts.linear_fc{n}.bias{i}" for n in (1, 2) for i in range(4)} | {"mlp.router.bias"}
     theirs = {f"decoder.layers.{i}.{name}" for i in range(4) for name in (mixture if arch.has_experts(i) else layer)}
     theirs |= {"embedding.word_embeddings.weight", "decoder.final_layernorm.weight", "output_layer.weight"}
     assert {table_name(name) for name in theirs} == ours

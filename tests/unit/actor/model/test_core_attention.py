@@ -1,10 +1,15 @@
-"""Attention over packed sequences against softmax(q k^T / sqrt(d)) v of every sequence, in float64."""
+"""Attention over packed sequences against softmax(q k^T / sqrt(d)) v of every sequence, in float64.
+
+With sinks, the softmax has one more column.
+"""
 
 import itertools
 from types import SimpleNamespace
 
 import pytest
 import torch
+
+from tests.reference.sink_attention import attention as attention_by_loops
 
 pytestmark = [
     pytest.mark.megatron,
@@ -16,7 +21,24 @@ HEADS, GROUPS, SIZE = 4, 2, 16
 BOUNDS = [0, 5, 10, 11, 47, 80, 1380]  # two neighbours of one length, one token alone
 
 
-def reference(query, key, value, window):
+def config_of(**changes):
+    return SimpleNamespace(
+        **{
+            "kv_channels": SIZE,
+            "num_attention_heads": HEADS,
+            "num_query_groups": GROUPS,
+            "context_parallel_size": 1,
+            "tensor_model_parallel_size": 1,
+            "params_dtype": torch.float32,
+            "softmax_type": "vanilla",
+            "window_size": None,
+            "window_attn_skip_freq": None,
+            **changes,
+        }
+    )
+
+
+def reference(query, key, value, window, sinks=None):
     outputs = []
     for start, end in itertools.pairwise(BOUNDS):
         q, k, v = (x[start:end].double().transpose(0, 1) for x in (query, key, value))
@@ -25,21 +47,22 @@ def reference(query, key, value, window):
         scores = scores.masked_fill(
             torch.ones(scores.shape[1:], dtype=torch.bool).tril().triu(1 - window).logical_not(), -torch.inf
         )
-        outputs.append((scores.softmax(-1) @ v).transpose(0, 1))
+        if sinks is not None:
+            scores = torch.cat([scores, sinks[:, None, None].expand(-1, end - start, 1)], -1)
+        outputs.append((scores.softmax(-1)[..., : end - start] @ v).transpose(0, 1))
     return torch.cat(outputs).flatten(1)
 
 
 @pytest.mark.parametrize("window", [None, 2, 5, 40])
+@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 2.0**-7)])
-def test_every_sequence_attends_to_itself(dtype, bound, window):
+def test_every_sequence_attends_to_itself(dtype, bound, window, has_sinks):
     """Layer 2 of three has the window; the last sequence is longer than the kernel's blocks."""
     from gtpo_megatron.actor.model.core_attention import PackedSDPA
 
-    config = SimpleNamespace(
-        kv_channels=SIZE,
-        num_attention_heads=HEADS,
-        num_query_groups=GROUPS,
-        context_parallel_size=1,
+    config = config_of(
+        params_dtype=dtype,
+        softmax_type="learnable" if has_sinks else "vanilla",
         window_size=(window - 1, 0) if window else None,
         window_attn_skip_freq=[0, 1, 0] if window else None,
     )
@@ -48,15 +71,34 @@ def test_every_sequence_attends_to_itself(dtype, bound, window):
     generator = torch.Generator().manual_seed(0)
     shapes = [(BOUNDS[-1], heads, SIZE) for heads in (HEADS, GROUPS, GROUPS)]
     ours = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+    if has_sinks:
+        ours.append(attention.softmax_offset)
+        attention.softmax_offset.data.copy_(torch.tensor([-2.0, 0.0, 1.0, 4.0]))
     exact = [x.detach().double().requires_grad_() for x in ours]
     weights = torch.randn(BOUNDS[-1], HEADS * SIZE, generator=generator).to(dtype)
 
-    output = attention(*ours, packed_seq_params=SimpleNamespace(cu_seqlens_q=torch.tensor(BOUNDS)))
+    output = attention(*ours[:3], packed_seq_params=SimpleNamespace(cu_seqlens_q=torch.tensor(BOUNDS)))
     assert output.dtype == dtype
-    expected = reference(*exact, window or BOUNDS[-1])
+    expected = reference(*exact[:3], window or BOUNDS[-1], *exact[3:])
     (output * weights).sum().backward()
     (expected * weights.double()).sum().backward()
     pairs = [(output, expected), *((x.grad, y.grad) for x, y in zip(ours, exact, strict=True))]
     for found, wanted in pairs:
         # relative to the largest: bfloat16 rounds once, at the end
         assert float((found.double() - wanted).abs().max() / wanted.abs().max()) < bound
+
+
+def test_sinks_by_loops():
+    """One sequence, scalar by scalar; without a sink's exponential the weights of a token would add up to 1."""
+    from gtpo_megatron.actor.model.core_attention import PackedSDPA
+
+    attention = PackedSDPA(config_of(softmax_type="learnable", window_size=(2, 0)), 1)
+    sinks = torch.tensor([-1.0, 0.5, 2.0, 3.0])
+    attention.softmax_offset.data.copy_(sinks)
+    generator = torch.Generator().manual_seed(1)
+    heads = [torch.randn(7, num, SIZE, generator=generator) for num in (HEADS, GROUPS, GROUPS)]
+    found = attention(*heads, packed_seq_params=SimpleNamespace(cu_seqlens_q=torch.tensor([0, 7])))
+    wanted = attention_by_loops(*(one.tolist() for one in heads), sinks.tolist(), 3, SIZE**-0.5)
+    torch.testing.assert_close(
+        found.detach().double(), torch.tensor(wanted, dtype=torch.double).flatten(1), rtol=0, atol=1e-6
+    )

@@ -43,6 +43,8 @@ PUBLISHED = {
     "moonshotai/Moonlight-16B-A3B": 15_960_108_544,
     "moonshotai/Kimi-K2": 1_026_408_209_408,
     "zai-org/GLM-4.7-Flash": 29_943_390_976,
+    "openai/gpt-oss-20b": 20_914_757_184,  # of folders in bfloat16
+    "openai/gpt-oss-120b": 116_829_156_672,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": 7_615_616_512,
     "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": 8_030_261_248,
 }

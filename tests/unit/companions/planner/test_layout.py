@@ -12,13 +12,14 @@ from gtpo_megatron.config.parallel import LayerSplit
 
 DENSE, SPARSE = KNOWN_MODELS["Qwen/Qwen2.5-32B"], KNOWN_MODELS["Qwen/Qwen3-30B-A3B"]
 MIXED = KNOWN_MODELS["zai-org/GLM-4.5-Air"]
+WINDOWS, SINKS = KNOWN_MODELS["mistralai/Mistral-7B-v0.1"], KNOWN_MODELS["openai/gpt-oss-20b"]
 
 
 def all_of(shape, num_ranks, gpus_per_node=8):
     return list(layouts(shape, num_ranks=num_ranks, gpus_per_node=gpus_per_node))
 
 
-@pytest.mark.parametrize("shape", [DENSE, SPARSE, MIXED])
+@pytest.mark.parametrize("shape", [DENSE, SPARSE, MIXED, WINDOWS, SINKS])
 def test_every_layout_can_be_built(shape):
     found = all_of(shape, 64)
     assert len(found) == len(set(found))
@@ -36,6 +37,8 @@ def test_every_layout_can_be_built(shape):
         assert width % layout.expert_tensor == 0
         assert layout.expert_tensor <= layout.tensor
         assert (layout.expert, layout.expert_tensor) == (1, 1) or shape.experts is not None
+        assert layout.context == 1 or shape in (DENSE, SPARSE, MIXED)
+        assert layout.expert_tensor == 1 or shape in (SPARSE, MIXED)
 
 
 def test_none_is_left_out():

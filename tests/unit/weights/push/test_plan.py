@@ -142,7 +142,7 @@ def test_every_kept_element_is_written_once(
 
 @settings(max_examples=80)
 @given(
-    family=st.sampled_from(["qwen3_moe", "glm4_moe", "deepseek"]),
+    family=st.sampled_from(["qwen3_moe", "glm4_moe", "deepseek", "gpt_oss"]),
     tp=st.sampled_from([1, 2, 4]),
     pipeline=st.sampled_from([(1, 1), (2, 1), (2, 2), (2, 1, 1), (2, 1, 3)]),
     split=st.sampled_from([(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4), (2, 4)]),
