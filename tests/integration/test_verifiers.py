@@ -122,7 +122,7 @@ def test_one_that_hangs_is_late_and_one_that_blocks_or_ends_its_process_has_it_r
     ("options", "why"),
     [
         ("&taskset.number=3", "taskset.number Extra inputs are not permitted"),
-        ("&id=agentic-judge", "of its agents would ask the policy, and one must"),
+        ("&id=user-sim", "assistant, user of its agents would ask the policy, and one must"),
         ("&agent.harness.id=none-such", "harness 'none-such' not found"),
     ],
 )
