@@ -125,7 +125,11 @@ def stage_parameters(shape: ModelShape, layout: Layout, stage: int, vocab_multip
             shared_width = shape.experts.shared_ffn_size // layout.tensor
             dense += [(elements, num_sparse) for elements in _mlp_tensors(shape.hidden_size, shared_width)]
         here, width = shape.experts.num_experts // layout.expert, shape.experts.ffn_size // layout.expert_tensor
-        experts = tuple((elements, here * num_sparse) for elements in _mlp_tensors(shape.hidden_size, width))
+        tensors = _mlp_tensors(shape.hidden_size, width)
+        if shape.experts.clamp:  # biases, of the router too
+            dense.append((shape.experts.num_experts, num_sparse))
+            tensors += [2 * width, shape.hidden_size]
+        experts = tuple((elements, here * num_sparse) for elements in tensors)
     return StageParameters(
         dense=tuple((elements, count) for elements, count in dense if count),
         experts=experts,

@@ -129,6 +129,7 @@ def _architecture(shape):
         rope_theta=1e6,
         tied_embeddings=shape.tied_embeddings,
         qkv_bias=shape.qkv_bias,
+        has_sinks=shape.has_sinks,
         qk_norm=shape.qk_norm,
         rotary_fraction=1.0 if shape.latents is None else shape.latents.rotated_size / shape.head_size,
         latents=shape.latents,

@@ -72,9 +72,6 @@ CASES = [
     # multi-latent attention, with queries of low rank and without
     (KNOWN_MODELS["deepseek-ai/DeepSeek-V3"], layout(tensor=4, pipeline=4, last_layers=13, expert=16), 2, 128),
     (KNOWN_MODELS["moonshotai/Moonlight-16B-A3B"], layout(tensor=2, expert=8), 2, 128),
-    # sinks, biases on every projection
-    (KNOWN_MODELS["openai/gpt-oss-20b"], layout(tensor=2, expert=8), 2, 128),
-    (KNOWN_MODELS["openai/gpt-oss-120b"], layout(tensor=8, pipeline=4, expert=8), 2, 128),
     (MIXED, layout(tensor=2, pipeline=2, virtual=3, expert=4, expert_tensor=2), 2, 1),
     (MIXED, layout(tensor=4, pipeline=4, expert=2), 4, 1),
     (MIXED, layout(tensor=2, pipeline=2, virtual=2, last_layers=4, expert=4), 2, 1),
