@@ -1,5 +1,6 @@
-"""``gtpo-megatron examples``: own data, reward, algorithm and model, as runs to copy and change."""
+"""``gtpo-megatron examples``: one folder to copy and change for each thing of your own."""
 
+import re
 import shutil
 import sys
 import sysconfig
@@ -18,10 +19,13 @@ CHECKOUT = Path(__file__).parents[2]
 INSTALLED = Path(sysconfig.get_path("data")) / "share" / "gtpo_megatron"
 """Where a wheel puts what is neither a module nor read by one: ``tool.setuptools.data-files``."""
 
+_START = re.compile(r"^\| \[own_\w+\].* \| (.*) \|$", re.MULTILINE)
+"""A row of the examples' README; its last cell has the commands."""
+
 
 @configuration
 class ExamplesOptions:
-    """Writes the examples: a folder each for data, a reward, an algorithm and a model of your own.
+    """Writes the examples: a folder each for data, a reward, a model, an agent and more of your own.
 
     Attributes:
         folder: folder to write; it must not exist.
@@ -40,11 +44,10 @@ def run(arguments: Sequence[str]) -> int:
         shutil.copytree(shared / "examples", folder, ignore=shutil.ignore_patterns("__pycache__"))
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
-    sys.stdout.write(f"{folder}: README.md says what each is\n")
-    for recipe in sorted(folder.glob("*/recipe.py")):
-        maker = recipe.with_name("make_model.py")
-        first, last = (f"python {maker} my-model && ", " --model.path my-model") if maker.exists() else ("", "")
-        sys.stdout.write(f"  {first}gtpo-megatron train {recipe}:recipe --num-steps 2{last}\n")
+    sys.stdout.write(f"{folder}: README.md says what each is; --num-steps 2 shows that a run works\n")
+    for cell in _START.findall((folder / "README.md").read_text(encoding="utf-8")):
+        line = " && ".join(re.findall("`(.*?)`", cell))
+        sys.stdout.write(f"  {line.replace('examples/', f'{folder}/')}\n")
     sys.stdout.write(f"documentation: {shared / 'docs' / 'index.md'}\n")
     return 0
 
@@ -66,8 +69,8 @@ def shared_folder() -> Path:
 
 COMMAND = Command(
     usage="""\
-  examples [FOLDER] writes four runs to copy and change: your own data, reward, algorithm and model;
-                    and says where the documentation is""",
+  examples [FOLDER] writes folders to copy and change, for data, reward, algorithm, model, adapters,
+                    environment and agent of your own; and says where the documentation is""",
     run=run,
     options=ExamplesOptions,
 )

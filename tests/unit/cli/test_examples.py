@@ -15,8 +15,12 @@ def test_it_writes_them_and_says_how_they_start(tmp_path, monkeypatch, capsys):
     assert not compared.diff_files
     said = capsys.readouterr().out
     for name in ("own_algorithm", "own_data", "own_reward"):
-        assert f"  gtpo-megatron train mine/{name}/recipe.py:recipe --num-steps 2\n" in said
-    assert "python mine/own_model/make_model.py my-model && gtpo-megatron train" in said
+        assert f"  gtpo-megatron train mine/{name}/recipe.py:recipe\n" in said
+    for name in ("model", "adapter"):
+        assert f"  python mine/own_{name}/make_{name}.py my-{name} && gtpo-megatron train mine/own_{name}/" in said
+    for folder in (tmp_path / "mine").glob("own_*"):
+        assert f"mine/{folder.name}/" in said, "its README does not say how it starts"
+    assert "examples/" not in said.partition("documentation:")[0]
 
 
 def test_what_is_there_is_kept(tmp_path, monkeypatch, capsys):
