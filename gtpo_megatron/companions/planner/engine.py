@@ -72,7 +72,7 @@ def engine_memory(
     qkv = (heads + 2 * groups) * shape.head_size
     hidden = shape.hidden_size
     attention = hidden * (qkv + heads * shape.head_size) + qkv * shape.qkv_bias
-    attention += 2 * hidden + 2 * shape.head_size * shape.qk_norm
+    attention += 2 * hidden + 2 * shape.head_size * shape.qk_norm + (hidden + heads) * shape.has_sinks
     if shape.latents is not None:
         attention = sum(shape.attention_tensors(tensor))
     dense_layers, expert_layers = shape.layers_between(0, shape.num_layers)
@@ -82,7 +82,8 @@ def engine_memory(
         experts = shape.experts.num_experts * shape.expert_parameters // tensor
         arriving = shape.experts.num_experts * shape.expert_parameters // (tensor if expert_parallel else 1)
         shared = 3 * hidden * shape.experts.shared_ffn_size // tensor
-        sparse = attention + shape.experts.num_experts * hidden + shared + experts
+        router = shape.experts.num_experts * (hidden + (shape.experts.clamp > 0))
+        sparse = attention + router + shared + experts
         # buffers for every copy of a token: of its own experts' alone, vLLM does not know how many there will be
         columns = shape.experts.ffn_size // (1 if expert_parallel else tensor)
         width = max(width * (dense_layers > 0), shape.experts.experts_per_token * (columns + hidden // 3))

@@ -248,7 +248,7 @@ def test_summaries_of_other_settings_are_refused(folders, capsys):
     [
         ("recipes.study", "module:function"),
         ("recipes.nothing:study", "no module 'recipes.nothing'"),
-        ("recipes.study:nothing", "recipes.study lacks it; it has dose, learning_rates, own_best"),
+        ("recipes.study:nothing", "recipes.study lacks it; it has adapter_rates, adapters, conversations, dose"),
         ("recipes.tiny_cpu:gtpo", "RunConfig"),
     ],
 )
