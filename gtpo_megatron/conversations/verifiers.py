@@ -30,7 +30,7 @@ from gtpo_megatron.rewards.request import Reward
 from gtpo_megatron.sentence import print_sentence
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import parse_json
-from gtpo_megatron.untrusted.text import printable
+from gtpo_megatron.untrusted.text import printable, shown
 
 HOST = Path(__file__).with_name("verifiers_host.py")
 """The program that the other interpreter runs."""
@@ -40,6 +40,9 @@ LOAD_LIMIT_S = 300.0
 
 HEAR_LIMIT_S = 10.0
 """Time in which it must hear that an episode is over; one that blocks its event loop does not."""
+
+END_LIMIT_S = 5.0
+"""Time in which it must end once nobody asks."""
 
 PASSED = frozenset(
     {
@@ -100,7 +103,14 @@ def parse_taskset(name: str) -> Taskset:
     found = shutil.which(Path(python).expanduser())
     if found is None:
         raise ConfigError(f"{where}: there is no interpreter {python} in {Path.cwd()}")
-    passed = tuple(filter(None, options.pop("env", "").split(",")))
+    passed = tuple(filter(None, map(str.strip, options.pop("env", "").split(","))))
+    if unset := [variable for variable in passed if variable not in os.environ]:
+        raise ConfigError(
+            f"{where}: env={','.join(unset)}: not set in the environment of this process; set it, or leave it out"
+        )
+    for option in options:
+        if option == "taskset.id" or option.partition(".")[0] == "interception":
+            raise ConfigError(f"{where}: {option} is not yours to set; the taskset is named before the ?")
     return Taskset(name=name, taskset=taskset, python=str(Path(found).absolute()), passed=passed, options=options)
 
 
@@ -118,7 +128,7 @@ class TasksetAgent:
     """
 
     def __init__(self, taskset: Taskset) -> None:
-        self._name = taskset.name
+        self._name, self._taskset = taskset.name, taskset.taskset
         self._process = _started(taskset, "play")
         weakref.finalize(self, _end, self._process)
         self._numbers = itertools.count(1)
@@ -135,6 +145,8 @@ class TasksetAgent:
         """
         if not isinstance(row.get("task"), dict):
             raise DataError(f"the row has no task of verifiers; rows are written by: python -m {__name__} NAME")
+        if row.get("taskset") != self._taskset:
+            raise DataError(f"the row is of the taskset {shown(row.get('taskset'))}, expected {shown(self._taskset)}")
         sender = await self._connected()
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
@@ -184,21 +196,29 @@ class TasksetAgent:
 
 
 def rows_of(taskset: Taskset) -> Iterator[dict[str, Any]]:
-    """The rows of a taskset: ``prompt``, ``answer`` if it has one, and ``task`` with all of it.
+    """The rows of a taskset: ``prompt``, ``answer`` if it has one, ``task`` with all of it, and the ``taskset``'s id.
 
     Raises:
         ConfigError: as :class:`TasksetAgent`, or a task cannot be loaded.
-        DataError: there is none.
+        DataError: there is none, or not all came.
     """
     process = _started(taskset, "rows")
     assert process.stdout is not None
-    count = 0
+    count, expected = 0, None
     try:
         for line in process.stdout:
-            yield _said(taskset, line).raw
+            row = _said(taskset, line)
+            if row.has("done"):
+                expected = row.get("done", int)
+                break
+            yield row.raw
             count += 1
     finally:
         _end(process)
+    if count != expected:
+        raise DataError(
+            f"{taskset.name!r}: its process ended after {count} rows, before the last; see its output on stderr"
+        )
     if not count:
         raise DataError(f"{taskset.name!r} has no tasks; expected at least one")
 
@@ -224,7 +244,9 @@ def _started(taskset: Taskset, mode: str) -> "subprocess.Popen[bytes]":
             was_late = limit.finished.is_set()
             why = f"took longer than {LOAD_LIMIT_S:g} s" if was_late else f"ended with status {process.wait()}"
             raise ConfigError(f"{where}: {taskset.python} {why} before it was ready; see its output on stderr")
-        _said(taskset, line)
+        if not _said(taskset, line).has("ready"):
+            heard = shown(line.decode(errors="replace"))
+            raise ConfigError(f"{where}: {taskset.python} is no Python, or says something else first: {heard}")
     except BaseException:
         _end(process)
         raise
@@ -240,18 +262,24 @@ def _said(taskset: Taskset, line: bytes) -> Fields:
         ConfigError: it refuses, or the line is not JSON.
     """
     where = f"environment {taskset.name!r}"
-    told = Fields(parse_json(line, where, error=ConfigError, half_pairs=True), where, ConfigError)
+    said = f"{where}: what {taskset.python} wrote"
+    told = Fields(parse_json(line, said, error=ConfigError, half_pairs=True), said, ConfigError)
     if told.has("refused"):
         raise ConfigError(f"{where}: {printable(told.raw['refused'])}")
     return told
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
+    """Lets it end what it has started: tool servers that episodes share."""
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(END_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -3,9 +3,9 @@
 ``python -I FILE JSON``, where JSON has ``mode``, ``taskset`` and ``options``. The first line of standard output is
 ``{"ready": VERSION}``, or ``{"refused": WHY}`` and nothing more. Then by mode:
 
-``rows``: a line of JSON for each task. ``play``: a line of standard input is an episode, ``{"id",
-"task", "base_url", "api_key"}``, or ``{"cancel": ID}``; each episode is answered once, in any order, with ``{"id",
-"reward", "parts"}`` or ``{"id", "error"}``.
+``rows``: a line of JSON for each task, and ``{"done": COUNT}``. ``play``: a line of standard input is an episode,
+``{"id", "task", "base_url", "api_key"}``, or ``{"cancel": ID}``; each episode is answered once, in any order, with
+``{"id", "reward", "parts"}`` or ``{"id", "error"}``.
 """
 
 import asyncio
@@ -25,8 +25,11 @@ REASON_CHARACTERS = 500
 LINE_BYTES = 64 << 20
 """Longest line that is read."""
 
-PART_CHARACTERS = 64
-"""Longest name of a part of a reward."""
+PART_CHARACTERS = 60
+"""Longest name of a part of a reward; a number may be added."""
+
+LATE = ("scoring_timeout", "finalize_timeout")
+"""Ends of an episode at which verifiers leaves out the rewards that are late, and calls the episode good."""
 
 
 class Refused(Exception):
@@ -49,15 +52,21 @@ def main():
     except (Exception, SystemExit) as error:
         say(refused=_reason(error))
         return
-    say(ready=found)
-    if told["mode"] == "rows":
-        try:
+    player = _Player(env, say)
+    try:
+        if told["mode"] == "rows":
+            say(ready=found)
+            count = 0
             for row in _rows(env.taskset, select):
-                say(**row)
-        except (Exception, SystemExit) as error:
-            say(refused=_reason(error))
-    else:
-        asyncio.run(_Player(env, say).serve())
+                say(**row, taskset=told["taskset"])
+                count += 1
+            say(done=count)
+        else:
+            asyncio.run(player.serve(found))
+    except (Exception, SystemExit) as error:
+        if player.is_serving:
+            raise
+        say(refused=_reason(error))
 
 
 def _version():
@@ -86,7 +95,7 @@ def _environment(taskset, options):
                 raise Refused(f"option {name}: {key} has a value already")
         place[last] = _value(text)
     select = SelectConfig.model_validate(raw.pop("select", {}))
-    raw.setdefault("interception", {})["type"] = "server"  # the one that all episodes share
+    raw["interception"] = {"type": "server"}  # the one that all episodes share
     taskset_class(taskset)  # says what is wrong with it; the next line would not
     kind = env_config_type(taskset, raw.get("id", ""))
     for name, field in kind.model_fields.items():
@@ -118,8 +127,17 @@ def _rows(taskset, select):
     for task in view:
         kind = type(task.data)
         defaults = {name: field.get_default(call_default_factory=True) for name, field in kind.model_fields.items()}
-        whole = task.data.model_dump(mode="json")
-        data = {name: one for name, one in whole.items() if getattr(task.data, name) != defaults.get(name)}
+        named = {field.serialization_alias or field.alias or name: name for name, field in kind.model_fields.items()}
+        whole = task.data.model_dump(mode="json", by_alias=True)
+        data = {
+            key: one
+            for key, one in whole.items()
+            if getattr(task.data, named.get(key, key)) != defaults.get(named.get(key, key))
+        }
+        if kind.model_validate(data) != task.data:
+            raise Refused(
+                f"task {task.data.idx} is another one when it is read again from JSON; see its fields' aliases"
+            )
         prompt = data.get("prompt") or task.data.description or task.data.name or f"task {task.data.idx}"
         answer = getattr(task.data, "answer", None)
         yield {"prompt": prompt, **({"answer": answer} if isinstance(answer, str | int | float) else {}), "task": data}
@@ -129,16 +147,19 @@ class _Player:
     """Plays episodes side by side."""
 
     def __init__(self, env, say):
+        self.is_serving = False
         self._env = env
         self._say = say
         self._keys = {}  # by trace, the key of its episode
         self._playing = {}
 
-    async def serve(self):
-        """Plays what it is told to, until there is nobody to tell it."""
+    async def serve(self, found):
+        """Says that it is ready, and plays what it is told to, until there is nobody to tell it."""
         lines = asyncio.StreamReader(limit=LINE_BYTES)
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
         async with self._env.serving():
+            self.is_serving = True
+            self._say(ready=found)
             while line := await lines.readline():
                 told = json.loads(line)
                 if "cancel" in told:
@@ -154,13 +175,20 @@ class _Player:
         except Exception as error:
             answer = {"error": _reason(error)}
         if self._playing.pop(id, None):
-            self._say(id=id, **answer)
+            try:
+                self._say(id=id, **answer)
+            except ValueError as error:  # of a number that JSON has not
+                self._say(id=id, error=_reason(error))
 
     async def _played(self, data, base_url, api_key):
         from verifiers.v1.clients import ModelContext
 
         env = self._env
         kind = type(env.taskset).task_type()
+        fields = kind.data_type().model_fields
+        known = {*fields, *(field.alias for field in fields.values())}
+        if kind.data_type().model_config.get("extra") != "allow" and (unknown := sorted(data.keys() - known)):
+            raise Refused(f"the row's task has {', '.join(unknown)}, which this taskset's tasks have not")
         task = kind(kind.data_type().model_validate(data), env.config.taskset.task)
         (slot,) = env.slots(task)
         ids = []
@@ -209,12 +237,22 @@ def _outcome(episode):
     if len(asking) != 1:
         return {"error": f"the policy was played {len(asking)} times in one episode"}
     (trace,) = asking
-    values = {name: one.value for name, one in trace.rewards.items() if one is not None}
-    values |= {name: one for name, one in trace.metrics.items() if one is not None}
-    for name, value in values.items():
+    missing = [name for name, one in trace.rewards.items() if one is None]
+    if missing or trace.stop_condition in LATE:
+        return {"error": f"it was not graded: {', '.join(missing) or 'its rewards'} took too long"}
+    values = [(name, one.value) for name, one in trace.rewards.items()]
+    values += [(name, one) for name, one in trace.metrics.items() if one is not None]
+    parts = {}
+    for name, value in (("reward", trace.reward), *values):
         if not math.isfinite(value):
             return {"error": f"{name} is {value}"}
-    return {"reward": trace.reward, "parts": {_label(name): value for name, value in values.items()}}
+    for name, value in values:
+        label, same = _label(name), 1
+        while label in parts:
+            same += 1
+            label = f"{_label(name)}_{same}"
+        parts[label] = value
+    return {"reward": trace.reward, "parts": parts}
 
 
 def _label(name):

@@ -190,7 +190,7 @@ def gpt_oss_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
         path,
         Experts(
             num_experts=_num_experts(path, fields, "num_experts"),
-            experts_per_token=fields.get("num_experts_per_tok", int, at_least=1),
+            experts_per_token=fields.get("num_experts_per_tok", int, at_least=2),  # of one the weight is always 1
             ffn_size=fields.get("intermediate_size", int, at_least=1),
             layers=(True,) * num_layers,
             clamp=GPT_OSS_CLAMP,

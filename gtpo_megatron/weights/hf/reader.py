@@ -137,11 +137,11 @@ class WeightFolder:
         for name, whole in found.items():
             del self.tensors[name]
             is_turned = f"{name.removesuffix('_bias')}_bias" in found
+            parts = parts_inside(name, whole.shape, where=whole.path, is_turned=is_turned)
+            if twice := min(self.tensors.keys() & parts.keys(), default=""):
+                raise WeightMappingError(f"{whole.path}: {name} has {twice}, which is there by itself, too")
             self.tensors |= {
-                part: StoredTensor(whole.path, shape, whole.dtype, inside)
-                for part, (shape, inside) in parts_inside(
-                    name, whole.shape, where=whole.path, is_turned=is_turned
-                ).items()
+                part: StoredTensor(whole.path, shape, whole.dtype, inside) for part, (shape, inside) in parts.items()
             }
 
     def read(self, name: str, box: Box) -> Tensor:

@@ -18,6 +18,7 @@ from pathlib import Path
 from torch import Tensor
 
 from gtpo_megatron.errors import WeightMappingError
+from gtpo_megatron.weights.experts import MAX_EXPERTS
 
 STACKED = tuple(f".mlp.experts.{name}" for name in ("gate_up_proj", "down_proj", "gate_up_proj_bias", "down_proj_bias"))
 """End the names of such tensors."""
@@ -76,9 +77,10 @@ def parts_inside(
     kind = "bias" if projection.endswith("_bias") else "weight"
     projection = projection.removesuffix("_bias")
     parts = ("gate_proj", "up_proj") if projection == "gate_up_proj" else (projection,)
-    num_experts, *own = shape
+    num_experts, *own = shape or (0,)
     own = own[::-1] if is_turned else own
-    if len(own) != (1 if kind == "bias" else 2) or own[0] % len(parts):
+    is_matrix_of_each = len(own) == (1 if kind == "bias" else 2) and all(own) and own[0] % len(parts) == 0
+    if not is_matrix_of_each or not 0 < num_experts <= MAX_EXPERTS:
         raise WeightMappingError(f"{where}: {name} has shape {shape}, which is not that of all experts of a layer")
     return {
         f"{layer}.{expert}.{part}.{kind}": (

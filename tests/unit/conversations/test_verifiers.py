@@ -37,11 +37,15 @@ if told["taskset"] == "unknown":
     say(refused="no such taskset")
 elif told["taskset"] == "dies":
     sys.exit(7)
+elif told["taskset"] == "speaks":
+    say(hello="you")
 else:
     say(ready="0.4.0")
     if told["mode"] == "rows":
         for number in range(0 if "num" in told["options"] else 2):
-            say(prompt="p", task={"number": number, "environment": sorted(os.environ)})
+            say(prompt="p", task={"number": number, "environment": sorted(os.environ)}, taskset=told["taskset"])
+        if "short" not in told["options"]:
+            say(done=0 if "num" in told["options"] else 2)
     else:
         stops = threading.Event()
         def play(of):
@@ -83,7 +87,7 @@ def said(pool, *contents, first=0):
     """The events of episodes to which the policy says these."""
     episodes = range(first, first + len(contents))
     for episode in episodes:
-        pool.open(episode, {"prompt": "p", "task": {"say": f"to {episode}"}})
+        pool.open(episode, {"prompt": "p", "task": {"say": f"to {episode}"}, "taskset": "adder"})
     events = wait(pool, len(contents))
     assert not [event.failure for event in events.values() if event.failure]
     assert [events[one].opening.messages[0].content for one in episodes] == [f"to {one}" for one in episodes]
@@ -92,8 +96,10 @@ def said(pool, *contents, first=0):
     return wait(pool, len(contents))
 
 
-def test_a_name_is_read_and_what_is_wrong_with_it_said(python):
-    taskset = parse_taskset(f"verifiers:my-tasks?python={python}&taskset.split=train&env=A_KEY,B&agent.max_turns=3")
+def test_a_name_is_read_and_what_is_wrong_with_it_said(python, monkeypatch):
+    monkeypatch.setenv("A_KEY", "a")
+    monkeypatch.setenv("B", "b")
+    taskset = parse_taskset(f"verifiers:my-tasks?python={python}&taskset.split=train&env=A_KEY, B&agent.max_turns=3")
     assert taskset.taskset == "my-tasks"
     assert taskset.passed == ("A_KEY", "B")
     assert taskset.options == {"taskset.split": "train", "agent.max_turns": "3"}
@@ -103,12 +109,18 @@ def test_a_name_is_read_and_what_is_wrong_with_it_said(python):
         f"verifiers:?python={python}": "must be written verifiers:TASKSET",
         "verifiers:my-tasks?python=no/such/python": "there is no interpreter no/such/python in /",
         f"verifiers:my-tasks?python={python}&split": "'split' is no option",
+        f"verifiers:my-tasks?python={python}&env=A_KEY,NO_KEY": "env=NO_KEY: not set",
+        f"verifiers:my-tasks?python={python}&taskset.id=other": "taskset.id is not yours to set",
+        f"verifiers:my-tasks?python={python}&interception.type=x": "interception.type is not yours to set",
     }.items():
         with pytest.raises(ConfigError, match=why):
             parse_taskset(name)
 
 
-@pytest.mark.parametrize(("taskset", "why"), [("unknown", "no such taskset"), ("dies", "ended with status 7")])
+@pytest.mark.parametrize(
+    ("taskset", "why"),
+    [("unknown", "no such taskset"), ("dies", "ended with status 7"), ("speaks", "is no Python, or")],
+)
 def test_a_taskset_that_cannot_be_loaded_is_said_before_anything_starts(python, taskset, why):
     with pytest.raises(ConfigError, match=why):
         resolve_environment(f"verifiers:{taskset}?python={python}")
@@ -124,6 +136,8 @@ def test_rows_are_written_and_the_process_gets_few_variables(python, capsys, mon
     assert not {"OTHER_KEY", "PYTHONPATH"} & set(rows[0]["task"]["environment"])
     assert main([f"verifiers:adder?python={python}&num=0"]) == 1
     assert "has no tasks" in capsys.readouterr().err
+    assert main([f"verifiers:adder?python={python}&short=1"]) == 1
+    assert "ended after 2 rows, before the last" in capsys.readouterr().err
 
 
 def test_rewards_and_failures_are_those_of_their_episodes(python):
@@ -138,6 +152,8 @@ def test_rewards_and_failures_are_those_of_their_episodes(python):
         assert events[3].reply.done
         pool.open(9, {"prompt": "p"})
         assert "the row has no task of verifiers; rows are written by: python -m" in wait(pool, 1)[9].failure
+        pool.open(10, {"prompt": "p", "task": {}, "taskset": "other"})
+        assert "the row is of the taskset 'other', expected 'adder'" in wait(pool, 1)[10].failure
 
 
 @pytest.mark.parametrize("content", ["die", "much"])
