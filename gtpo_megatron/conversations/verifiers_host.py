@@ -243,7 +243,7 @@ def _outcome(episode):
     values = [(name, one.value) for name, one in trace.rewards.items()]
     values += [(name, one) for name, one in trace.metrics.items() if one is not None]
     parts = {}
-    for name, value in (("reward", trace.reward), *values):
+    for name, value in (*values, ("reward", trace.reward)):
         if not math.isfinite(value):
             return {"error": f"{name} is {value}"}
     for name, value in values:
