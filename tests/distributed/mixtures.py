@@ -13,7 +13,10 @@ def by_folder_names(parameters):
     found = {}
     for name, tensor in parameters.items():
         stem, _, kind = name.rpartition(".")
-        if f"{name.removesuffix('_bias')}_bias" in parameters:
+        if {
+            name.removesuffix("_bias"),
+            f"{name.removesuffix('_bias')}_bias",
+        } <= parameters.keys() and "experts" in stem:
             part = "bias" if kind.endswith("_bias") else "weight"
             for expert, weight in enumerate(tensor):
                 if kind.startswith("down_proj"):
