@@ -4,7 +4,7 @@
 runs ``make quickstart`` there, so the install is part of it. ``--installed`` trains from this checkout instead, and
 ``--which real-quickstart`` is the one with a pretrained model::
 
-    python -m benchmarks.quickstart --which real-quickstart --installed --overrides=--seed 3 --output seed3.json
+    python -m benchmarks.quickstart --which real-quickstart --installed --overrides=--seed=3 --output seed3.json
     python -m benchmarks.quickstart --installed --recipe recipes.tiny_cpu:gtpo_lora --output adapters.json
 """
 
@@ -55,7 +55,7 @@ class Options:
         installed: train from this checkout instead of a fresh clone with an install.
         recipe: another one, on the same task (with ``--installed`` only).
         run_dir: keep the run folder here; empty: a temporary one.
-        overrides: passed on to the training command (with ``--installed`` only).
+        overrides: an option of the training command, once for each (with ``--installed`` only).
     """
 
     output: Path
@@ -63,7 +63,7 @@ class Options:
     installed: bool = False
     recipe: str = ""
     run_dir: str = ""
-    overrides: tuple[str, ...] = ()
+    overrides: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
 
 
 def measure(command: list[str], folder: Path) -> tuple[float, float]:
