@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from megatron.core import tensor_parallel as megatron
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.parallel import ParallelConfig
@@ -52,7 +52,7 @@ class LowRank(torch.nn.Module):
 
 
 class LinearAdapter(torch.nn.Module):
-    """The adapters of a linear layer, whose outputs are added to the layer's.
+    """The adapters of a linear layer.
 
     Args:
         parts: of the layer's projections, in its order; None: the projection has none.
@@ -79,18 +79,21 @@ class LinearAdapter(torch.nn.Module):
         self._splits_rows = self.parts[0].projection.splits_rows
         self.is_on = True
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """``s B A x`` of this rank's outputs, in the layer's order and the inputs' dtype.
+    def forward(self, outputs: Tensor, inputs: Tensor) -> Tensor:
+        """``y + s B A x`` of this rank's outputs, in their dtype.
+
+        One product adds to the outputs, which are far wider than what is added in: they are read and written once.
 
         Args:
-            inputs: what the layer gets.
+            outputs: ``y [..., outputs]`` of the layer.
+            inputs: ``x [..., inputs]`` that it got.
 
         Collectives: those of the layer itself, of ``r`` numbers a token and projection instead of a hidden state.
         """
-        low = linear(inputs.to(self.parts[0].a.dtype), torch.cat([part.a for part in self.parts]))
-        lows = self._exchange(low).chunk(len(self.parts), -1)
-        outputs = [linear(one, part.b) for one, part in zip(lows, self.parts, strict=True)]
-        return (self._fused(outputs) * self._scale).to(inputs.dtype)
+        low = self._exchange(linear(inputs.to(self.parts[0].a.dtype), self._a())) * self._scale
+        if low.dtype != outputs.dtype:
+            return outputs + linear(low, self._b()).to(outputs.dtype)
+        return torch.addmm(outputs.flatten(0, -2), low.flatten(0, -2), self._b().t()).view_as(outputs)
 
     def _exchange(self, low: Tensor) -> Tensor:
         """The ``r`` numbers of the tokens that B is to be multiplied with, complete."""
@@ -102,20 +105,29 @@ class LinearAdapter(torch.nn.Module):
             return megatron.reduce_scatter_to_sequence_parallel_region(low)
         return megatron.reduce_from_tensor_model_parallel_region(low)
 
-    def _fused(self, outputs: Sequence[Tensor]) -> Tensor:
-        """Outputs of the parts ``[..., rows]`` in the order that the layer has them, 0 where there is no part."""
-        given, like = iter(outputs), outputs[0]
-        every = [
-            next(given) if has_part else like.new_zeros(*like.shape[:-1], width)
-            for has_part, width in zip(self._has_part, self._widths, strict=True)
-        ]
-        return torch.cat([one.view(*one.shape[:-1], self._groups, -1) for one in every], -1).flatten(-2)
+    def _a(self) -> Tensor:
+        """``[n r, inputs]`` of ``n`` parts."""
+        return torch.cat([part.a for part in self.parts])
+
+    def _b(self) -> Tensor:
+        """``[outputs, n r]``: a row is an output in the layer's order, and has its part's B in that part's columns."""
+        if len(self._widths) == 1:
+            return self.parts[0].b
+        rank = self.parts[0].b.shape[1]
+        columns, given, blocks, before = rank * len(self.parts), iter(self.parts), [], 0
+        for has_part, width in zip(self._has_part, self._widths, strict=True):
+            if has_part:
+                block = pad(next(given).b, (before, columns - before - rank))
+                before += rank
+            else:
+                block = self.parts[0].b.new_zeros(width, columns)
+            blocks.append(block.view(self._groups, -1, columns))
+        return torch.cat(blocks, 1).flatten(0, 1)
 
     @torch.no_grad()
     def product(self) -> Tensor:
         """``s B A`` as the layer's weight lies on this rank, float32."""
-        products = [part.a.float().t() @ part.b.float().t() for part in self.parts]
-        return self._fused(products).mul_(self._scale).t().contiguous()
+        return (self._b().float() @ self._a().float()).mul_(self._scale)
 
 
 class Adapters:
@@ -257,7 +269,7 @@ def _add_adapter(layer: torch.nn.Module, inputs: tuple[Tensor, ...], outputs: tu
     assert isinstance(adapter, LinearAdapter)
     if not adapter.is_on:
         return None
-    return outputs[0] + adapter(inputs[0]), *outputs[1:]
+    return adapter(outputs[0], inputs[0]), *outputs[1:]
 
 
 def _begin_graph(chunk: torch.nn.Module) -> None:
