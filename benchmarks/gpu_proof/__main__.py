@@ -30,6 +30,7 @@ PARTS: dict[str, float] = {
     "kernels": 420,
     "gradients": 420,
     "training": 420,
+    "adapters": 480,
     "push": 300,
     "sleep": 300,
     "engine": 420,

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from benchmarks.gpu_proof.sizes import ModelSize, Sizes
 from gtpo_megatron.batch import RewardBatch, RolloutBatch, mask_of_lengths
@@ -25,18 +26,33 @@ from recipes import tiny_cpu
 GROUP_SIZE = 4
 
 
+FILE_BYTES = 4 << 30
+"""Of a file of weights, at least: the host holds one at a time."""
+
+
 def make_folder(folder: Path, size: ModelSize, *, device: torch.device) -> None:
     """Writes a model of random bfloat16 weights, as large as initial ones are; norms are 1."""
     (folder / "config.json").write_text(json.dumps(size.config | {"torch_dtype": "bfloat16"}), encoding="utf-8")
     generator = torch.Generator(device).manual_seed(0)
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
+    files: dict[str, str] = {}
+
+    def save() -> None:
+        file = f"model-{len(set(files.values())):05d}.safetensors"
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        files.update(dict.fromkeys(tensors, file))
+        tensors.clear()
+
     for name, shape in hf_shapes(read_architecture(folder)).items():
         if "norm" in name:
             tensors[name] = torch.ones(shape, dtype=torch.bfloat16)
         else:
             wide = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
             tensors[name] = wide.mul_(0.02).bfloat16().cpu()
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        if sum(tensor.nbytes for tensor in tensors.values()) >= FILE_BYTES:
+            save()
+    save()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}), encoding="utf-8")
 
 
 def run_config(folder: Path, size: ModelSize, dtype: str) -> RunConfig:
@@ -51,7 +67,9 @@ def run_config(folder: Path, size: ModelSize, dtype: str) -> RunConfig:
             dtype=dtype,
             max_sequence_tokens=size.prompt_tokens + size.response_tokens,
             head_chunk_tokens=4096,
+            recompute=size.recompute,
         ),
+        adapter=size.adapter,
         data=dataclasses.replace(
             base.data, prompts_per_step=size.responses // GROUP_SIZE, max_prompt_tokens=size.prompt_tokens
         ),
@@ -114,6 +132,9 @@ def trainer(size: ModelSize, sizes: Sizes, *, replays: bool = False) -> Iterator
             yield actor, folder
         finally:
             actor.close()
+            for module in (module for chunk in actor._chunks for module in chunk.modules()):
+                # it keeps its last tokens with their graph, which leads back to the model where Python does not look
+                vars(module).pop("token_dispatcher", None)
 
 
 def kernels_of_layers() -> str:

@@ -3,6 +3,15 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+_RATES = (
+    "score: rate",
+    "score: MFU",
+    "update: rate",
+    "update: MFU",
+    "activations of a micro-batch",
+    "optimizer",
+)
+
 SHORT = {
     "kernels": (
         "bfloat16: largest error of entropy",
@@ -12,14 +21,8 @@ SHORT = {
         "fused_train: memory over the bare product",
     ),
     "gradients": ("mean gap of logprobs", "1 - least cosine of a tensor's gradients"),
-    "training": (
-        "score: rate",
-        "score: MFU",
-        "update: rate",
-        "update: MFU",
-        "activations of a micro-batch",
-        "optimizer",
-    ),
+    "training": _RATES,
+    "adapters": (*_RATES, "allocated after an update", "forward_backward: peak of GPU memory"),
     "push": ("rate of a push",),
     "sleep": ("left the GPU", "optimizer to the host", "optimizer from the host"),
     "engine": ("free while it sleeps",),

@@ -1,9 +1,14 @@
 """Shapes and batches: those of Qwen2.5's and Qwen3's models on a GPU, and small ones of the same kinds."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
+
+from gtpo_megatron.config.adapter import AdapterConfig
+
+ADAPTER = AdapterConfig(rank=32, alpha=32.0)
+"""Of the recipes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +41,8 @@ class ModelSize:
         prompt_tokens: of each.
         response_tokens: of each.
         micro_batch_tokens: that are packed together.
+        adapter: what is trained in the place of all weights.
+        recompute: activations that the backward pass makes again.
     """
 
     name: str
@@ -44,6 +51,8 @@ class ModelSize:
     prompt_tokens: int
     response_tokens: int
     micro_batch_tokens: int
+    adapter: AdapterConfig = AdapterConfig()
+    recompute: Literal["none", "full"] = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +64,7 @@ class Sizes:
         heads: output layers.
         models: of the actor, two layers each.
         whole: one with all of its layers, whose rates are measured too.
+        adapted: whole ones that low-rank adapters are trained over.
         dtype: of the models.
         checked_responses: of the batch whose gradients are compared.
         bucket_bytes: of a push.
@@ -66,6 +76,7 @@ class Sizes:
     heads: tuple[HeadSize, ...]
     models: tuple[ModelSize, ...]
     whole: ModelSize
+    adapted: tuple[ModelSize, ...]
     dtype: str
     checked_responses: int
     bucket_bytes: int
@@ -173,6 +184,21 @@ def sizes_of(device: torch.device, *, small: bool) -> Sizes:
             whole=ModelSize(
                 name="small, whole", config=_config(128, 160, 4, 2, 503, tied=True) | {"num_hidden_layers": 4}, **batch
             ),
+            adapted=(
+                ModelSize(
+                    name="small, adapters",
+                    config=_config(128, 160, 4, 2, 503, tied=False),
+                    adapter=AdapterConfig(rank=8),
+                    **batch,
+                ),
+                ModelSize(
+                    name="small, adapters, all recomputed",
+                    config=_config(128, 160, 4, 2, 503, tied=False) | {"num_hidden_layers": 16},
+                    adapter=AdapterConfig(rank=8),
+                    recompute="full",
+                    **batch,
+                ),
+            ),
             dtype="bfloat16",
             checked_responses=4,
             bucket_bytes=1 << 16,
@@ -197,6 +223,21 @@ def sizes_of(device: torch.device, *, small: bool) -> Sizes:
             ModelSize(name="Moonlight widths", config=latent, **batch),
         ),
         whole=ModelSize(name="0.5B whole", config=half | {"num_hidden_layers": 24}, **batch),
+        adapted=(
+            ModelSize(
+                name="7B whole, adapters",
+                config=seven | {"num_hidden_layers": 28},
+                adapter=ADAPTER,
+                **batch | {"responses": 16},
+            ),
+            ModelSize(
+                name="32B whole, adapters, all recomputed",
+                config=_config(5120, 27648, 40, 8, 152064, tied=False) | {"num_hidden_layers": 64},
+                adapter=ADAPTER,
+                recompute="full",
+                **batch | {"responses": 8},
+            ),
+        ),
         dtype="bfloat16",
         checked_responses=4,
         bucket_bytes=512 << 20,

@@ -17,6 +17,7 @@ from gtpo_megatron.companions.planner.activations import (
     saved_by_final_norm,
     saved_by_layer,
 )
+from gtpo_megatron.companions.planner.adapters import adapted_state, adapter_parameters, saved_by_adapters
 from gtpo_megatron.companions.planner.hardware import GPUS, gpu_of_device
 from gtpo_megatron.companions.planner.layout import Layout
 from gtpo_megatron.companions.planner.trainer_state import stage_parameters, trainer_state
@@ -36,16 +37,17 @@ ACTIVATION_ERROR = 0.15
 def run(report: Report, sizes: Sizes) -> None:
     for size in (*sizes.models, sizes.whole):
         with report.section(f"{size.name}: score and update") as section:
-            _measure(section, size, sizes)
+            measure(section, size, sizes)
 
 
-def _measure(section: Section, size: ModelSize, sizes: Sizes) -> None:
+def measure(section: Section, size: ModelSize, sizes: Sizes) -> None:
+    """Every figure of one model."""
     with trainer(size, sizes) as (actor, folder):
         arch = read_architecture(folder)
         section.figure("layers of", {"te": "Transformer Engine", "torch": "Megatron, local"}[kernels_of_layers()])
         _activations(section, actor, arch, size, sizes)
         _steps(section, actor, size, sizes)
-        _state(section, actor, arch, sizes)
+        _state(section, actor, arch, size, sizes)
 
 
 def _activations(section: Section, actor: Any, arch: Architecture, size: ModelSize, sizes: Sizes) -> None:
@@ -56,13 +58,13 @@ def _activations(section: Section, actor: Any, arch: Architecture, size: ModelSi
     micro = micro_batches(
         rollouts, range(rollouts.num_responses), budget_tokens=size.micro_batch_tokens, layout=PackLayout()
     )[0]
-    weights = {parameter.untyped_storage().data_ptr() for parameter in actor._weights().values()}
+    weights = {weight.untyped_storage().data_ptr() for chunk in actor._chunks for weight in chunk.parameters()}
     kept: dict[int, Any] = {}  # storages stay alive until they are counted, so that no two have one address
     found: dict[str, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
+        if not found and storage.data_ptr() not in weights:  # what a layer makes again in the backward pass is not kept
             kept[storage.data_ptr()] = storage
         return tensor
 
@@ -80,7 +82,9 @@ def _activations(section: Section, actor: Any, arch: Architecture, size: ModelSi
     planned = layer_bytes_per_token(layout, saved_by_final_norm(arch, kernels, 2))
     for count, has_experts in zip(arch.layers_between(0, arch.num_layers), (False, True), strict=True):
         if count:
-            saved = saved_by_layer(arch, kernels, 2, "none", has_experts=has_experts)
+            saved = saved_by_layer(arch, kernels, 2, size.recompute, has_experts=has_experts)
+            if size.adapter.is_on and size.recompute == "none":
+                saved += saved_by_adapters(arch, size.adapter, 2, has_experts=has_experts)
             planned += count * layer_bytes_per_token(layout, saved)
     planned *= int((rollouts.prompt_lengths + rollouts.response_lengths)[list(micro.rows)].sum())
     for name, value in found.items():
@@ -127,19 +131,23 @@ def _median(rows: Sequence[dict[str, float]], name: str) -> float:
     return statistics.median(row[name] for row in rows)
 
 
-def _state(section: Section, actor: Any, arch: Architecture, sizes: Sizes) -> None:
+def _state(section: Section, actor: Any, arch: Architecture, size: ModelSize, sizes: Sizes) -> None:
     """Weights, gradients and optimizer after an update."""
     from gtpo_megatron.actor.host_memory import optimizer_tensors
 
     parameters = [parameter for chunk in actor._chunks for parameter in chunk.parameters()]
     found = {
         "weights": _bytes([parameter.data for parameter in parameters]),
-        "gradients": _bytes([parameter.main_grad for parameter in parameters]),
+        "gradients": _bytes([parameter.main_grad for parameter in parameters if parameter.requires_grad]),
         "optimizer": _bytes(optimizer_tensors(actor._optimizer, parameters)),
     }
     layout = Layout(num_ranks=1, distributed_optimizer=True)
     multiple = VOCAB_MULTIPLE if sizes.device.type == "cuda" else 1
-    plan = trainer_state(stage_parameters(arch, layout, 0, multiple), layout, weight_bytes=2)
+    weights = stage_parameters(arch, layout, 0, multiple)
+    plan = trainer_state(weights, layout, weight_bytes=2)
+    if size.adapter.is_on:
+        adapters = adapter_parameters(arch, layout, 0, size.adapter)
+        plan = adapted_state(weights, adapters, layout, weight_bytes=2, adapter_bytes=2)
     for name, value in found.items():
         planned = getattr(plan, name)
         section.figure(name, value / MIB, "MiB", planned=round(planned / MIB, 2))

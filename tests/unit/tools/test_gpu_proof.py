@@ -40,7 +40,7 @@ class Refused:
 
 sys.meta_path.insert(0, Refused())
 from gtpo_megatron.actor import actor
-from benchmarks.gpu_proof.parts import gradients, kernels, push, sleep, training
+from benchmarks.gpu_proof.parts import adapters, gradients, kernels, push, sleep, training
 """
 
 
@@ -131,7 +131,8 @@ def test_a_part_that_takes_too_long_is_ended(tmp_path):
 @pytest.mark.megatron
 @pytest.mark.timeout(600)
 def test_the_parts_that_import_megatron(tmp_path):
-    assert small(tmp_path, "gradients", "training", "push", "sleep") == 0, (tmp_path / "gpu_proof.md").read_text()
+    parts = "gradients", "training", "adapters", "push", "sleep"
+    assert small(tmp_path, *parts) == 0, (tmp_path / "gpu_proof.md").read_text()
 
 
 @pytest.mark.slow
