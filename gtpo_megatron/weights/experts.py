@@ -35,6 +35,7 @@ class Experts:
         ffn_size: width of one expert's gated MLP.
         layers: per layer of the model whether it has experts; a layer without them has a dense MLP.
         shared_ffn_size: width of the gated MLP that every token passes besides; 0: there is none.
+        has_shared_gate: a token weighs the output of that MLP by a sigmoid of its own.
         score: what makes scores of logits.
         normalised: the chosen experts' weights are divided by their sum.
         scaling: factor of the weights.
@@ -49,6 +50,7 @@ class Experts:
     ffn_size: int
     layers: tuple[bool, ...]
     shared_ffn_size: int = 0
+    has_shared_gate: bool = False
     score: Literal["softmax", "sigmoid"] = "softmax"
     normalised: bool = True
     scaling: float = 1.0

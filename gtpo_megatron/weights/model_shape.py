@@ -32,6 +32,46 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DeltaNet:
+    """Gated delta nets (arXiv 2412.06464) in the place of some layers' attention.
+
+    A value head has a matrix ``S``, of which a token forgets a part, corrects what it says of the token's key, and
+    reads what it says of the token's query: ``S_t = a_t S_{t-1} + b_t k_t (v_t - (a_t S_{t-1})^T k_t)^T``, ``o_t =
+    S_t^T q_t`` (Eq. 10). Neighbouring value heads share a key head, and queries have as many heads as keys.
+
+    Attributes:
+        num_key_heads: of queries, and of keys.
+        num_value_heads: a multiple.
+        key_size: elements of a head's query and key: rows of ``S``.
+        value_size: of a head's value: columns of ``S``.
+        conv_size: tokens that each element of query, key and value is convolved over, the token and those before.
+        layers: per layer of the model whether it has a delta net; the others have attention.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_size: int
+    value_size: int
+    conv_size: int
+    layers: tuple[bool, ...]
+
+    @property
+    def key_width(self) -> int:
+        """Columns of all queries, and of all keys."""
+        return self.num_key_heads * self.key_size
+
+    @property
+    def value_width(self) -> int:
+        """Columns of all values, and of all gates of outputs."""
+        return self.num_value_heads * self.value_size
+
+    @property
+    def conv_width(self) -> int:
+        """Elements that are convolved."""
+        return 2 * self.key_width + self.value_width
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
     """A decoder-only transformer with grouped-query or multi-latent attention, RMSNorm and gated MLPs.
 
@@ -45,6 +85,9 @@ class ModelShape:
         has_sinks: the output projection has a bias, too, and every head a sink: a learned number whose exponential is
             added to the softmax's sum, and so to no value.
         qk_norm: every head's query and key pass an RMSNorm.
+        has_output_gate: the output of every head's attention is multiplied by the sigmoid of a gate as wide, which is
+            made as queries are.
+        delta: in the place of some layers' attention; None: every layer has attention.
         latents: of multi-latent attention; None for grouped-query attention.
         windows: of every layer, the tokens that a token attends to, itself and those right before it; 0: all, and all
             other numbers are equal. Empty if no layer has a window.
@@ -63,6 +106,8 @@ class ModelShape:
     qkv_bias: bool = False
     has_sinks: bool = False
     qk_norm: bool = False
+    has_output_gate: bool = False
+    delta: DeltaNet | None = None
     latents: LatentAttention | None = None
     windows: tuple[int, ...] = ()
     experts: Experts | None = None
@@ -93,8 +138,15 @@ class ModelShape:
 
     @property
     def shares_sequences(self) -> bool:
-        """Whether context-parallel ranks can share one: Transformer Engine's ring has no windows and no sinks."""
-        return not (any(self.windows) or self.has_sinks)
+        """Whether context-parallel ranks can share one.
+
+        Transformer Engine's ring has no windows and no sinks, and a delta net reads a sequence from its beginning.
+        """
+        return not (any(self.windows) or self.has_sinks or self.delta is not None)
+
+    def has_delta_net(self, layer: int) -> bool:
+        """Whether a layer has a delta net in the place of attention."""
+        return self.delta is not None and self.delta.layers[layer]
 
     @property
     def num_expert_layers(self) -> int:
