@@ -303,7 +303,7 @@ def test_transformer_engines_names_lead_to_the_same_rows(family):
         fused_name(
             name,
             has_experts=any(name.startswith(f"decoder.layers.{i}.") for i in range(4) if arch.has_experts(i)),
-            has_latents=arch.latents is not None,
+            has_own_attention=arch.latents is not None,
         )
         for name in ours
         if ".local_experts." not in name
