@@ -18,7 +18,7 @@ from gtpo_megatron.errors import WeightMappingError
 
 
 def as_matrix(tensor: Tensor) -> Tensor:
-    """Views a tensor as ``[rows, columns]``; a vector becomes one column, a convolution's ``[c, 1, k]`` is ``c`` rows."""
+    """Views a tensor as ``[rows, columns]``: a vector is one column, a convolution ``[channels, 1, k]`` loses its 1."""
     return tensor if tensor.ndim == 2 else tensor.reshape(len(tensor), -1)
 
 

@@ -72,7 +72,7 @@ def fused_name(name: str, *, has_experts: bool = False, has_own_attention: bool 
     Args:
         name: of a parameter, in the tables' spelling.
         has_experts: its layer has experts; the norm before them is a layer of its own everywhere.
-        has_own_attention: its layer has a class of ours in the place of attention; the norm before it stands apart, too.
+        has_own_attention: its layer has a class of ours in the place of attention; so the norm before it stands apart.
     """
     apart = {"pre_mlp_layernorm": has_experts, "input_layernorm": has_own_attention}
     for ours, fused in _FUSED_NORMS.items():

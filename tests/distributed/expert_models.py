@@ -125,7 +125,9 @@ def make_expert_model(folder: Path, family: str, *, num_layers: int = 4, **sizes
             if parameter_name.endswith("gate_up_proj_bias"):
                 parameter[:, :2].mul_(160)
             elif parameter_name.endswith("conv1d.weight"):
-                parameter.mul_(2)
+                parameter.mul_(3)
+            elif parameter_name.endswith("A_log"):
+                parameter.uniform_(-2, 0)  # by its own a token would forget nearly all that was before
             elif parameter_name.endswith("down_proj") and f"{parameter_name}_bias" in dict(model.named_parameters()):
                 parameter[:, 0].mul_(0.05)
         for buffer_name, buffer in model.named_buffers():
