@@ -185,6 +185,11 @@ def chosen_projections(arch: Architecture, config: AdapterConfig) -> list[Projec
         ConfigError: a target is no projection that can have adapters, or none that vLLM can add adapters to where these
             travel alone; or a matrix is smaller than the rank.
     """
+    if arch.delta is not None:
+        raise ConfigError(
+            f"adapter.rank={config.rank}: a model with gated delta nets and output gates has no adapters; train all "
+            f"weights, with --adapter.rank 0"
+        )
     every, targets = projections(arch), config.targets
     known = dict.fromkeys(one.target for one in every)
     if arch.experts is not None and (of_experts := [target for target in targets if target in _OF_EXPERTS]):

@@ -1,6 +1,6 @@
 """The mixture of experts of a model: how many experts a layer has, and how its router chooses among them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -112,6 +112,17 @@ def qwen3_moe_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
             layers=layers,
             normalised=fields.get("norm_topk_prob", bool, False),
         ),
+    )
+
+
+def qwen3_next_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
+    """The experts of a ``Qwen3NextForCausalLM``: those of Qwen3-MoE, and a shared expert with a gate."""
+    plain = qwen3_moe_experts(path, fields, num_layers)
+    return replace(
+        plain,
+        shared_ffn_size=fields.get("shared_expert_intermediate_size", int, at_least=1),
+        has_shared_gate=True,
+        normalised=fields.get("norm_topk_prob", bool, True),
     )
 
 

@@ -178,6 +178,11 @@ class ModelShape:
         """
         return not (any(self.windows) or self.has_sinks or self.delta is not None)
 
+    @property
+    def has_equal_layers(self) -> bool:
+        """Whether all layers have the same parameters; of such Megatron's checkpoints stack the layers."""
+        return self.delta is None and (self.experts is None or all(self.experts.layers))
+
     def has_delta_net(self, layer: int) -> bool:
         """Whether a layer has a delta net in the place of attention."""
         return self.delta is not None and self.delta.layers[layer]
