@@ -34,8 +34,8 @@ class LatentAttention:
 
 
 _STATES_OF_SEQUENCE = 2
-"""Blocks of a delta net that vLLM holds for a sequence: the state as it is, and that at the end of the last whole block,
-from which sequences with the same beginning go on."""
+"""Blocks of a delta net that vLLM holds for a sequence: the state as it is, and the one at the end of the last whole
+block, from which sequences with the same beginning go on."""
 
 
 class LayerKind(NamedTuple):

@@ -6,6 +6,7 @@ adds its bubble. Published steps take about 1.7 times as long: docs/planning.md 
 
 from dataclasses import dataclass
 
+from gtpo_megatron.companions.planner.activations import CHUNK_TOKENS, FLOAT32_BYTES, work_of_delta_rule
 from gtpo_megatron.companions.planner.adapters import adapter_parameters
 from gtpo_megatron.companions.planner.engine import EngineMemory
 from gtpo_megatron.companions.planner.layout import Layout, layers_of_stage
@@ -30,6 +31,9 @@ DECODE_EXPERTS_S = 25e-6
 
 HOST_BYTES = 20e9
 """Bytes per second between a GPU and pinned host memory, and of a rank's share of the host's memory rate."""
+
+DELTA_CHUNK_S = 60e-6
+"""Seconds of a delta net's layer for each chunk of a sequence: ten small kernels, one after another. Assumed."""
 
 ADAM_BYTES = 24
 """Bytes per parameter that Adam moves: float32 weight and moments, read and written once."""
@@ -145,7 +149,17 @@ def _forward(
         hop = layout.virtual * row / layout.sequence_split / _link(request, reach)
     in_experts, expert_products = _experts(request, layout, tokens, expert_layers)
     products = 2 * tokens * (weights + head) / (layout.tensor * layout.context) / _flops(request) + expert_products
-    return flops / _flops(request) + in_experts + sent + hop, in_experts, products
+    seconds = flops / _flops(request) + delta_layers * _in_delta_rule(request, layout, tokens) + in_experts + sent + hop
+    return seconds, in_experts, products
+
+
+def _in_delta_rule(request: PlanRequest, layout: Layout, tokens: float) -> float:
+    """Seconds of a delta net beyond its products: chunk after chunk, float32 tensors written and read once."""
+    if request.shape.delta is None:
+        return 0.0
+    chunks = (request.batch.mean_prompt_tokens + request.batch.mean_response_tokens) / CHUNK_TOKENS
+    moved = 2 * FLOAT32_BYTES * work_of_delta_rule(request.shape.delta) * tokens / layout.tensor
+    return chunks * DELTA_CHUNK_S + moved / (request.cluster.gpu.hbm_bytes * BYTES_EFFICIENCY)
 
 
 def _experts(request: PlanRequest, layout: Layout, tokens: float, expert_layers: int) -> tuple[float, float]:

@@ -16,6 +16,9 @@ MIXED = KNOWN_MODELS["zai-org/GLM-4.5-Air"]
 WINDOWS, SINKS = KNOWN_MODELS["mistralai/Mistral-7B-v0.1"], KNOWN_MODELS["openai/gpt-oss-20b"]
 
 
+DELTA = KNOWN_MODELS["Qwen/Qwen3-Next-80B-A3B"]
+
+
 def all_of(shape, num_ranks, gpus_per_node=8):
     return list(layouts(shape, num_ranks=num_ranks, gpus_per_node=gpus_per_node))
 
@@ -116,3 +119,20 @@ def test_order_of_layouts_is_stable():
     found = all_of(DENSE, 64)
     assert found == all_of(DENSE, 64)
     assert all(a.tensor <= b.tensor for a, b in pairwise(found))
+
+
+def test_delta_nets_share_heads_and_no_sequences():
+    found = all_of(DELTA, 64)
+    assert {layout.tensor for layout in found} == {1, 2}  # two key-value heads
+    assert {layout.context for layout in found} == {1}
+    few = replace(DELTA, num_query_groups=8, delta=replace(DELTA.delta, num_key_heads=4))
+    assert {layout.tensor for layout in all_of(few, 64)} == {1, 2, 4}
+
+
+def test_stages_have_their_own_numbers_of_both_kinds():
+    layout = Layout(num_ranks=16, pipeline=16)
+    delta, attention = LayerKind(has_delta_net=True, has_experts=True), LayerKind(has_experts=True)
+    stages = [dict(layers_of_chunk(DELTA, layout, stage, 0)) for stage in range(16)]
+    assert stages[:4] == [{delta: 3}, *[{attention: 1, delta: 2}] * 3]
+    assert sum(stage.get(attention, 0) for stage in stages) == 12
+    assert sum(stage.get(delta, 0) for stage in stages) == 36
