@@ -17,6 +17,9 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 CPU_LATENT_SIZE = 576
 """Of a latent and its rotated key, in vLLM 0.32's multi-latent attention on CPUs; checked by the same test."""
 
+CPU_DELTA_SIZES = (64, 128)
+"""Sizes of keys, which are those of values, in vLLM 0.32's delta nets on CPUs; checked by a test."""
+
 CPU_EXPERT_MULTIPLE = 32
 """vLLM 0.32's experts on CPUs take a hidden size that this divides (``CPUUnquantizedExperts.output_alignment``)."""
 
@@ -29,13 +32,14 @@ def check_host(cluster: ClusterConfig, rollout: RolloutConfig, architecture: Arc
     It checks only if torch is a CPU build and no Ray address is given, so that engines would run here.
 
     Raises:
-        ConfigError: the engines need more memory than the machine has, or vLLM does not support the head size or, for
-            experts, the hidden size or expert parallelism.
+        ConfigError: the engines need more memory than the machine has, or vLLM does not support the head size, the
+            delta nets or, for experts, the hidden size or expert parallelism.
     """
     if cluster.address or not is_cpu_build():
         return
     check_cache(rollout, where="rollout")
     check_attention(architecture, where="model.path")
+    check_delta_nets(architecture, rollout, where="rollout")
     if architecture.experts is not None and architecture.hidden_size % CPU_EXPERT_MULTIPLE:
         raise ConfigError(
             f"model.path: hidden size {architecture.hidden_size}: vLLM's experts on CPUs need a multiple of "
@@ -70,6 +74,30 @@ def check_attention(architecture: Architecture, *, where: str) -> None:
         raise ConfigError(
             f"{where}: head size {architecture.head_size}: vLLM's attention on CPUs has "
             f"{', '.join(map(str, CPU_HEAD_SIZES))}; take a model with one of these, or a machine with GPUs"
+        )
+
+
+def check_delta_nets(architecture: Architecture, rollout: RolloutConfig, *, where: str) -> None:
+    """Raises ConfigError if vLLM on CPUs has no delta nets of the model's sizes or in the engines' dtype.
+
+    Args:
+        architecture: of the model.
+        rollout: the engines.
+        where: prefix of the field in the message.
+    """
+    delta = architecture.delta
+    if delta is None:
+        return
+    sizes = (delta.key_size, delta.value_size)
+    if sizes not in [(size, size) for size in CPU_DELTA_SIZES]:
+        raise ConfigError(
+            f"keys and values of the delta nets have {sizes[0]} and {sizes[1]} elements a head: vLLM's on CPUs have "
+            f"equally many, {' or '.join(map(str, CPU_DELTA_SIZES))}; take such a model, or a machine with GPUs"
+        )
+    if rollout.dtype != "bfloat16":
+        raise ConfigError(
+            f"{where}.dtype={rollout.dtype!r}: vLLM's delta nets on CPUs compute in bfloat16 only; use {where}.dtype="
+            f"'bfloat16', or a machine with GPUs"
         )
 
 
