@@ -58,11 +58,12 @@ def main(folder: Path, sampler_tp: int, pushed: Path | None) -> None:
                 tensor.copy_(tensor.bfloat16())
 
     def link(layout: str) -> Link:
-        return Link(engine, arch, layout_of(arch, sampler_tp, EXPERT_LAYOUTS[layout], "bfloat16"), "shared_memory", "bfloat16")
+        return Link(
+            engine, arch, layout_of(arch, sampler_tp, EXPERT_LAYOUTS[layout], "bfloat16"), "shared_memory", "bfloat16"
+        )
 
     with ThreadPoolExecutor(8) as pool:
         change()
-        of_folder = copy.deepcopy(reference)
         sent, received = link("ep2").push(reference, pool, 1)
         found = distances(reference, prompts, answers(engine, prompts))
         found["gap_of_before"] = distances(reference, prompts, before)["gap"]
@@ -81,9 +82,14 @@ def main(folder: Path, sampler_tp: int, pushed: Path | None) -> None:
         for path in folder.glob("*token*"):
             shutil.copy(path, pushed)
         found = {"answers": after, "lost": [name for worker in report for name in worker["lost"]]}
-        print(json.dumps({"same_checksums": sent == received} | found | distances(reference, prompts, after)), flush=True)
+        print(
+            json.dumps({"same_checksums": sent == received} | found | distances(reference, prompts, after)), flush=True
+        )
 
-        print(json.dumps(in_mid_generation(engine, prompts, lambda: change() or wide.push(reference, pool, 3))), flush=True)
+        print(
+            json.dumps(in_mid_generation(engine, prompts, lambda: change() or wide.push(reference, pool, 3))),
+            flush=True,
+        )
 
 
 def answers(engine, prompts):
@@ -102,7 +108,7 @@ def answers(engine, prompts):
 
 
 def distances(reference, prompts, said):
-    """Mean distance of these log-probs from those of transformers in float32, and of transformers in bfloat16 from them."""
+    """Mean distance of these log-probs from those of transformers in float32, and that of transformers in bfloat16."""
     import torch
 
     def logprobs(model):
@@ -124,7 +130,7 @@ def distances(reference, prompts, said):
 
 
 def in_mid_generation(engine, prompts, push):
-    """Whether responses go on as if what was sampled before the push were part of the prompt; how many tokens were."""
+    """Whether responses go on as if what was sampled before the push were part of the prompt."""
     from gtpo_megatron.config.rollout import SamplingConfig
     from gtpo_megatron.rollout.requests import SampleRequest
 
@@ -138,18 +144,22 @@ def in_mid_generation(engine, prompts, push):
     push()
     engine.advance(limit_s=math.inf)
     batch = engine.take(ticket)
-    old = (batch.token_versions == 2).sum(1).tolist()
-    rows = batch.response_ids.tolist()
-    rest = SamplingConfig(max_response_tokens=2 * NUM_STEPS - old[0], temperature=0.0)
-    longer = [[*prompt, *row[:count]] for prompt, row, count in zip(prompts, rows, old, strict=True)]
+    going = [i for i, length in enumerate(batch.response_lengths.tolist()) if length > NUM_STEPS]
+    longer = [[*prompts[i], *batch.response_ids[i, :NUM_STEPS].tolist()] for i in going]
+    rest = SamplingConfig(max_response_tokens=sampling.max_response_tokens - NUM_STEPS, temperature=0.0)
     again = engine.generate(requests(longer), rest, seed=0)
-    gaps = [(batch.rollout_logprobs[i, n:] - again.rollout_logprobs[i, : 2 * NUM_STEPS - n]).abs() for i, n in enumerate(old)]
+    gone_on = [of_response(batch, i, NUM_STEPS) for i in going]
     return {
-        "old": old,
-        "lengths": batch.response_lengths.tolist(),
-        "same_tokens": [rows[i][n:] == again.response_ids[i].tolist() for i, n in enumerate(old)],
-        "largest_gap": max(gap.max().item() for gap in gaps),
+        "num_going": len(going),
+        "versions": sorted({tuple(batch.token_versions[i, NUM_STEPS - 1 : NUM_STEPS + 1].tolist()) for i in going}),
+        "same": gone_on == [of_response(again, i, 0) for i in range(len(going))],
     }
+
+
+def of_response(batch, i, start):
+    """Tokens from ``start`` on, and their log-probs."""
+    part = slice(start, int(batch.response_lengths[i]))
+    return batch.response_ids[i, part].tolist(), batch.rollout_logprobs[i, part].tolist()
 
 
 if __name__ == "__main__":
