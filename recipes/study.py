@@ -260,8 +260,9 @@ def second_task() -> Study:
 
 
 def conversations() -> Study:
-    """GTPO and GRPO on arithmetic with a calculator that the policy may call."""
-    return _direction("A calculator", _with_calculator, num_steps=TOOL_STEPS)
+    """GTPO and GRPO on arithmetic with a calculator that the policy may call; its controls are asked for by name."""
+    plan = _direction("A calculator", _with_calculator, num_steps=TOOL_STEPS)
+    return replace(plan, arms=_arms((*MAIN_ARMS, "dapo", "grpo_s"), _with_calculator))
 
 
 def pretrained() -> Study:

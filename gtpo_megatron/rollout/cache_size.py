@@ -11,7 +11,6 @@ from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.machine_memory import memory
 from gtpo_megatron.weights.architecture import Architecture
-from gtpo_megatron.weights.model_shape import DeltaNet
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +18,7 @@ BLOCK_TOKENS = 128
 """Of vLLM 0.32's cache on a CPU (``CpuPlatform``; checked by a test)."""
 
 STATE_DTYPE: Literal["float32"] = "float32"
-"""Of the state that a sequence has in a delta net: the trainer's. vLLM would round it to the model's dtype after every
+"""Of a delta net's matrices in vLLM, as in the trainer. vLLM itself would round them to the model's dtype after every
 token; where little is forgotten, log-probs were then a third farther from the trainer's."""
 
 LEAST_MIB = 16
@@ -34,34 +33,18 @@ _MIB = 1 << 20
 
 def cache_bytes_per_token(architecture: Architecture, *, workers: int, dtype: str) -> int:
     """Bytes of a token's keys and values in one worker."""
-    return _attention_layers(architecture) * architecture.cached_elements(workers) * ELEMENT_BYTES[dtype]
-
-
-def state_bytes(delta: DeltaNet, *, workers: int, dtype: str) -> int:
-    """Bytes in one worker of what a sequence leaves in one delta net.
-
-    A matrix for each value head, and the elements that the next token's convolution looks back at.
-    """
-    matrices = delta.value_width * delta.key_size * ELEMENT_BYTES[STATE_DTYPE]
-    return (matrices + delta.conv_width * (delta.conv_size - 1) * ELEMENT_BYTES[dtype]) // workers
+    return architecture.cached_elements(workers) * ELEMENT_BYTES[dtype]
 
 
 def fillable_cache_mib(rollout: RolloutConfig, architecture: Architecture, sequences: int, max_tokens: int) -> int:
-    """MiB in one worker that so many sequences of full length fill, in whole blocks.
-
-    A sequence has one block in every delta net. vLLM's blocks are all of one size, so those of keys and values are as
-    many times larger as it takes to hold a state.
-    """
-    workers, dtype, delta = rollout.tensor_parallel_size, rollout.dtype, architecture.delta
-    block = BLOCK_TOKENS * architecture.cached_elements(workers) * ELEMENT_BYTES[dtype]
-    larger = 1 if delta is None else -(-state_bytes(delta, workers=workers, dtype=dtype) // block)
-    attention = _attention_layers(architecture)
-    blocks = attention * -(-max_tokens // (larger * BLOCK_TOKENS)) + architecture.num_layers - attention
-    return max(LEAST_MIB, -(-sequences * blocks * larger * block // _MIB))
-
-
-def _attention_layers(architecture: Architecture) -> int:
-    return architecture.num_layers - (0 if architecture.delta is None else sum(architecture.delta.layers))
+    """MiB in one worker that so many sequences of full length fill, in whole blocks."""
+    workers, dtype = rollout.tensor_parallel_size, rollout.dtype
+    block = architecture.cache_block(
+        workers, BLOCK_TOKENS, state_width=ELEMENT_BYTES[STATE_DTYPE] // ELEMENT_BYTES[dtype]
+    )
+    tokens = sequences * (-(-max_tokens // block) + architecture.state_blocks) * block
+    per_token = cache_bytes_per_token(architecture, workers=workers, dtype=dtype)
+    return max(LEAST_MIB, -(-tokens * per_token // _MIB))
 
 
 def cpu_cache_mib(rollout: RolloutConfig, architecture: Architecture, *, max_tokens: int, free_bytes: int) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gtpo_megatron.config.adapter import AdapterConfig
-from gtpo_megatron.weights.model_shape import ModelShape
+from gtpo_megatron.weights.model_shape import LayerKind, ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,26 +22,17 @@ class AdaptedLayer:
     splits_outputs: bool
 
 
-def adapted_layers(shape: ModelShape, targets: Sequence[str], *, has_experts: bool) -> Iterator[AdaptedLayer]:
-    """The linear layers of a decoder layer that have adapters; experts have none.
+def adapted_layers(shape: ModelShape, targets: Sequence[str], kind: LayerKind) -> Iterator[AdaptedLayer]:
+    """The linear layers of a decoder layer that have adapters; delta nets and experts have none.
 
     Args:
         shape: of the model.
         targets: see ``AdapterConfig``.
-        has_experts: the decoder layer has experts in the place of an MLP.
+        kind: of the decoder layer.
     """
-    hidden, latents = shape.hidden_size, shape.latents
-    layers: list[tuple[int, dict[str, int], bool]] = []
-    if latents is None:
-        widths = {"q_proj": shape.query_width, "k_proj": shape.key_value_width, "v_proj": shape.value_width}
-        layers.append((hidden, widths, True))
-    else:
-        query = "q_proj" if latents.query_rank is None else "q_b_proj"
-        keys_and_values = shape.num_heads * (shape.head_size - latents.rotated_size + latents.value_size)
-        layers.append((latents.query_rank or hidden, {query: shape.query_width}, True))
-        layers.append((latents.key_value_rank, {"kv_b_proj": keys_and_values}, True))
-    layers.append((shape.output_width, {"o_proj": hidden}, False))
-    if not has_experts:
+    hidden = shape.hidden_size
+    layers = [] if kind.has_delta_net else _of_attention(shape)
+    if not kind.has_experts:
         layers.append((hidden, {"gate_proj": shape.ffn_size, "up_proj": shape.ffn_size}, True))
         layers.append((shape.ffn_size, {"down_proj": hidden}, False))
     for inputs, outputs, splits_outputs in layers:
@@ -49,10 +40,27 @@ def adapted_layers(shape: ModelShape, targets: Sequence[str], *, has_experts: bo
             yield AdaptedLayer(inputs, chosen, splits_outputs)
 
 
+def _of_attention(shape: ModelShape) -> list[tuple[int, dict[str, int], bool]]:
+    """Inputs, outputs by projection, and whether tensor-parallel ranks share these, of attention's linear layers."""
+    hidden, latents = shape.hidden_size, shape.latents
+    output = (shape.output_width, {"o_proj": hidden}, False)
+    if latents is None:
+        query_width = (2 if shape.has_output_gate else 1) * shape.query_width
+        widths = {"q_proj": query_width, "k_proj": shape.key_value_width, "v_proj": shape.value_width}
+        return [(hidden, widths, True), output]
+    query = "q_proj" if latents.query_rank is None else "q_b_proj"
+    keys_and_values = shape.num_heads * (shape.head_size - latents.rotated_size + latents.value_size)
+    return [
+        (latents.query_rank or hidden, {query: shape.query_width}, True),
+        (latents.key_value_rank, {"kv_b_proj": keys_and_values}, True),
+        output,
+    ]
+
+
 def num_parameters(shape: ModelShape, config: AdapterConfig) -> int:
     """Elements of all A and B of a model."""
     total = 0
-    for has_experts, num_layers in zip((False, True), shape.layers_between(0, shape.num_layers), strict=True):
-        for layer in adapted_layers(shape, config.targets, has_experts=has_experts):
+    for kind, num_layers in shape.layers_between(0, shape.num_layers):
+        for layer in adapted_layers(shape, config.targets, kind):
             total += num_layers * config.rank * sum(layer.inputs + width for width in layer.outputs)
     return total

@@ -105,10 +105,13 @@ def test_experts_on_every_layout(models, tmp_path, family, name):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["ep2", "ep2_tp2_etp1", "ep4", "ep2_pp2_vpp2"])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("qwen3_moe", name) for name in ("ep2", "ep2_tp2_etp1", "ep4", "ep2_pp2_vpp2")] + [("qwen3_next", "tp2_etp1_ep2")],
+)
 @pytest.mark.parametrize("recompute", ["selective", "experts", "full"])
-def test_recomputation(models, tmp_path, recompute, name):
-    folder, model = models["qwen3_moe"]
+def test_recomputation(models, tmp_path, recompute, family, name):
+    folder, model = models[family]
     config = make_config(folder, LAYOUTS[name])
     compare_experts(
         tmp_path, model, dataclasses.replace(config, model=dataclasses.replace(config.model, recompute=recompute))

@@ -21,8 +21,8 @@ from pathlib import Path
 PROMPT_LENGTHS = (3, 40, 63, 64, 65, 128, 129, 200)
 """About the 64 tokens that a chunk of the delta rule has."""
 
-RESPONSE_LENGTHS = (4, 46, 10, 40, 16, 34, 22, 28)
-NUM_STEPS = 12
+RESPONSE_LENGTHS = (4, 20, 6, 18, 8, 16, 10, 12)
+NUM_STEPS = 8
 """Of vLLM before the push in mid-generation."""
 
 

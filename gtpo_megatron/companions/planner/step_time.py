@@ -11,6 +11,7 @@ from gtpo_megatron.companions.planner.engine import EngineMemory
 from gtpo_megatron.companions.planner.layout import Layout, layers_of_stage
 from gtpo_megatron.companions.planner.request import PlanRequest
 from gtpo_megatron.companions.planner.trainer_state import StageParameters
+from gtpo_megatron.weights.model_shape import LayerCounts
 
 COMPUTE_EFFICIENCY = 0.6
 """Share of the bfloat16 peak that matrix products over thousands of tokens reach."""
@@ -104,12 +105,12 @@ def _exchanges(request: PlanRequest, widest: StageParameters) -> float:
 def _slowest_stage(request: PlanRequest, layout: Layout, tokens: float) -> tuple[float, float, float]:
     """Seconds of one micro-batch on the stage that all others wait for; see ``_forward``."""
     last = layout.pipeline - 1
-    kinds = {(*layers_of_stage(request.shape, layout, stage), stage == last) for stage in range(layout.pipeline)}
+    kinds = {(layers_of_stage(request.shape, layout, stage), stage == last) for stage in range(layout.pipeline)}
     return max(_forward(request, layout, tokens, *kind) for kind in kinds)
 
 
 def _forward(
-    request: PlanRequest, layout: Layout, tokens: float, dense_layers: int, expert_layers: int, has_head: bool
+    request: PlanRequest, layout: Layout, tokens: float, counts: LayerCounts, has_head: bool
 ) -> tuple[float, float, float]:
     """Seconds of one micro-batch on a stage; of those in its experts; and in products with weights, anywhere.
 
@@ -117,18 +118,20 @@ def _forward(
         request: batch, model and GPUs.
         layout: of the trainer.
         tokens: of the micro-batch.
-        dense_layers: layers of the stage with a dense MLP.
-        expert_layers: layers of the stage with experts.
+        counts: layers of the stage.
         has_head: it has the output layer too.
     """
     shape, batch = request.shape, request.batch
     length = batch.mean_prompt_tokens + batch.mean_response_tokens
-    layers = dense_layers + expert_layers
-    weights = layers * shape.attention_parameters + dense_layers * shape.dense_mlp_parameters
-    weights += expert_layers * shape.shared_parameters
+    layers = sum(count for _, count in counts)
+    expert_layers = sum(count for kind, count in counts if kind.has_experts)
+    delta_layers = sum(count for kind, count in counts if kind.has_delta_net)
+    weights = sum(count * shape.common_parameters(kind) for kind, count in counts)
     head = shape.vocab_size * shape.hidden_size * batch.mean_response_tokens / length if has_head else 0.0
-    pairs = layers * length * (shape.query_width + shape.output_width) / 2
-    flops = 2 * tokens * (weights + pairs + head) / (layout.tensor * layout.context)
+    mixed = (layers - delta_layers) * length * (shape.query_width + shape.output_width) / 2
+    if shape.delta is not None:
+        mixed += delta_layers * 3 * shape.delta.state_size
+    flops = 2 * tokens * (weights + mixed + head) / (layout.tensor * layout.context)
     row = tokens / layout.context * shape.hidden_size * request.weight_bytes
     keys_and_values = row * (shape.key_value_width + shape.value_width) / shape.hidden_size / layout.tensor
     # tensor parallelism gathers and reduces twice, but not around experts; context parallelism passes keys and values
@@ -220,8 +223,8 @@ def decode_rates(request: PlanRequest, engine: EngineMemory, *, decoded: float) 
     token, read, launches = _decode(request, engine, decoded)
     context = _context(request)
     memory = request.cluster.gpu.hbm_bytes * BYTES_EFFICIENCY
-    cache = context * engine.cache_per_token / memory
-    in_cache = request.engine.cache_bytes / engine.cache_per_token / context
+    cache = engine.bytes_of_sequence(context) / memory
+    in_cache = request.engine.cache_bytes / engine.bytes_of_sequence(context)
     is_read = read / memory + decoded * cache >= decoded * token
     return DecodeRates(
         fixed=launches + (read / memory if is_read else 0.0),
@@ -241,13 +244,13 @@ def _generate(request: PlanRequest, engine: EngineMemory) -> float:
     batch = request.batch
     responses = batch.num_responses / request.num_engines
     context = _context(request)
-    in_cache = request.engine.cache_bytes / engine.cache_per_token / context
+    in_cache = request.engine.cache_bytes / engine.bytes_of_sequence(context)
     together = max(1.0, min(responses, request.engine.max_sequences, in_cache))
     steps = max(batch.max_response_tokens, responses * batch.mean_response_tokens / together)
     decoded = responses * batch.mean_response_tokens / steps
     memory = request.cluster.gpu.hbm_bytes * BYTES_EFFICIENCY
     token, read, launches = _decode(request, engine, decoded)
-    step = max((read + decoded * context * engine.cache_per_token) / memory, decoded * token)
+    step = max((read + decoded * engine.bytes_of_sequence(context)) / memory, decoded * token)
     prefill = responses * batch.mean_prompt_tokens * token
     return steps * (step + launches) + prefill
 

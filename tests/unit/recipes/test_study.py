@@ -100,7 +100,7 @@ def test_the_dose_is_alpha2_and_nothing_else():
 
 @pytest.mark.parametrize("make", [second_size, second_task, conversations], ids=lambda make: make.__name__)
 def test_the_direction_is_looked_for_with_two_arms_that_differ_in_their_algorithm_alone(make):
-    left, right = (arm.recipe(num_steps=24, seed=2) for arm in make().arms)
+    left, right = (make().arm(name).recipe(num_steps=24, seed=2) for name in make().default_arms)
     assert (type(left.algorithm), type(right.algorithm)) == (GTPOConfig, GRPOConfig)
     assert left.algorithm.success_threshold == right.algorithm.success_threshold
     assert replace(left, name="a", algorithm=right.algorithm) == replace(right, name="a")

@@ -9,6 +9,7 @@ from gtpo_megatron.companions.planner.known_models import KNOWN_MODELS
 from gtpo_megatron.companions.planner.layout import Layout, layer_splits, layers_of_chunk, layouts
 from gtpo_megatron.config.checks import divisors
 from gtpo_megatron.config.parallel import LayerSplit
+from gtpo_megatron.weights.model_shape import LayerKind
 
 DENSE, SPARSE = KNOWN_MODELS["Qwen/Qwen2.5-32B"], KNOWN_MODELS["Qwen/Qwen3-30B-A3B"]
 MIXED = KNOWN_MODELS["zai-org/GLM-4.5-Air"]
@@ -91,8 +92,10 @@ def test_chunks_are_dealt_to_the_stages_in_turns():
     """GLM-4.5: 92 layers, of which the first three are dense."""
     layout = Layout(num_ranks=8, pipeline=2, virtual=23)
     shape = KNOWN_MODELS["zai-org/GLM-4.5"]
-    assert [layers_of_chunk(shape, layout, stage, 0) for stage in (0, 1)] == [(2, 0), (1, 1)]
-    assert {layers_of_chunk(shape, layout, stage, chunk) for stage in (0, 1) for chunk in range(1, 23)} == {(0, 2)}
+    dense, sparse = LayerKind(), LayerKind(has_experts=True)
+    assert [layers_of_chunk(shape, layout, stage, 0) for stage in (0, 1)] == [((dense, 2),), ((dense, 1), (sparse, 1))]
+    others = {layers_of_chunk(shape, layout, stage, chunk) for stage in (0, 1) for chunk in range(1, 23)}
+    assert others == {((sparse, 2),)}
 
 
 def test_tensor_parallelism_stays_in_a_node():
