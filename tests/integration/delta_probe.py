@@ -36,6 +36,7 @@ def main(folder: Path, sampler_tp: int, pushed: Path | None) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
+    from gtpo_megatron.rollout.cache_size import BLOCK_TOKENS
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
     from tests.integration import poisoned_sleep
     from tests.integration.push_probe import EXPERT_LAYOUTS, Link, layout_of, learnt, perturb
@@ -67,6 +68,9 @@ def main(folder: Path, sampler_tp: int, pushed: Path | None) -> None:
         sent, received = link("ep2").push(reference, pool, 1)
         found = distances(reference, prompts, answers(engine, prompts))
         found["gap_of_before"] = distances(reference, prompts, before)["gap"]
+        cache = engine._llm.llm_engine.vllm_config.cache_config
+        found["block"] = [cache.block_size, arch.cache_block(sampler_tp, BLOCK_TOKENS, state_width=2)]
+        found["keeps_prefixes"], found["state"] = cache.enable_prefix_caching, cache.mamba_ssm_cache_dtype
         print(json.dumps({"same_checksums": sent == received} | found), flush=True)
 
         engine._llm.collective_rpc(poisoned_sleep.install)

@@ -264,6 +264,8 @@ def test_pushed_delta_nets_say_to_the_last_bit_what_an_engine_says_that_read_the
         assert row["same_checksums"], row
         assert row["gap"] < 2 * row["gap_of_bfloat16"], row
     assert first["gap_of_before"] > 10 * first["gap"]
+    assert first["block"][0] == first["block"][1]  # as the planner has it
+    assert (first["keeps_prefixes"], first["state"]) == (False, "float32")
     assert third["num_going"] > 4, third
     assert third["versions"] == [[2, 3]], third
     assert third["same"], third
