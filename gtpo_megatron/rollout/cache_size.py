@@ -5,6 +5,7 @@ trainer, with other engines and with whatever else runs there.
 """
 
 import logging
+from typing import Literal
 
 from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.rollout import RolloutConfig
@@ -16,8 +17,9 @@ logger = logging.getLogger(__name__)
 BLOCK_TOKENS = 128
 """Of vLLM 0.32's cache on a CPU (``CpuPlatform``; checked by a test)."""
 
-STATE_BYTES = 4
-"""Of an element of a delta net's matrices in vLLM 0.32 on a CPU at most, whatever the precision (``CpuPlatform``)."""
+STATE_DTYPE: Literal["float32"] = "float32"
+"""Of a delta net's matrices in vLLM, as in the trainer. vLLM itself would round them to the model's dtype after every
+token; where little is forgotten, log-probs were then a third farther from the trainer's."""
 
 LEAST_MIB = 16
 """A smaller cache saves nothing beside an engine of a gigabyte."""
@@ -37,7 +39,9 @@ def cache_bytes_per_token(architecture: Architecture, *, workers: int, dtype: st
 def fillable_cache_mib(rollout: RolloutConfig, architecture: Architecture, sequences: int, max_tokens: int) -> int:
     """MiB in one worker that so many sequences of full length fill, in whole blocks."""
     workers, dtype = rollout.tensor_parallel_size, rollout.dtype
-    block = architecture.cache_block(workers, BLOCK_TOKENS, state_width=STATE_BYTES // ELEMENT_BYTES[dtype])
+    block = architecture.cache_block(
+        workers, BLOCK_TOKENS, state_width=ELEMENT_BYTES[STATE_DTYPE] // ELEMENT_BYTES[dtype]
+    )
     tokens = sequences * (-(-max_tokens // block) + architecture.state_blocks) * block
     per_token = cache_bytes_per_token(architecture, workers=workers, dtype=dtype)
     return max(LEAST_MIB, -(-tokens * per_token // _MIB))

@@ -11,6 +11,9 @@ VOCAB_MULTIPLE = 64
 BLOCK_TOKENS = 16
 """Tokens of a block of the key-value cache."""
 
+STATE_BYTES = 4
+"""Of an element of a delta net's matrix: ``rollout/cache_size.py`` names the dtype."""
+
 MIN_BATCHED_TOKENS = 8192
 """Prompt tokens that vLLM runs through the model at once, at least; ``rollout/vllm_engine.py`` has the same number."""
 
@@ -93,7 +96,8 @@ def engine_memory(
     sizes = {kind: _attention(shape, kind, tensor) + (sparse if kind.has_experts else dense) for kind, _ in layers}
     projected = max(_projected(shape, kind, tensor) for kind in sizes)
     workspace = max(MIN_BATCHED_TOKENS, sequence_tokens) * (4 * hidden + projected + 3 * width) * weight_bytes
-    cache, block = shape.cached_elements(tensor) * weight_bytes, shape.cache_block(tensor, BLOCK_TOKENS)
+    cache = shape.cached_elements(tensor) * weight_bytes
+    block = shape.cache_block(tensor, BLOCK_TOKENS, state_width=STATE_BYTES // weight_bytes)
     return EngineMemory(
         weights=(sum(count * sizes[kind] for kind, count in layers) + vocabulary + hidden) * weight_bytes,
         expert_weights=shape.num_expert_layers * experts * weight_bytes,
