@@ -33,11 +33,6 @@ class LatentAttention:
         return self.key_value_rank + self.rotated_size
 
 
-_STATES_OF_SEQUENCE = 2
-"""Blocks of a delta net that vLLM holds for a sequence: the state as it is, and the one at the end of the last whole
-block, from which sequences with the same beginning go on."""
-
-
 class LayerKind(NamedTuple):
     """What a layer of the decoder has in the place of attention, and in the place of a dense MLP."""
 
@@ -271,7 +266,7 @@ class ModelShape:
     def state_blocks(self) -> int:
         """Blocks of all attention layers together whose room the states of one sequence take."""
         delta_layers = self.num_layers - self.num_attention_layers
-        return _STATES_OF_SEQUENCE * -(-delta_layers // self.num_attention_layers)
+        return -(-delta_layers // self.num_attention_layers)
 
     def _cached_by_layer(self, workers: int) -> int:
         """Elements of one layer with attention; see ``cached_elements``."""

@@ -49,8 +49,12 @@ class EngineMemory:
     workspace: int
 
     def bytes_of_sequence(self, tokens: float) -> float:
-        """Bytes that a sequence has in the cache, which a decode step moves: of a state's two blocks it writes one."""
+        """Bytes that a sequence has in the cache."""
         return tokens * self.cache_per_token + self.state_per_sequence
+
+    def moved_by_step(self, tokens: float) -> float:
+        """Bytes that a decode step moves of a sequence: it reads keys and values, and reads and writes states."""
+        return self.bytes_of_sequence(tokens) + self.state_per_sequence
 
     def sequences_in_cache(self, cache_bytes: int, sequence_tokens: int) -> int:
         """Number of sequences of full length that the cache holds."""

@@ -237,7 +237,7 @@ def decode_rates(request: PlanRequest, engine: EngineMemory, *, decoded: float) 
     token, read, launches = _decode(request, engine, decoded)
     context = _context(request)
     memory = request.cluster.gpu.hbm_bytes * BYTES_EFFICIENCY
-    cache = engine.bytes_of_sequence(context) / memory
+    cache = engine.moved_by_step(context) / memory
     in_cache = request.engine.cache_bytes / engine.bytes_of_sequence(context)
     is_read = read / memory + decoded * cache >= decoded * token
     return DecodeRates(
@@ -264,7 +264,7 @@ def _generate(request: PlanRequest, engine: EngineMemory) -> float:
     decoded = responses * batch.mean_response_tokens / steps
     memory = request.cluster.gpu.hbm_bytes * BYTES_EFFICIENCY
     token, read, launches = _decode(request, engine, decoded)
-    step = max((read + decoded * engine.bytes_of_sequence(context)) / memory, decoded * token)
+    step = max((read + decoded * engine.moved_by_step(context)) / memory, decoded * token)
     prefill = responses * batch.mean_prompt_tokens * token
     return steps * (step + launches) + prefill
 

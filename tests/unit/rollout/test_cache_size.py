@@ -88,7 +88,7 @@ def test_on_a_gpu_nothing_has_changed():
 
 
 def test_states_of_delta_nets_have_room():
-    """In blocks that hold a float32 state: two a sequence and delta net, beside those of the layer with attention."""
+    """In blocks that hold a float32 state: one a sequence and delta net, beside those of the layer with attention."""
     delta = DeltaNet(
         num_key_heads=2, num_value_heads=4, key_size=128, value_size=128, conv_size=4, layers=(True,) * 3 + (False,)
     )
@@ -97,7 +97,7 @@ def test_states_of_delta_nets_have_room():
     assert per_token == 2 * 2 * 64 * 2
     state_bytes = 4 * 4 * 128 * 128 + 2 * 3 * (2 * 2 * 128 + 4 * 128)
     block = 128 * -(-state_bytes // (128 * per_token))
-    assert size(mixed, max_tokens=block + 1) == -(-256 * (2 + 6) * block * per_token // (1 << 20))
+    assert size(mixed, max_tokens=block + 1) == -(-256 * (2 + 3) * block * per_token // (1 << 20))
 
 
 @pytest.mark.vllm

@@ -81,8 +81,8 @@ def test_a_block_of_the_cache_holds_a_state(state_width):
         state = (12 * 16 * 40 * state_width + 2 * (64 + 64 + 480)) / workers
         block = SHAPE.cache_block(workers, 16, state_width=state_width)
         assert block == 16 * math.ceil(state / of_token / 16)
-    assert SHAPE.state_blocks == 2 * 4
-    assert replace(SHAPE, delta=replace(SHAPE.delta, layers=(True, False, True, False, True))).state_blocks == 2 * 2
+    assert SHAPE.state_blocks == 4
+    assert replace(SHAPE, delta=replace(SHAPE.delta, layers=(True, False, True, False, True))).state_blocks == 2
     plain = KNOWN_MODELS["Qwen/Qwen2.5-7B"]
     assert (plain.cache_block(1, 16), plain.state_blocks, plain.num_attention_layers) == (16, 0, 28)
 

@@ -56,18 +56,18 @@ def test_cache_of_a_token_by_hand():
 
 
 def test_states_of_delta_nets_by_hand():
-    """Keys and values of twelve layers; two states of each of the others, in blocks that hold one, of whole 16s."""
+    """Keys and values of twelve layers; a float32 state of each of the others, in blocks of whole 16s that hold one."""
     whole, eighth = memory(DELTA, 1), memory(DELTA, 8)
     assert whole.cache_per_token == 2 * 12 * 2 * 256 * 2
     assert eighth.cache_per_token == 2 * 12 * 256 * 2  # two key-value heads, copied
-    state = 32 * 128 * 128 + 3 * (2 * 16 * 128 + 32 * 128)
+    state = 2 * 32 * 128 * 128 + 3 * (2 * 16 * 128 + 32 * 128)  # in elements of two bytes
     for engine, workers, heads in ((whole, 1, 2), (eighth, 8, 1)):
         of_layer = 2 * heads * 256
         assert engine.block_tokens % 16 == 0
         assert (engine.block_tokens - 16) * of_layer < state / workers <= engine.block_tokens * of_layer
-        assert engine.state_per_sequence == 2 * 36 * engine.block_tokens * of_layer * 2
-    assert (whole.block_tokens, eighth.block_tokens) == (544, 144)
-    a_sequence = 43 * 144 * eighth.cache_per_token + eighth.state_per_sequence  # of 6,144 tokens
+        assert engine.state_per_sequence == 36 * engine.block_tokens * of_layer * 2
+    assert (whole.block_tokens, eighth.block_tokens) == (1056, 272)
+    a_sequence = 23 * 272 * eighth.cache_per_token + eighth.state_per_sequence  # of 6,144 tokens
     assert eighth.sequences_in_cache(5 * a_sequence, 6144) == 5
     assert eighth.sequences_in_cache(5 * a_sequence - 1, 6144) == 4
     assert memory(MIXED, 1).state_per_sequence == 0
