@@ -271,7 +271,7 @@ class ModelShape:
     def state_blocks(self) -> int:
         """Blocks of all attention layers together whose room the states of one sequence take."""
         delta_layers = self.num_layers - self.num_attention_layers
-        return _STATES_OF_SEQUENCE * -(-delta_layers // max(1, self.num_attention_layers))
+        return _STATES_OF_SEQUENCE * -(-delta_layers // self.num_attention_layers)
 
     def _cached_by_layer(self, workers: int) -> int:
         """Elements of one layer with attention; see ``cached_elements``."""

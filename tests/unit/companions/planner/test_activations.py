@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gtpo_megatron.companions.planner.activations import (
+    CHUNK_TOKENS,
     in_flight,
     layer_bytes_per_token,
     saved_by_final_norm,
@@ -158,6 +159,13 @@ def test_saved_bytes_are_those_of_a_real_model(measured, number):
     if shape.delta is not None and not is_loose:
         tolerance = 0.03  # a sequence's first chunk of 64 tokens has no state to read, and so keeps less
     assert planned * TOKENS == pytest.approx(measured[number], rel=tolerance), layout
+
+
+@pytest.mark.megatron
+def test_chunks_of_a_delta_net_are_as_long_as_the_trainer_s():
+    from gtpo_megatron.actor.model import delta_net
+
+    assert delta_net.CHUNK == CHUNK_TOKENS
 
 
 def test_transformer_engine_keeps_what_its_layers_save():
