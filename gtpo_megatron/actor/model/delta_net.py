@@ -3,6 +3,7 @@
 Megatron's own refuses packed sequences without the kernels of flash-linear-attention, and asks for that library.
 """
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -112,9 +113,7 @@ class GatedDeltaNet(MegatronModule):
             for one, weight in ((query, self.conv_query), (key, self.conv_key), (value, self.conv_value))
         )
 
-        def mix(*inputs: Tensor) -> Tensor:
-            return delta_rule(*inputs, bounds)
-
+        mix = functools.partial(delta_rule, bounds=bounds)
         inputs = (query, key, value, log_decay, strength)
         if self.is_checkpointed and self.training:
             mixed = tensor_parallel.checkpoint(mix, False, *inputs)
@@ -127,10 +126,9 @@ class GatedDeltaNet(MegatronModule):
     def _heads(self, projected: Tensor) -> tuple[Tensor, ...]:
         """Query and key ``[p, key heads / tp, key_size]``, value and gate ``[p, value heads / tp, value_size]``."""
         delta, values = self.delta, self.values_per_head * self.delta.value_size
-        parts = projected.unflatten(-1, (self.num_heads, -1)).split(
-            [delta.key_size, delta.key_size, values, values], dim=-1
-        )
-        return *parts[:2], *(part.unflatten(-1, (self.values_per_head, -1)).flatten(1, 2) for part in parts[2:])
+        by_head = projected.view(len(projected), self.num_heads, -1)
+        parts = torch.split(by_head, [delta.key_size, delta.key_size, values, values], dim=-1)
+        return *parts[:2], *(part.reshape(len(part), -1, delta.value_size) for part in parts[2:])
 
     def _gates(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """``log a`` and ``b`` of this rank's value heads, ``[p, value heads / tp]`` float32."""
@@ -222,7 +220,8 @@ def delta_rule(
     def chunks(inputs: Tensor) -> Tensor:
         """``[p, heads, ...]`` to ``[n, key heads, value heads of each, CHUNK, ...]`` float32; padding is 0."""
         whole = inputs.new_zeros(sum(counts) * CHUNK, *inputs.shape[1:], dtype=torch.float32)
-        whole = whole.index_copy(0, places, inputs.float()).unflatten(0, (-1, CHUNK)).unflatten(2, (heads, -1))
+        whole = whole.index_copy(0, places, inputs.float())
+        whole = whole.view(-1, CHUNK, heads, inputs.shape[1] // heads, *inputs.shape[2:])
         return whole.permute(0, 2, 3, 1, *range(4, whole.ndim))
 
     q, k = (chunks(_unit(one)) for one in (query, key))
