@@ -162,6 +162,7 @@ def test_saved_bytes_are_those_of_a_real_model(measured, number):
 
 
 @pytest.mark.megatron
+@pytest.mark.filterwarnings("ignore")
 def test_chunks_of_a_delta_net_are_as_long_as_the_trainer_s():
     from gtpo_megatron.actor.model import delta_net
 
