@@ -69,7 +69,10 @@ def main(folder: Path, sampler_tp: int, pushed: Path | None) -> None:
         found = distances(reference, prompts, answers(engine, prompts))
         found["gap_of_before"] = distances(reference, prompts, before)["gap"]
         cache = engine._llm.llm_engine.vllm_config.cache_config
-        found["block"] = [cache.block_size, arch.cache_block(sampler_tp, BLOCK_TOKENS, state_width=2)]
+        found["block"] = [
+            cache.effective_attention_block_size,
+            arch.cache_block(sampler_tp, BLOCK_TOKENS, state_width=2),
+        ]
         found["keeps_prefixes"], found["state"] = cache.enable_prefix_caching, cache.mamba_ssm_cache_dtype
         print(json.dumps({"same_checksums": sent == received} | found), flush=True)
 
