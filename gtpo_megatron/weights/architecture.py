@@ -90,8 +90,13 @@ class Architecture(ModelShape):
         return -(-self.vocab_size // unit) * unit
 
     def check_sampler(self, rollout: RolloutConfig) -> None:
-        """Raises ConfigError unless the experts split over the workers of a vLLM engine."""
+        """Raises ConfigError unless the experts and delta nets split over the workers of a vLLM engine."""
         workers = rollout.tensor_parallel_size
+        if self.delta is not None and self.delta.num_key_heads % workers:
+            raise ConfigError(
+                f"rollout.tensor_parallel_size={workers} must divide the {self.delta.num_key_heads} key heads of this "
+                f"model's delta nets; choose from {divisors(self.delta.num_key_heads)}"
+            )
         if self.experts is None:
             if rollout.expert_parallel:
                 raise ConfigError("rollout.expert_parallel=True: this model is dense; switch it off")

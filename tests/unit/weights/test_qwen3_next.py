@@ -7,6 +7,7 @@ import pytest
 from gtpo_megatron.companions.planner.known_models import KNOWN_MODELS
 from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.weights.adapters import chosen_projections
 from gtpo_megatron.weights.architecture import read_architecture
@@ -108,5 +109,8 @@ def test_layouts_and_adapters_that_it_has_not_are_named(tmp_path):
         arch.check_layout(ParallelConfig(num_ranks=2, context_parallel_size=2))
     with pytest.raises(ConfigError, match="tensor_parallel_size=4 must divide num_query_groups=2"):
         arch.check_layout(ParallelConfig(num_ranks=4, tensor_parallel_size=4, sequence_parallel=True))
+    arch.check_sampler(RolloutConfig(tensor_parallel_size=8))
+    with pytest.raises(ConfigError, match="rollout.tensor_parallel_size=32 must divide the 16 key heads of this model"):
+        arch.check_sampler(RolloutConfig(tensor_parallel_size=32))
     with pytest.raises(ConfigError, match="gated delta nets and output gates has no adapters"):
         chosen_projections(arch, AdapterConfig(rank=8, targets=("q_proj",)))
