@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gtpo_megatron.config.adapter import AdapterConfig
+from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.weights.model_shape import LayerKind, ModelShape
 
 
@@ -22,8 +23,17 @@ class AdaptedLayer:
     splits_outputs: bool
 
 
+def check_adaptable(shape: ModelShape, config: AdapterConfig) -> None:
+    """Raises ConfigError if adapters are to be trained over a model that can have none."""
+    if config.is_on and shape.delta is not None:
+        raise ConfigError(
+            f"adapter.rank={config.rank}: a model with gated delta nets and output gates has no adapters; train all "
+            f"weights, with --adapter.rank 0"
+        )
+
+
 def adapted_layers(shape: ModelShape, targets: Sequence[str], kind: LayerKind) -> Iterator[AdaptedLayer]:
-    """The linear layers of a decoder layer that have adapters; experts have none, and models with delta nets.
+    """The linear layers of a decoder layer that have adapters; experts have none.
 
     Args:
         shape: of the model.

@@ -395,7 +395,7 @@ def _delta(path: Path, fields: Fields, num_layers: int) -> DeltaNet:
         num_value_heads=values,
         key_size=fields.get("linear_key_head_dim", int, at_least=1, at_most=MAX_SIZE),
         value_size=fields.get("linear_value_head_dim", int, at_least=1, at_most=MAX_SIZE),
-        conv_size=fields.get("linear_conv_kernel_dim", int, at_least=1, at_most=MAX_SIZE),
+        conv_size=fields.get("linear_conv_kernel_dim", int, at_least=2, at_most=MAX_SIZE),
         layers=tuple(kind == "linear_attention" for kind in kinds),
     )
 

@@ -239,16 +239,20 @@ def delta_rule(
 
     order = sorted(range(len(counts)), key=lambda number: -counts[number])  # the longest first: they go on
     first = [0, *itertools.accumulate(counts)]
+    steps = [[first[number] + step for number in order if counts[number] > step] for step in range(max(counts))]
+    numbers = [number for now in steps for number in now]
+    # gathered once and split: the backward of every index would fill a tensor of all chunks
+    at = torch.tensor(numbers, device=query.device)
+    sizes = [len(now) for now in steps]
+    parts = (one.index_select(0, at).split(sizes) for one in (plain, from_state, q, within, k, last))
     state = v.new_zeros(len(counts), *v.shape[1:3], k.shape[-1], v.shape[-1])
-    outputs, numbers = [], []
-    for step in range(max(counts)):
-        now = [first[number] + step for number in order if counts[number] > step]
-        at, state = torch.tensor(now, device=query.device), state[: len(now)]
-        update = plain[at] - from_state[at] @ state
-        outputs.append(q[at] @ state + within[at] @ update)
-        state = last[at] * state + k[at].mT @ update
-        numbers += now
-    back = torch.tensor(numbers).argsort().to(query.device)
+    outputs = []
+    for plain_now, from_state_now, q_now, within_now, k_now, last_now in zip(*parts, strict=True):
+        state = state[: len(q_now)]
+        update = plain_now - from_state_now @ state
+        outputs.append(q_now @ state + within_now @ update)
+        state = last_now * state + k_now.mT @ update
+    back = at.argsort()
     found = torch.cat(outputs)[back].permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(1, 2)
     return found.index_select(0, places)
 

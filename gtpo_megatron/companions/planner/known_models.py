@@ -188,7 +188,7 @@ KNOWN_MODELS: dict[str, ModelShape] = {
 
 def _untuned(name: str) -> str:
     """The name less the words that tell apart models of one shape; Mistral's have a version behind them."""
-    return name.replace("-Instruct", "").replace("-Thinking", "").replace("-Base", "")
+    return name.replace("-Instruct", "").replace("-Base", "")
 
 
 def find_shape(path: str) -> ModelShape:

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from gtpo_megatron.companions.planner.known_models import KNOWN_MODELS
+from gtpo_megatron.companions.planner.request import request_from
 from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.rollout import RolloutConfig
@@ -13,6 +14,8 @@ from gtpo_megatron.weights.adapters import chosen_projections
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.experts import Experts
 from gtpo_megatron.weights.model_shape import DeltaNet
+from recipes.qwen3_next_80b_a3b import gtpo_64gpu
+from tests.unit.companions.planner.requests import cluster
 from tests.unit.weights.test_architecture import written
 
 QWEN3_NEXT_80B = {
@@ -91,6 +94,7 @@ def test_qwen3_next_is_read(tmp_path):
         ({"full_attention_interval": 1}, "both 'linear_attention' and 'full_attention'"),
         ({"linear_num_value_heads": 24}, "linear_num_key_heads=16 must divide linear_num_value_heads=24"),
         ({"linear_conv_kernel_dim": None}, "lacks linear_conv_kernel_dim"),
+        ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim is 1, expected from 2 to"),
         ({"shared_expert_intermediate_size": None}, "lacks shared_expert_intermediate_size"),
         ({"attention_bias": True}, "attention_bias=true is not supported"),
     ],
@@ -114,3 +118,6 @@ def test_layouts_and_adapters_that_it_has_not_are_named(tmp_path):
         arch.check_sampler(RolloutConfig(tensor_parallel_size=32))
     with pytest.raises(ConfigError, match="gated delta nets and output gates has no adapters"):
         chosen_projections(arch, AdapterConfig(rank=8, targets=("q_proj",)))
+    adapted = dataclasses.replace(gtpo_64gpu(), adapter=AdapterConfig(rank=8, targets=("q_proj",)))
+    with pytest.raises(ConfigError, match="gated delta nets and output gates has no adapters"):
+        request_from(adapted, cluster())

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.reference import delta_rule as reference
 
@@ -51,6 +52,29 @@ def test_the_delta_rule(lengths, changes):
     ours = torch.autograd.grad((found * ahead.float()).sum(), inputs)
     for one, other in zip(ours, exact, strict=True):
         assert float((one - other).abs().max()) <= 2 * worst * max(1.0, float(other.abs().max()))
+
+
+class _Zeros(TorchDispatchMode):
+    """Counts elements that are filled with zeros."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        found = function(*arguments, **(options or {}))
+        if "zeros" in str(function) or "zero_" in str(function):
+            self.count += found.numel()
+        return found
+
+
+def test_the_backward_fills_no_tensor_of_all_chunks_a_chunk():
+    counts = []
+    for length in (512, 1024):
+        inputs, bounds = packed([length])
+        found = delta_net.delta_rule(*(one.float() for one in inputs), bounds)
+        with _Zeros() as zeros:
+            found.sum().backward()
+        counts.append(zeros.count / length)
+    assert counts[1] <= 1.1 * counts[0]
 
 
 def test_a_sequence_sees_no_other():
