@@ -10,12 +10,16 @@ from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.machine_memory import memory
 from gtpo_megatron.orchestration.cpu_memory import CACHES, Taken, said_by_part, what_lowers
 from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.model_shape import DeltaNet
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM 0.32's CPU attention (``CPUAttentionBackend.get_supported_head_sizes``; checked by a test)."""
 
 CPU_LATENT_SIZE = 576
 """Of a latent and its rotated key, in vLLM 0.32's multi-latent attention on CPUs; checked by the same test."""
+
+CPU_DELTA_SIZES = (64, 128)
+"""Elements of a head's key, and of its value, in vLLM 0.32's delta nets on CPUs; checked by a test."""
 
 CPU_EXPERT_MULTIPLE = 32
 """vLLM 0.32's experts on CPUs take a hidden size that this divides (``CPUUnquantizedExperts.output_alignment``)."""
@@ -29,13 +33,13 @@ def check_host(cluster: ClusterConfig, rollout: RolloutConfig, architecture: Arc
     It checks only if torch is a CPU build and no Ray address is given, so that engines would run here.
 
     Raises:
-        ConfigError: the engines need more memory than the machine has, or vLLM does not support the head size or, for
-            experts, the hidden size or expert parallelism.
+        ConfigError: the engines need more memory than the machine has, or vLLM does not support the head size, the
+            delta nets or, for experts, the hidden size or expert parallelism.
     """
     if cluster.address or not is_cpu_build():
         return
     check_cache(rollout, where="rollout")
-    check_attention(architecture, where="model.path")
+    check_attention(architecture, rollout.dtype, where="model.path")
     if architecture.experts is not None and architecture.hidden_size % CPU_EXPERT_MULTIPLE:
         raise ConfigError(
             f"model.path: hidden size {architecture.hidden_size}: vLLM's experts on CPUs need a multiple of "
@@ -53,13 +57,16 @@ def is_cpu_build() -> bool:
     return torch.version.cuda is None
 
 
-def check_attention(architecture: Architecture, *, where: str) -> None:
-    """Raises ConfigError if vLLM's attention on CPUs lacks the head size.
+def check_attention(architecture: Architecture, dtype: str, *, where: str) -> None:
+    """Raises ConfigError if vLLM's attention on CPUs lacks the head size, or its delta nets the model's or the dtype.
 
     Args:
         architecture: of the model.
+        dtype: of the engines.
         where: names the model in the message.
     """
+    if architecture.delta is not None:
+        _check_delta_nets(architecture.delta, dtype, where=where)
     if architecture.latents is not None:
         if (size := architecture.latents.cached_size) != CPU_LATENT_SIZE:
             raise ConfigError(
@@ -70,6 +77,20 @@ def check_attention(architecture: Architecture, *, where: str) -> None:
         raise ConfigError(
             f"{where}: head size {architecture.head_size}: vLLM's attention on CPUs has "
             f"{', '.join(map(str, CPU_HEAD_SIZES))}; take a model with one of these, or a machine with GPUs"
+        )
+
+
+def _check_delta_nets(delta: DeltaNet, dtype: str, *, where: str) -> None:
+    sizes = (delta.key_size, delta.value_size)
+    if sizes not in [(size, size) for size in CPU_DELTA_SIZES]:
+        raise ConfigError(
+            f"{where}: a delta net's keys have {sizes[0]} elements a head, its values {sizes[1]}: vLLM's delta nets on "
+            f"CPUs have {' or '.join(map(str, CPU_DELTA_SIZES))} of both; take such a model, or a machine with GPUs"
+        )
+    if dtype != "bfloat16":
+        raise ConfigError(
+            f"{where}: vLLM's delta nets on CPUs compute in bfloat16 only, and the engine's dtype is {dtype}; use "
+            f"bfloat16, or a machine with GPUs"
         )
 
 

@@ -5,6 +5,7 @@ trainer, with other engines and with whatever else runs there.
 """
 
 import logging
+from typing import Literal
 
 from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.rollout import RolloutConfig
@@ -15,6 +16,10 @@ logger = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 128
 """Of vLLM 0.32's cache on a CPU (``CpuPlatform``; checked by a test)."""
+
+STATE_DTYPE: Literal["float32"] = "float32"
+"""Of a delta net's matrices in vLLM, as in the trainer. vLLM itself would round them to the model's dtype after every
+token; where little is forgotten, log-probs were then a third farther from the trainer's."""
 
 LEAST_MIB = 16
 """A smaller cache saves nothing beside an engine of a gigabyte."""
@@ -28,13 +33,17 @@ _MIB = 1 << 20
 
 def cache_bytes_per_token(architecture: Architecture, *, workers: int, dtype: str) -> int:
     """Bytes of a token's keys and values in one worker."""
-    return architecture.num_layers * architecture.cached_elements(workers) * ELEMENT_BYTES[dtype]
+    return architecture.cached_elements(workers) * ELEMENT_BYTES[dtype]
 
 
 def fillable_cache_mib(rollout: RolloutConfig, architecture: Architecture, sequences: int, max_tokens: int) -> int:
     """MiB in one worker that so many sequences of full length fill, in whole blocks."""
-    tokens = sequences * -(-max_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
-    per_token = cache_bytes_per_token(architecture, workers=rollout.tensor_parallel_size, dtype=rollout.dtype)
+    workers, dtype = rollout.tensor_parallel_size, rollout.dtype
+    block = architecture.cache_block(
+        workers, BLOCK_TOKENS, state_width=ELEMENT_BYTES[STATE_DTYPE] // ELEMENT_BYTES[dtype]
+    )
+    tokens = sequences * (-(-max_tokens // block) + architecture.state_blocks) * block
+    per_token = cache_bytes_per_token(architecture, workers=workers, dtype=dtype)
     return max(LEAST_MIB, -(-tokens * per_token // _MIB))
 
 

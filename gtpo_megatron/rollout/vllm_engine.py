@@ -18,7 +18,7 @@ from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.data.chat_template import load_tokenizer, stop_token_ids
 from gtpo_megatron.errors import RolloutError, WeightSyncError
 from gtpo_megatron.observability.memory import return_free_memory
-from gtpo_megatron.rollout.cache_size import log_cpu_cache
+from gtpo_megatron.rollout.cache_size import STATE_DTYPE, log_cpu_cache
 from gtpo_megatron.rollout.conversation import Conversation
 from gtpo_megatron.rollout.in_flight import Episode, InFlight
 from gtpo_megatron.rollout.requests import ADAPTER_NUMBER, REQUEST_KEY, SampleRequest
@@ -124,7 +124,10 @@ class VllmEngine:
             # with chunked prefill vLLM rewinds a request's generator, which CPU generators do not support
             enable_chunked_prefill=torch.cuda.is_available(),
             enforce_eager=not torch.cuda.is_available(),
-            enable_prefix_caching=not captures_routing,
+            # a delta net's state stands for all tokens before: vLLM could keep some, at ends of large blocks, and on a
+            # CPU, without chunked prefill, none
+            enable_prefix_caching=not captures_routing and architecture.delta is None,
+            mamba_ssm_cache_dtype=STATE_DTYPE,
             # groups are begun one by one: those that were drawn earlier are served first
             scheduling_policy="priority" if config.is_continuous else "fcfs",
             generation_config="vllm",  # the folder's generation_config must not change the sampling distribution

@@ -25,6 +25,9 @@ from gtpo_megatron.weights.push.receiver import WeightReceiver
 BACKEND = "gtpo_megatron"
 """Name of the engine in vLLM."""
 
+EPSILONS = ("variance_epsilon", "eps")
+"""What vLLM calls the epsilon of a normalisation; the latter in a delta net's, which has a gate."""
+
 ROTARY = "cos_sin_cache"
 """What vLLM's rotary embeddings have, and no other layer."""
 
@@ -144,7 +147,9 @@ def check_settings(model: torch.nn.Module, arch: Architecture) -> None:
         WeightSyncError: a normalisation has another epsilon, or a rotary embedding another base.
     """
     for name, layer in model.named_modules():
-        settings = {"variance_epsilon": arch.norm_eps} | ({"base": arch.rope_theta} if hasattr(layer, ROTARY) else {})
+        settings = dict.fromkeys(EPSILONS, arch.norm_eps) | (
+            {"base": arch.rope_theta} if hasattr(layer, ROTARY) else {}
+        )
         for attribute, wanted in settings.items():
             found = getattr(layer, attribute, wanted)
             if found != wanted:

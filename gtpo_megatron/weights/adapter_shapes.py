@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gtpo_megatron.config.adapter import AdapterConfig
-from gtpo_megatron.weights.model_shape import ModelShape
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.weights.model_shape import LayerKind, ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +23,22 @@ class AdaptedLayer:
     splits_outputs: bool
 
 
-def adapted_layers(shape: ModelShape, targets: Sequence[str], *, has_experts: bool) -> Iterator[AdaptedLayer]:
+def check_adaptable(shape: ModelShape, config: AdapterConfig) -> None:
+    """Raises ConfigError if adapters are to be trained over a model that can have none."""
+    if config.is_on and shape.delta is not None:
+        raise ConfigError(
+            f"adapter.rank={config.rank}: a model with gated delta nets and output gates has no adapters; train all "
+            f"weights, with --adapter.rank 0"
+        )
+
+
+def adapted_layers(shape: ModelShape, targets: Sequence[str], kind: LayerKind) -> Iterator[AdaptedLayer]:
     """The linear layers of a decoder layer that have adapters; experts have none.
 
     Args:
         shape: of the model.
         targets: see ``AdapterConfig``.
-        has_experts: the decoder layer has experts in the place of an MLP.
+        kind: of the decoder layer.
     """
     hidden, latents = shape.hidden_size, shape.latents
     layers: list[tuple[int, dict[str, int], bool]] = []
@@ -41,7 +51,7 @@ def adapted_layers(shape: ModelShape, targets: Sequence[str], *, has_experts: bo
         layers.append((latents.query_rank or hidden, {query: shape.query_width}, True))
         layers.append((latents.key_value_rank, {"kv_b_proj": keys_and_values}, True))
     layers.append((shape.output_width, {"o_proj": hidden}, False))
-    if not has_experts:
+    if not kind.has_experts:
         layers.append((hidden, {"gate_proj": shape.ffn_size, "up_proj": shape.ffn_size}, True))
         layers.append((shape.ffn_size, {"down_proj": hidden}, False))
     for inputs, outputs, splits_outputs in layers:
@@ -52,7 +62,7 @@ def adapted_layers(shape: ModelShape, targets: Sequence[str], *, has_experts: bo
 def num_parameters(shape: ModelShape, config: AdapterConfig) -> int:
     """Elements of all A and B of a model."""
     total = 0
-    for has_experts, num_layers in zip((False, True), shape.layers_between(0, shape.num_layers), strict=True):
-        for layer in adapted_layers(shape, config.targets, has_experts=has_experts):
+    for kind, num_layers in shape.layers_between(0, shape.num_layers):
+        for layer in adapted_layers(shape, config.targets, kind):
             total += num_layers * config.rank * sum(layer.inputs + width for width in layer.outputs)
     return total

@@ -12,6 +12,7 @@ from torch import Tensor
 from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.parallel import LayerSplit
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.weights.adapter_shapes import check_adaptable
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.param_mapping import (
     QKV,
@@ -185,6 +186,7 @@ def chosen_projections(arch: Architecture, config: AdapterConfig) -> list[Projec
         ConfigError: a target is no projection that can have adapters, or none that vLLM can add adapters to where these
             travel alone; or a matrix is smaller than the rank.
     """
+    check_adaptable(arch, config)
     every, targets = projections(arch), config.targets
     known = dict.fromkeys(one.target for one in every)
     if arch.experts is not None and (of_experts := [target for target in targets if target in _OF_EXPERTS]):

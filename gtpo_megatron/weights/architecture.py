@@ -20,8 +20,9 @@ from gtpo_megatron.weights.experts import (
     glm4_moe_lite_experts,
     gpt_oss_experts,
     qwen3_moe_experts,
+    qwen3_next_experts,
 )
-from gtpo_megatron.weights.model_shape import LatentAttention, ModelShape
+from gtpo_megatron.weights.model_shape import DeltaNet, LatentAttention, ModelShape
 from gtpo_megatron.weights.rope import (
     RopeKind,
     RopeScaling,
@@ -49,6 +50,7 @@ class Architecture(ModelShape):
         rotates_neighbours: elements 0 and 1 of a head are rotated together, then 2 and 3; else element 0 with the first
             of the second half of those that are rotated.
         unrotated_layers: numbers of the layers in which nothing is rotated.
+        norms_from_one: the factor of a norm is ``1 + w``, but for that inside a delta net.
     """
 
     family: str
@@ -58,6 +60,7 @@ class Architecture(ModelShape):
     rotary_fraction: float = 1.0
     rotates_neighbours: bool = False
     unrotated_layers: tuple[int, ...] = ()
+    norms_from_one: bool = False
 
     @property
     def rotary_size(self) -> int:
@@ -87,8 +90,13 @@ class Architecture(ModelShape):
         return -(-self.vocab_size // unit) * unit
 
     def check_sampler(self, rollout: RolloutConfig) -> None:
-        """Raises ConfigError unless the experts split over the workers of a vLLM engine."""
+        """Raises ConfigError unless the experts and delta nets split over the workers of a vLLM engine."""
         workers = rollout.tensor_parallel_size
+        if self.delta is not None and self.delta.num_key_heads % workers:
+            raise ConfigError(
+                f"rollout.tensor_parallel_size={workers} must divide the {self.delta.num_key_heads} key heads of this "
+                f"model's delta nets; choose from {divisors(self.delta.num_key_heads)}"
+            )
         if self.experts is None:
             if rollout.expert_parallel:
                 raise ConfigError("rollout.expert_parallel=True: this model is dense; switch it off")
@@ -130,6 +138,7 @@ class _Family:
         tied: if ``config.json`` has no ``tie_word_embeddings``.
         has_sinks: as in ``Architecture``; the window is in every other layer, from the first on.
         has_latents: multi-latent attention.
+        has_delta: gated delta nets in most layers, an output gate in the others, norms from one.
         experts: reads them; None for a family of dense models.
     """
 
@@ -146,6 +155,7 @@ class _Family:
     tied: bool = False
     has_sinks: bool = False
     has_latents: bool = False
+    has_delta: bool = False
     experts: Callable[[Path, Fields, int], Experts | None] | None = None
 
 
@@ -163,6 +173,9 @@ _FAMILIES = {
     "DeepseekV2ForCausalLM": _Family("deepseek", has_latents=True, experts=deepseek_v2_experts),
     "DeepseekV3ForCausalLM": _Family("deepseek", has_latents=True, experts=deepseek_v3_experts),
     "Glm4MoeLiteForCausalLM": _Family("deepseek", has_latents=True, experts=glm4_moe_lite_experts),
+    "Qwen3NextForCausalLM": _Family(
+        "qwen3_next", qk_norm=True, head_size=256, rotary_fraction=0.25, has_delta=True, experts=qwen3_next_experts
+    ),
     "GptOssForCausalLM": _Family(
         "gpt_oss", qkv_bias=True, window=128, rope_theta=150000.0, has_sinks=True, experts=gpt_oss_experts
     ),
@@ -280,7 +293,7 @@ def _refuse_unsupported(path: Path, fields: Fields, family: _Family) -> None:
     kinds = sorted(set(fields.get("layer_types", list[str], [])) - {"full_attention"})
     if family.has_sinks:
         _refuse_what_vllm_has_fixed(path, fields)
-    elif kinds:
+    elif kinds and not (family.has_delta and kinds == ["linear_attention"]):
         raise ConfigError(
             f"{path}: layer_types has {shown(kinds[0])}, which is not supported; expected 'full_attention'"
         )
@@ -364,6 +377,29 @@ def _latents(path: Path, fields: Fields) -> LatentAttention:
     )
 
 
+def _delta(path: Path, fields: Fields, num_layers: int) -> DeltaNet:
+    """Gated delta nets, in every layer but each fourth if ``config.json`` says nothing else."""
+    every = fields.get("full_attention_interval", int, 4, at_least=1, at_most=_MAX_LAYERS)
+    usual = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(num_layers)]
+    kinds = fields.get("layer_types", list[str], usual) if fields.has("layer_types") else usual
+    if len(kinds) != num_layers or "full_attention" not in kinds or "linear_attention" not in kinds:
+        raise ConfigError(
+            f"{path}: layer_types has {len(kinds)} entries of {shown(sorted(set(kinds)))}; expected {num_layers}, and "
+            f"both 'linear_attention' and 'full_attention'"
+        )
+    keys, values = (fields.get(f"linear_num_{kind}_heads", int, at_least=1) for kind in ("key", "value"))
+    if values % keys:
+        raise ConfigError(f"{path}: linear_num_key_heads={keys} must divide linear_num_value_heads={values}")
+    return DeltaNet(
+        num_key_heads=keys,
+        num_value_heads=values,
+        key_size=fields.get("linear_key_head_dim", int, at_least=1, at_most=MAX_SIZE),
+        value_size=fields.get("linear_value_head_dim", int, at_least=1, at_most=MAX_SIZE),
+        conv_size=fields.get("linear_conv_kernel_dim", int, at_least=2, at_most=MAX_SIZE),
+        layers=tuple(kind == "linear_attention" for kind in kinds),
+    )
+
+
 def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
     def size(name: str, default: int | None = None) -> int:
         return fields.get(name, int, default, at_least=1, at_most=MAX_SIZE)
@@ -414,6 +450,9 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
         qkv_bias=fields.get("attention_bias", bool, family.qkv_bias) if family.own_switches else family.qkv_bias,
         has_sinks=family.has_sinks,
         qk_norm=fields.get("use_qk_norm", bool, False) if family.own_switches else family.qk_norm,
+        has_output_gate=family.has_delta,
+        delta=_delta(path, fields, num_layers) if family.has_delta else None,
+        norms_from_one=family.has_delta,
         rope_scaling=scaling,
         rotary_fraction=fraction,
         rotates_neighbours=family.rotates_neighbours,

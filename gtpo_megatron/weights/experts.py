@@ -1,6 +1,6 @@
 """The mixture of experts of a model: how many experts a layer has, and how its router chooses among them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -35,6 +35,7 @@ class Experts:
         ffn_size: width of one expert's gated MLP.
         layers: per layer of the model whether it has experts; a layer without them has a dense MLP.
         shared_ffn_size: width of the gated MLP that every token passes besides; 0: there is none.
+        has_shared_gate: a token weighs the output of that MLP by a sigmoid of its own.
         score: what makes scores of logits.
         normalised: the chosen experts' weights are divided by their sum.
         scaling: factor of the weights.
@@ -49,6 +50,7 @@ class Experts:
     ffn_size: int
     layers: tuple[bool, ...]
     shared_ffn_size: int = 0
+    has_shared_gate: bool = False
     score: Literal["softmax", "sigmoid"] = "softmax"
     normalised: bool = True
     scaling: float = 1.0
@@ -110,6 +112,17 @@ def qwen3_moe_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
             layers=layers,
             normalised=fields.get("norm_topk_prob", bool, False),
         ),
+    )
+
+
+def qwen3_next_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
+    """The experts of a ``Qwen3NextForCausalLM``: those of Qwen3-MoE, and a shared expert with a gate."""
+    plain = qwen3_moe_experts(path, fields, num_layers)
+    return replace(
+        plain,
+        shared_ffn_size=fields.get("shared_expert_intermediate_size", int, at_least=1),
+        has_shared_gate=True,
+        normalised=fields.get("norm_topk_prob", bool, True),
     )
 
 

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from gtpo_megatron.weights.architecture import Architecture
-from gtpo_megatron.weights.param_mapping import QKV, ColumnParallel, GatedMLP, ParamMapping, Replicated, RowParallel
+from gtpo_megatron.weights.param_mapping import (
+    QKV,
+    ColumnParallel,
+    GatedMLP,
+    ParamMapping,
+    Replicated,
+    RowParallel,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,32 @@ def attention(
         arch.hidden_size,
         arch.num_heads * arch.head_size,
     )
+
+
+def attention_or_delta_net(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
+    """Projections, convolution, decay, norm and output of a gated delta net; in other layers attention with its norms.
+
+    Tensor-parallel ranks share the key heads, each with its value heads: a projection has, for one key head after
+    another, all that belongs to it.
+    """
+    delta = arch.delta
+    assert delta is not None  # the family says so
+    if not delta.layers[layer.number]:
+        yield from attention(arch, layer)
+        yield from qk_norms(arch, layer)
+        return
+    here, there, hidden_size = f"{layer.here}.self_attention", f"{layer.there}.linear_attn", arch.hidden_size
+    width = 2 * (delta.key_width + delta.value_width)
+    yield ColumnParallel(f"{here}.in_proj.weight", f"{there}.in_proj_qkvz.weight", width, hidden_size)
+    yield Replicated(f"{here}.gates_proj.weight", f"{there}.in_proj_ba.weight", 2 * delta.num_value_heads, hidden_size)
+    first = 0
+    for name, channels in (("query", delta.key_width), ("key", delta.key_width), ("value", delta.value_width)):
+        yield ColumnParallel(f"{here}.conv_{name}", f"{there}.conv1d.weight", channels, delta.conv_size, first)
+        first += channels
+    for name in ("A_log", "dt_bias"):
+        yield ColumnParallel(f"{here}.{name}", f"{there}.{name}", delta.num_value_heads, 1)
+    yield Replicated(f"{here}.norm.weight", f"{there}.norm.weight", delta.value_size)
+    yield RowParallel(f"{here}.out_proj.weight", f"{there}.out_proj.weight", hidden_size, delta.value_width)
 
 
 def latent_attention(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
@@ -119,7 +152,12 @@ def gated_mlp_or_experts(arch: Architecture, layer: Layer) -> Iterator[ParamMapp
         mine, its = f"{here}.experts.local_experts.{local}", f"{there}.experts.{expert}"
         yield from _mlp(mine, its, arch.hidden_size, experts.ffn_size, expert)
     if experts.shared_ffn_size:
-        yield from _mlp(f"{here}.shared_experts", f"{there}.shared_experts", arch.hidden_size, experts.shared_ffn_size)
+        name = "shared_expert" if experts.has_shared_gate else "shared_experts"
+        yield from _mlp(f"{here}.shared_experts", f"{there}.{name}", arch.hidden_size, experts.shared_ffn_size)
+    if experts.has_shared_gate:
+        yield Replicated(
+            f"{here}.shared_experts.gate_weight", f"{there}.shared_expert_gate.weight", 1, arch.hidden_size
+        )
 
 
 def biased_experts(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
@@ -160,6 +198,7 @@ def _qkv(arch: Architecture, layer: Layer, part: str, columns: int, names: tuple
         arch.num_query_groups,
         arch.head_size,
         columns,
+        arch.has_output_gate,
     )
 
 
@@ -181,6 +220,8 @@ LAYER_TABLES: dict[str, tuple[LayerRows, ...]] = {
     "glm4_moe": (layer_norms, attention, qkv_bias, qk_norms, gated_mlp_or_experts),
     # DeepSeek V2-Lite, V3, R1; Moonlight, Kimi K2; GLM-4.7-Flash: multi-latent attention, first layers dense
     "deepseek": (layer_norms, latent_attention, gated_mlp_or_experts),
+    # Qwen3-Next: gated delta nets in three of four layers
+    "qwen3_next": (layer_norms, attention_or_delta_net, gated_mlp_or_experts),
     # gpt-oss: sinks, a bias wherever there is a projection
     "gpt_oss": (layer_norms, attention, qkv_bias, output_bias, sinks, biased_experts),
 }

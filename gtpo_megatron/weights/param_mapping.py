@@ -18,8 +18,8 @@ from gtpo_megatron.errors import WeightMappingError
 
 
 def as_matrix(tensor: Tensor) -> Tensor:
-    """Views a tensor as ``[rows, columns]``; a vector becomes one column."""
-    return tensor if tensor.ndim == 2 else tensor.reshape(-1, 1)
+    """Views a tensor as ``[rows, columns]``: a vector is one column, a convolution ``[channels, 1, k]`` loses its 1."""
+    return tensor if tensor.ndim == 2 else tensor.reshape(len(tensor), -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +164,17 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True)
 class ColumnParallel:
-    """Heads from a latent, sinks of heads: Megatron splits the output dim, that is rows here."""
+    """Heads from a latent, sinks and decays of heads: Megatron splits the output dim, that is rows here.
+
+    Attributes:
+        first_row: of the parameter in the tensor, of which it may be a part: channels of a convolution.
+    """
 
     megatron_name: str
     hf_name: str
     rows: int
     columns: int
+    first_row: int = 0
 
     @property
     def extent(self) -> tuple[int, int]:
@@ -183,15 +188,13 @@ class ColumnParallel:
 
     def copies(self, tp: TensorParallel) -> Iterator[SliceCopy]:
         """This rank's rows."""
-        start, part = _share(self.rows, tp, self.hf_name)
-        yield SliceCopy(
-            self.megatron_name, Box(0, part, 0, self.columns), self.hf_name, Box(start, part, 0, self.columns)
-        )
+        for hf_name, box in self.kept(tp):
+            yield SliceCopy(self.megatron_name, Box(0, box.num_rows, 0, self.columns), hf_name, box)
 
     def kept(self, tp: TensorParallel) -> Iterator[tuple[str, Box]]:
-        """A worker's rows."""
-        start, part = _share(self.rows, tp, self.hf_name)
-        yield self.hf_name, Box(start, part, 0, self.columns)
+        """A worker's rows; a rank of the trainer has the same."""
+        for box in self.held(tp):
+            yield self.hf_name, box.moved(self.first_row, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +319,9 @@ class GatedMLP:
 class QKV:
     """Query, key and value fused by query group: ``[q of group 0, k of group 0, v of group 0, q of group 1, ...]``.
 
+    With an output gate the tensor of queries has, below the query of each head, its gate; Megatron has the gates of a
+    group between its queries and its key.
+
     Attributes:
         query_name: of the query's tensor.
         key_name: of the key's.
@@ -324,6 +330,7 @@ class QKV:
         num_query_groups: key-value heads of the model.
         head_size: rows per head.
         columns: hidden size, or 1 for the bias.
+        has_gate: of the output.
     """
 
     megatron_name: str
@@ -334,11 +341,17 @@ class QKV:
     num_query_groups: int
     head_size: int
     columns: int
+    has_gate: bool = False
 
     @property
     def extent(self) -> tuple[int, int]:
         """Rows and columns of the whole Megatron parameter."""
-        return (self.num_heads + 2 * self.num_query_groups) * self.head_size, self.columns
+        return self.num_heads * self._query_rows + 2 * self.num_query_groups * self.head_size, self.columns
+
+    @property
+    def _query_rows(self) -> int:
+        """Of a head's query, with its gate."""
+        return (1 + self.has_gate) * self.head_size
 
     def held(self, tp: TensorParallel) -> list[Box]:
         """This rank's query groups, which lie side by side."""
@@ -346,24 +359,28 @@ class QKV:
         return [Box(start, part, 0, self.columns)]
 
     def copies(self, tp: TensorParallel) -> Iterator[SliceCopy]:
-        """Three copies (query, key, value) per query group that this rank holds."""
+        """Query, key and value of each query group that this rank holds, in boxes as large as they can be."""
         first_group, groups = _share(self.num_query_groups, tp, self.query_name)
-        query_rows = self.num_heads // self.num_query_groups * self.head_size
+        (query_name, first_query), (key_name, first_key), (value_name, first_value) = self._parts
+        heads, size = self.num_heads // self.num_query_groups, self.head_size
         row = 0
         for group in range(first_group, first_group + groups):
-            for (hf_name, first), rows in zip(self._parts, (query_rows, self.head_size, self.head_size), strict=True):
+            first = first_query + group * heads * self._query_rows
+            boxes = [(query_name, first, heads * size)]
+            if self.has_gate:
+                starts = [first + head * 2 * size for head in range(heads)]
+                boxes = [(query_name, start + gate, size) for gate in (0, size) for start in starts]
+            boxes += [(key_name, first_key + group * size, size), (value_name, first_value + group * size, size)]
+            for hf_name, start, rows in boxes:
                 yield SliceCopy(
-                    self.megatron_name,
-                    Box(row, rows, 0, self.columns),
-                    hf_name,
-                    Box(first + group * rows, rows, 0, self.columns),
+                    self.megatron_name, Box(row, rows, 0, self.columns), hf_name, Box(start, rows, 0, self.columns)
                 )
                 row += rows
 
     def kept(self, tp: TensorParallel) -> Iterator[tuple[str, Box]]:
         """A worker's heads; with more workers than key-value heads several workers hold the same one."""
         first_head, heads = _share(self.num_heads, tp, self.query_name)
-        yield self.query_name, Box(first_head * self.head_size, heads * self.head_size, 0, self.columns)
+        yield self.query_name, Box(first_head * self._query_rows, heads * self._query_rows, 0, self.columns)
         if tp.size > self.num_query_groups:
             if tp.size % self.num_query_groups:
                 raise WeightMappingError(
@@ -381,7 +398,7 @@ class QKV:
         """Tensor and first row in it of query, key and value."""
         rows = self.num_query_groups * self.head_size
         return _placed(
-            (self.query_name, self.num_heads * self.head_size), (self.key_name, rows), (self.value_name, rows)
+            (self.query_name, self.num_heads * self._query_rows), (self.key_name, rows), (self.value_name, rows)
         )
 
 

@@ -37,6 +37,9 @@ _FLOAT32 = ".mlp.gate.e_score_correction_bias"
 """Ends the names of tensors that are float32 whatever the model's dtype: rounded biases would choose other experts."""
 
 
+_CONVOLUTION = ".conv1d.weight"
+
+
 def stays_float32(hf_name: str) -> bool:
     """Whether a tensor is float32 whatever the model's dtype is, on a disk, in training and in the sampler."""
     return hf_name.endswith(_FLOAT32)
@@ -63,15 +66,15 @@ def table_name(megatron_name: str) -> str:
     return megatron_name
 
 
-def fused_name(name: str, *, has_experts: bool = False, has_latents: bool = False) -> str:
+def fused_name(name: str, *, has_experts: bool = False, has_own_attention: bool = False) -> str:
     """The spelling of Megatron's checkpoints, and Transformer Engine's of a norm, from that of the tables.
 
     Args:
         name: of a parameter, in the tables' spelling.
         has_experts: its layer has experts; the norm before them is a layer of its own everywhere.
-        has_latents: its layer has multi-latent attention, and so has the norm before it.
+        has_own_attention: its layer has a class of ours in the place of attention; so the norm before it stands apart.
     """
-    apart = {"pre_mlp_layernorm": has_experts, "input_layernorm": has_latents}
+    apart = {"pre_mlp_layernorm": has_experts, "input_layernorm": has_own_attention}
     for ours, fused in _FUSED_NORMS.items():
         if name.endswith(f".{ours}.weight") and not apart[ours]:
             return name.removesuffix(f"{ours}.weight") + f"{fused}_weight"
@@ -256,7 +259,8 @@ def export_plan(
 def hf_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
     """Name and shape of every Hugging Face tensor, in the order of the model.
 
-    Biases and norms are vectors; everything else is a matrix.
+    Biases and norms are vectors, a convolution over tokens has its channels one by one ``[channels, 1, tokens]``;
+    everything else is a matrix.
     """
     whole = ShardCoordinates(tensor_parallel=TensorParallel(1, 0))
     extents: dict[str, tuple[int, int]] = {}
@@ -264,4 +268,5 @@ def hf_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
         box = copy.hf_box
         rows, columns = extents.get(copy.hf_name, (0, 0))
         extents[copy.hf_name] = (max(rows, box.row + box.num_rows), max(columns, box.column + box.num_columns))
-    return {name: (rows, columns) if columns > 1 else (rows,) for name, (rows, columns) in extents.items()}
+    shapes = {name: (rows, columns) if columns > 1 else (rows,) for name, (rows, columns) in extents.items()}
+    return {name: (shape[0], 1, *shape[1:]) if name.endswith(_CONVOLUTION) else shape for name, shape in shapes.items()}

@@ -73,6 +73,21 @@ EXPERT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 1,
         },
     ),
+    # two layers with delta nets, one with attention, a shared expert with a gate; two key heads, four value heads
+    "qwen3_next": (
+        "Qwen3Next",
+        {
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "shared_expert_intermediate_size": 16,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 6,
+            "linear_value_head_dim": 8,
+            "full_attention_interval": 3,
+            "rms_norm_eps": 1e-2,  # or that of a first output, which is next to nothing, would magnify every rounding
+        },
+    ),
     "gpt_oss": ("GptOss", {**GPT_OSS, "intermediate_size": 16, "num_local_experts": 8, "num_experts_per_tok": 4}),
 }
 """Family -> its classes in transformers, less ``Config`` and ``ForCausalLM``; changes to the shared configuration."""
@@ -109,6 +124,10 @@ def make_expert_model(folder: Path, family: str, *, num_layers: int = 4, **sizes
             # of gpt-oss, the first gates and up projections are beyond the clamp, here below it and there above
             if parameter_name.endswith("gate_up_proj_bias"):
                 parameter[:, :2].mul_(160)
+            elif parameter_name.endswith("conv1d.weight"):
+                parameter.mul_(3)
+            elif parameter_name.endswith("A_log"):
+                parameter.uniform_(-2, 0)  # by its own a token would forget nearly all that was before
             elif parameter_name.endswith("down_proj") and f"{parameter_name}_bias" in dict(model.named_parameters()):
                 parameter[:, 0].mul_(0.05)
         for buffer_name, buffer in model.named_buffers():

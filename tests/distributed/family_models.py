@@ -152,6 +152,21 @@ MIXTURES = {
     ),
     "deepseek_v3": FamilyModel("DeepseekV3", {**DEEPSEEK, "q_lora_rank": 12, "num_mtp_layers": 0}),
     "glm4_moe_lite": FamilyModel("Glm4MoeLite", {**DEEPSEEK, "q_lora_rank": 12}),
+    "qwen3_next": FamilyModel(
+        "Qwen3Next",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+            "head_dim": 8,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 6,
+            "linear_value_head_dim": 8,
+            "full_attention_interval": 2,
+        },
+    ),
     "gpt_oss": FamilyModel("GptOss", {**GPT_OSS, "intermediate_size": 16, "head_dim": 16, "num_local_experts": 4}),
     "deepseek_v2": FamilyModel(
         "DeepseekV2",

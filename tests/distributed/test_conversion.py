@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 DENSE = ("qwen2", "qwen3", "r1_distill_llama")  # tied, tied with norms, untied
-SPLIT_EXPERTS = ("qwen3_moe", "glm4_moe", "deepseek_v3")
+SPLIT_EXPERTS = ("qwen3_moe", "glm4_moe", "deepseek_v3", "qwen3_next")
 EXPERTS = (*SPLIT_EXPERTS, "gpt_oss")
 NAMES = (*DENSE, *EXPERTS)
 LAYOUTS = {

@@ -73,13 +73,14 @@ def main(folder: Path, sampler_tp: int, transport: str, num_more: int) -> None:
             print(json.dumps({"wrong_checksums": num_wrong, "largest_gap": max(gaps)} | sizes), flush=True)
 
 
-def layout_of(arch, sampler_tp, sizes):
+def layout_of(arch, sampler_tp, sizes, dtype="float32"):
     """The push's layout: dense replicas, or a world of ranks with experts."""
+    from gtpo_megatron.config.model import ELEMENT_BYTES
     from gtpo_megatron.weights.push.layout import SourceRank
     from tests.unit.weights.push.test_plan import push_layout
     from tests.unit.weights.test_reshard import world
 
-    fields = {"itemsize": 4, "workers": sampler_tp, "bucket_bytes": BUCKET_BYTES}
+    fields = {"itemsize": ELEMENT_BYTES[dtype], "workers": sampler_tp, "bucket_bytes": BUCKET_BYTES}
     if arch.experts is None:
         return push_layout(arch, **sizes, **fields)
     sources = tuple(SourceRank(rank=rank, coordinates=place) for rank, place in enumerate(world(**sizes)))
@@ -125,9 +126,9 @@ def memory_of_all():
 class Link:
     """Both sides of pushes from one layout."""
 
-    def __init__(self, engine, arch, layout, transport):
+    def __init__(self, engine, arch, layout, transport, dtype="float32"):
         self.engine, self.layout = engine, layout
-        self.link, self.store = connect(engine, arch, layout, transport)
+        self.link, self.store = connect(engine, arch, layout, transport, dtype)
         self.senders = [self.link.sender(source.rank) for source in layout.sources]
         remove_names(self.link.endpoint)
 
@@ -145,7 +146,7 @@ class Link:
         return merged_checksums([future.result() for future in futures]), received
 
 
-def connect(engine, arch, layout, transport):
+def connect(engine, arch, layout, transport, dtype):
     """The link, and the store that a network transport meets at."""
     from gtpo_megatron.weights.push.link import Relay, WeightLink
     from gtpo_megatron.weights.push.transports.process_group import Meeting, open_store
@@ -169,7 +170,7 @@ def connect(engine, arch, layout, transport):
         )
     if transport == "relay":
         endpoint = Relay(meeting=meeting, slots=slots)
-    link = WeightLink(arch=arch, layout=layout, dtype_name="float32", endpoint=endpoint)
+    link = WeightLink(arch=arch, layout=layout, dtype_name=dtype, endpoint=endpoint)
     engine.connect_weights(link, workers)
     return link, store
 

@@ -23,7 +23,6 @@ def main(folder: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     from gtpo_megatron.config.rollout import RolloutConfig
-    from gtpo_megatron.orchestration.stages.stages import MemorySharing
     from gtpo_megatron.rollout import vllm_engine
     from gtpo_megatron.weights.architecture import read_architecture
     from tests.integration import poisoned_sleep
@@ -39,16 +38,7 @@ def main(folder: Path) -> None:
     link = Link(engine, arch, layout_of(arch, 1, {"tp": 2}), "shared_memory")
     versions, generator = iter(range(1, 100)), torch.Generator().manual_seed(6)
 
-    def sleep(*, keep_weights: bool) -> None:
-        gpu = types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=lambda: True))
-        with mock.patch.object(vllm_engine, "torch", gpu):  # else it declines: there is no GPU to share
-            engine.sleep(keep_weights=keep_weights)
-
-    sharing = MemorySharing(
-        types.SimpleNamespace(onload=lambda: None, offload=lambda: None),
-        types.SimpleNamespace(sleep=sleep, wake=engine.wake),
-        is_colocated=True,
-    )
+    sharing = memory_sharing(engine)
 
     def push(pool: ThreadPoolExecutor) -> None:
         perturb(reference, generator)
@@ -79,6 +69,23 @@ def main(folder: Path) -> None:
         sharing.to_push()
         sharing.to_engine()
         tell("pushed into sleeping memory")
+
+
+def memory_sharing(engine):
+    """What takes turns with a trainer for the engine's memory; it sleeps though there is no GPU to share."""
+    from gtpo_megatron.orchestration.stages.stages import MemorySharing
+    from gtpo_megatron.rollout import vllm_engine
+
+    def sleep(*, keep_weights: bool) -> None:
+        gpu = types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=lambda: True))
+        with mock.patch.object(vllm_engine, "torch", gpu):  # else it declines
+            engine.sleep(keep_weights=keep_weights)
+
+    return MemorySharing(
+        types.SimpleNamespace(onload=lambda: None, offload=lambda: None),
+        types.SimpleNamespace(sleep=sleep, wake=engine.wake),
+        is_colocated=True,
+    )
 
 
 if __name__ == "__main__":

@@ -26,17 +26,33 @@ def letters(response: str, answer: str) -> float:
 """
 """A third of what a random model says, so that every group teaches."""
 NUM_STEPS = 5
+MORE_STEPS = 15
+"""In bfloat16, in which the first steps are noise."""
 
+
+_NATS = {"mean": "0.2", "median": "0.2", "p99": "2", "kl": "0.2", "scaled": "10", "bound": "10"}
+BFLOAT16 = (
+    *("--model.dtype", "bfloat16", "--rollout.dtype", "bfloat16"),
+    *(word for name, nats in _NATS.items() for word in (f"--weight-sync.mismatch.{name}-nats", nats)),
+)
+"""vLLM's delta nets on CPUs know nothing else; tokens whose routers choose otherwise are far off."""
 
 EXPERTS = ("--parallel.sequence-parallel", "--parallel.expert-parallel-size", "2")
 
 
 @pytest.mark.parametrize(
     ("family", "tied"),
-    [("smollm3", True), ("phi4", False), ("phi4_mini", True), ("deepseek_v3", False), ("gpt_oss", False)],
+    [
+        ("smollm3", True),
+        ("phi4", False),
+        ("phi4_mini", True),
+        ("deepseek_v3", False),
+        ("gpt_oss", False),
+        ("qwen3_next", False),
+    ],
 )
 def test_a_random_model_learns(tmp_path, family, tied):
-    folder = tmp_path / "model"
+    folder, num_steps = tmp_path / "model", MORE_STEPS if family == "qwen3_next" else NUM_STEPS
     make_folder(folder, family, tied=tied, vocab_size=339)
     for name in ("chat_template.jinja", "generation_config.json"):  # with the end of a response that the tokenizer has
         shutil.copy(ASSETS / "tiny_qwen2" / name, folder)
@@ -46,15 +62,19 @@ def test_a_random_model_learns(tmp_path, family, tied):
         *("--model.path", str(folder), "--model.max-sequence-tokens", "128"),
         *("--reward.function", f"{tmp_path / 'letters.py'}:letters"),
         *("--rollout.sampling.max-response-tokens", "16", "--evaluation.sampling.max-response-tokens", "16"),
-        *(EXPERTS if family in ("deepseek_v3", "gpt_oss") else ()),
+        *(EXPERTS if family in ("deepseek_v3", "gpt_oss", "qwen3_next") else ()),
+        *(BFLOAT16 if family == "qwen3_next" else ()),
         *("--rollout.group-size", "16", "--optimizer.learning-rate", "2e-3", "--weight-sync.verify-every-steps", "1"),
         recipe="recipes.tiny_cpu:grpo",
-        num_steps=NUM_STEPS,
+        num_steps=num_steps,
     )
     run.succeed()
     rows = read_metrics(run.folder / "metrics.jsonl")[1:]
-    assert [row["step"] for row in rows] == list(range(1, NUM_STEPS + 1))
-    assert all(row["sync/logprob_gap_max"] <= 1e-4 for row in rows)
+    assert [row["step"] for row in rows] == list(range(1, num_steps + 1))
+    if family == "qwen3_next":
+        assert all(row["sync/logprob_gap_mean"] <= 0.2 for row in rows)
+    else:
+        assert all(row["sync/logprob_gap_max"] <= 1e-4 for row in rows)
     assert rows[-1]["rollout/reward_mean"] > rows[0]["rollout/reward_mean"] + 0.1, [
         row["rollout/reward_mean"] for row in rows
     ]

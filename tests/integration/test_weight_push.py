@@ -34,6 +34,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     SeedOssConfig,
     SeedOssForCausalLM,
     SmolLM3Config,
@@ -55,6 +57,7 @@ FAMILIES = {
     "phi4": (Phi3Config, Phi3ForCausalLM),
     "phi4_mini": (Phi3Config, Phi3ForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
     "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
     "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
@@ -101,6 +104,16 @@ CHANGES = {
         },
     },
     "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True},
+    "qwen3_next": {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 64,  # this or 128 on CPUs, as many as values have
+        "linear_value_head_dim": 64,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
     "glm4_moe": {
         "n_routed_experts": 8,
         "num_experts_per_tok": 2,
@@ -231,6 +244,31 @@ def test_pushed_experts_are_the_ones_that_answer(tmp_path, family, sampler_tp):
     assert_pushes(rows)
     assert many["wrong_checksums"] == 0
     assert many["largest_gap"] < 1e-4
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("sampler_tp", [1, 2])
+def test_pushed_delta_nets_say_to_the_last_bit_what_an_engine_says_that_read_them(tmp_path, sampler_tp):
+    """Their kernels on CPUs know bfloat16 only, so transformers is near, and no proof.
+
+    The second push finds all weights lost and every state overwritten; the third finds responses in flight.
+    """
+    make_folder(tmp_path, "qwen3_next", tied=False)
+    pushed = tmp_path / "pushed"
+    first, second, third = probe(tmp_path, sampler_tp, str(pushed), program="delta_probe", timeout_s=800)
+    (started,) = probe(pushed, sampler_tp, program="delta_probe")
+    assert second["answers"] == started["answers"]
+    assert not second["lost"]
+    for row in (first, second):
+        assert row["same_checksums"], row
+        assert row["gap"] < 2 * row["gap_of_bfloat16"], row
+    assert first["gap_of_before"] > 10 * first["gap"]
+    assert first["block"][0] == first["block"][1]  # as the planner has it
+    assert (first["keeps_prefixes"], first["state"]) == (False, "float32")
+    assert third["num_going"] > 4, third
+    assert third["versions"] == [[2, 3]], third
+    assert third["same"], third
 
 
 def assert_pushes(rows):

@@ -12,6 +12,7 @@ from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.weights.experts import Experts
 from recipes.tiny_cpu import ASSETS
 from tests.unit.test_bad_input import complaint
+from tests.unit.weights.test_reshard import architecture
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' tokenizer loading
 
@@ -125,5 +126,6 @@ def test_a_folder_of_experts_fused_in_another_form(capsys, tmp_path):
 def test_no_router_is_fused():
     """Such a router would ask nobody which experts to replay; no configuration asks for one."""
     experts = Experts(num_experts=4, experts_per_token=2, ffn_size=8, layers=(True,) * 4)
+    arch = architecture(family="qwen3_moe", experts=experts)
     for grouped in (False, True):
-        assert expert_fields(experts, ParallelConfig(num_ranks=1), grouped=grouped)["moe_router_fusion"] is False
+        assert expert_fields(arch, ParallelConfig(num_ranks=1), grouped=grouped)["moe_router_fusion"] is False

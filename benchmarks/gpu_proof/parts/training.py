@@ -80,12 +80,11 @@ def _activations(section: Section, actor: Any, arch: Architecture, size: ModelSi
         run_micro_batches(actor._model, [micro], finish, forward_only=False)
     layout, kernels = Layout(num_ranks=1), _kernels()
     planned = layer_bytes_per_token(layout, saved_by_final_norm(arch, kernels, 2))
-    for count, has_experts in zip(arch.layers_between(0, arch.num_layers), (False, True), strict=True):
-        if count:
-            saved = saved_by_layer(arch, kernels, 2, size.recompute, has_experts=has_experts)
-            if size.adapter.is_on and size.recompute == "none":
-                saved += saved_by_adapters(arch, size.adapter, 2, has_experts=has_experts)
-            planned += count * layer_bytes_per_token(layout, saved)
+    for kind, count in arch.layers_between(0, arch.num_layers):
+        saved = saved_by_layer(arch, kernels, 2, size.recompute, kind)
+        if size.adapter.is_on and size.recompute == "none":
+            saved += saved_by_adapters(arch, size.adapter, 2, kind)
+        planned += count * layer_bytes_per_token(layout, saved)
     planned *= int((rollouts.prompt_lengths + rollouts.response_lengths)[list(micro.rows)].sum())
     for name, value in found.items():
         section.figure(

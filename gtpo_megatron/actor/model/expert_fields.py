@@ -3,20 +3,21 @@
 from typing import Any
 
 from gtpo_megatron.config.parallel import ParallelConfig
-from gtpo_megatron.weights.experts import Experts
+from gtpo_megatron.weights.architecture import Architecture
 
 
-def expert_fields(experts: Experts | None, parallel: ParallelConfig, *, grouped: bool) -> dict[str, Any]:
+def expert_fields(arch: Architecture, parallel: ParallelConfig, *, grouped: bool) -> dict[str, Any]:
     """Fields of Megatron's ``TransformerConfig``; none for a dense model.
 
     Megatron's own balancing is off: its losses count padding and depend on how tokens are cut into micro-batches and
     over ranks. ``router.PolicyRouter`` and ``ExpertBalance`` do it.
 
     Args:
-        experts: of the model; None for a dense one.
+        arch: of the model.
         parallel: the layout.
         grouped: all experts of a rank are one grouped matrix product, which needs Transformer Engine.
     """
+    experts = arch.experts
     if experts is None:
         return {}
     is_softmax, is_grouped_choice = experts.score == "softmax", experts.num_groups > 1
@@ -25,8 +26,9 @@ def expert_fields(experts: Experts | None, parallel: ParallelConfig, *, grouped:
         "moe_router_topk": experts.experts_per_token,
         "moe_ffn_hidden_size": experts.ffn_size,
         # of a list Megatron's checkpoints keep every layer apart, of a number they stack the layers
-        "moe_layer_freq": 1 if all(experts.layers) else [int(has_experts) for has_experts in experts.layers],
+        "moe_layer_freq": 1 if arch.has_equal_layers else [int(has_experts) for has_experts in experts.layers],
         "moe_shared_expert_intermediate_size": experts.shared_ffn_size or None,
+        "moe_shared_expert_gate": experts.has_shared_gate,
         "moe_router_score_function": experts.score,
         # softmax after the choice is softmax before it, divided by the chosen experts' sum
         "moe_router_pre_softmax": is_softmax and not experts.normalised,

@@ -1,7 +1,9 @@
 """Modules from which Megatron builds the layers of a pipeline stage."""
 
+import copy
 import functools
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 
 from gtpo_megatron.actor import cpu_platform
 from gtpo_megatron.actor.model.core_attention import PackedSDPA
+from gtpo_megatron.actor.model.delta_net import DeltaLayers, GatedDeltaNet
 from gtpo_megatron.actor.model.latent_attention import LatentLayers, LatentSelfAttention
 from gtpo_megatron.actor.model.router import PolicyRouter
 from gtpo_megatron.weights.architecture import Architecture
@@ -31,7 +34,15 @@ class _RMSNorm(torch.nn.RMSNorm):
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self._from_one: bool = config.layernorm_zero_centered_gamma
         setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 - not a field that torch knows
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Of the last dimension; a factor of ``1 + w`` is made and applied in float32, as transformers does."""
+        if not self._from_one:
+            return super().forward(hidden)
+        normed = torch.nn.functional.rms_norm(hidden.float(), self.normalized_shape, 1 + self.weight.float(), self.eps)
+        return normed.to(hidden.dtype)
 
 
 class _OwnOutput(RowParallelLinear):
@@ -75,6 +86,11 @@ def layer_specs(arch: Architecture, config: TransformerConfig, vp_stage: int | N
                 arch,
                 LatentLayers(te.TENorm, te.TEColumnParallelLinear, te.TERowParallelLinear, te.TEDotProductAttention),
             )
+    if arch.delta is not None:
+        from megatron.core.extensions import transformer_engine as te
+
+        classes = DeltaLayers(te.TENorm, te.TEColumnParallelLinear, te.TERowParallelLinear)
+        found.layer_specs = _with_delta_nets(layers, arch, config, vp_stage, classes)
     return found
 
 
@@ -87,6 +103,9 @@ def _local(arch: Architecture, config: TransformerConfig, vp_stage: int | None) 
         first = get_transformer_layer_offset(config, vp_stage=vp_stage)
         kinds = config.moe_layer_freq if isinstance(config.moe_layer_freq, list) else [1] * config.num_layers
         layers = [mixture if has_experts else dense for has_experts in kinds[first : first + num_layers]]
+    if arch.delta is not None:
+        classes = DeltaLayers(_RMSNorm, ColumnParallelLinear, RowParallelLinear)
+        layers = _with_delta_nets(layers, arch, config, vp_stage, classes)
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=_RMSNorm)
 
 
@@ -144,6 +163,21 @@ def _use_latents(layer: Any, arch: Architecture, layers: LatentLayers) -> None:
     """Puts multi-latent attention, and a norm before it, in the place of the attention of a layer."""
     layer.submodules.input_layernorm = layers.norm
     layer.submodules.self_attention = ModuleSpec(LatentSelfAttention, params={"arch": arch}, submodules=layers)
+
+
+def _with_delta_nets(
+    layers: Sequence[Any], arch: Architecture, config: TransformerConfig, vp_stage: int | None, classes: DeltaLayers
+) -> list[Any]:
+    """The layers of a stage, some of which have a delta net, and a norm before it, in the place of attention."""
+    first, found = get_transformer_layer_offset(config, vp_stage=vp_stage), []
+    for number, layer in enumerate(layers, first):
+        if arch.has_delta_net(number):
+            layer = copy.deepcopy(layer)  # noqa: PLW2901 - one spec is that of many layers
+            layer.submodules.input_layernorm = classes.norm
+            layer.submodules.self_attention = ModuleSpec(GatedDeltaNet, params={"arch": arch}, submodules=classes)
+            _keep_apart(layer.submodules, "input_layernorm.")
+        found.append(layer)
+    return found
 
 
 def _use_policy_router(layer: Any) -> None:

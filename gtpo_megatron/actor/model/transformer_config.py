@@ -43,6 +43,8 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
         add_bias_linear=arch.has_sinks,
         add_qkv_bias=arch.qkv_bias,
         qk_layernorm=arch.qk_norm,
+        attention_output_gate=arch.has_output_gate,
+        layernorm_zero_centered_gamma=arch.norms_from_one,
         softmax_type="learnable" if arch.has_sinks else "vanilla",
         rotary_interleaved=arch.rotates_neighbours,
         # one number a layer, 1 where nothing is rotated
@@ -69,7 +71,7 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
         moe_token_dispatcher_type="alltoall",
         # the loss adapter divides by the global weight, once
         calculate_per_token_loss=True,
-        **expert_fields(arch.experts, parallel, grouped=fused),
+        **expert_fields(arch, parallel, grouped=fused),
         **_recompute(model),
         # on gloo, freeing sent outputs and batched sends gave silently wrong results
         deallocate_pipeline_outputs=has_gpu,

@@ -98,7 +98,7 @@ def evaluate_model(
     architecture = read_architecture(model.folder)
     check_length(architecture, config.max_sequence_tokens)
     if is_cpu_build():
-        check_attention(architecture, where=f"model {model.folder}")
+        check_attention(architecture, config.engine.dtype, where=f"model {model.folder}")
     final_answer = None if config.environment.name else resolve_final_answer(config.reward.function)
     answer_in = None if final_answer is None else AnswerFinder(final_answer)
     tokenizer = load_tokenizer(str(model.folder))

@@ -13,12 +13,14 @@ from typing import Literal
 
 from gtpo_megatron.companions.planner.layout import Layout, Recompute
 from gtpo_megatron.weights.experts import Experts
-from gtpo_megatron.weights.model_shape import ModelShape
+from gtpo_megatron.weights.model_shape import DeltaNet, LayerKind, ModelShape
 
 Kernels = Literal["te", "torch"]
 
 FLOAT32_BYTES = 4
 INDEX_BYTES = 8
+CHUNK_TOKENS = 64
+"""Of a delta net's; ``actor/model/delta_net.py`` has the same number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Saved:
 
 @lru_cache(maxsize=256)
 def saved_by_layer(
-    shape: ModelShape, kernels: Kernels, weight_bytes: int, recompute: Recompute, *, has_experts: bool = False
+    shape: ModelShape, kernels: Kernels, weight_bytes: int, recompute: Recompute, kind: LayerKind
 ) -> tuple[Saved, ...]:
     """Every tensor that one layer keeps.
 
@@ -72,12 +74,17 @@ def saved_by_layer(
         weight_bytes: per element of weights and activations: 2 or 4.
         recompute: ``full`` keeps the layer's input only; ``selective`` leaves out what attention would keep besides its
             inputs and its output, ``experts`` what experts and their router would keep besides their input.
-        has_experts: of a layer with experts instead of one with a dense MLP.
+        kind: of the layer.
     """
     if recompute == "full":
         return (Saved("layer input", shape.hidden_size, weight_bytes, "sequence"),)
-    attention = (_attention if shape.latents is None else _latent_attention)(shape, kernels, weight_bytes, recompute)
-    if not has_experts:
+    if kind.has_delta_net:
+        attention = _delta_net(shape, kernels, weight_bytes, recompute)
+    elif shape.latents is None:
+        attention = _attention(shape, kernels, weight_bytes, recompute)
+    else:
+        attention = _latent_attention(shape, kernels, weight_bytes, recompute)
+    if not kind.has_experts:
         return (*attention, *_mlp(shape, kernels, weight_bytes))
     mlp = _expert_input(shape, kernels, weight_bytes)
     return (*attention, *mlp) if recompute == "experts" else (*attention, *mlp, *_experts(shape, kernels, weight_bytes))
@@ -120,19 +127,80 @@ def _attention(shape: ModelShape, kernels: Kernels, weight_bytes: int, recompute
         key_norm = _norm("key norm", key_value, shape.num_query_groups, kernels, weight_bytes, "tensor")
         # without a float32 copy, torch keeps the view of qkv itself
         saved += key_norm[1:] if kernels == "torch" and weight_bytes == FLOAT32_BYTES else key_norm
+    gate = query if shape.has_output_gate else 0
+    if gate:
+        saved.append(Saved("output of attention, before its gate", query, weight_bytes, "tensor"))
+        saved.append(Saved("gate", gate, weight_bytes if kernels == "te" else FLOAT32_BYTES, "tensor"))
     if kernels == "te":
         saved.append(Saved("values", key_value, weight_bytes, "tensor"))
     else:
         saved += [
             # not fused: cosine and sine, made anew for queries and for keys
             Saved("rotary factors", 4 * shape.head_size, weight_bytes, "whole"),
-            Saved("qkv, of which values are a view", query + 2 * key_value, weight_bytes, "tensor"),
+            Saved("qkv, of which values are a view", query + gate + 2 * key_value, weight_bytes, "tensor"),
         ]
     if recompute != "selective":
         saved.append(Saved("attention: log-sum-exp", shape.num_heads, FLOAT32_BYTES, "tensor"))
         if kernels == "torch":
             saved.append(Saved("attention: output of each document", query, weight_bytes, "tensor"))
     return tuple(saved)
+
+
+def _delta_net(shape: ModelShape, kernels: Kernels, weight_bytes: int, recompute: Recompute) -> tuple[Saved, ...]:
+    """``actor/model/delta_net.py``: plain torch whatever the kernels; the delta rule itself is in float32."""
+    delta = shape.delta
+    assert delta is not None
+    value, heads = delta.value_width, delta.num_value_heads
+    saved = [
+        *_norm("input norm", shape.hidden_size, 1, kernels, weight_bytes, "sequence"),
+        Saved("input of the projections", shape.hidden_size, weight_bytes, "sequence"),
+        Saved("decays and strengths, as they are made", 3 * heads, FLOAT32_BYTES, "tensor"),
+        Saved(
+            "convolution: input, input with zeros before each sequence, output",
+            3 * delta.conv_width,
+            weight_bytes,
+            "tensor",
+        ),
+        Saved("convolution: places of tokens", 6, INDEX_BYTES, "whole"),
+        Saved("output of the delta rule", value, FLOAT32_BYTES, "tensor"),
+        Saved("norm of outputs: factors", heads, FLOAT32_BYTES, "tensor"),
+        Saved("output, normalised, and times the norm's weight", 2 * value, weight_bytes, "tensor"),
+        Saved("gate, and activated", 2 * value, FLOAT32_BYTES, "tensor"),
+        Saved("input of the output projection", value, weight_bytes, "tensor"),
+    ]
+    if recompute == "selective":
+        saved.append(Saved("queries, keys and values", delta.conv_width, weight_bytes, "tensor"))
+        return (*saved, Saved("decays", heads, FLOAT32_BYTES, "tensor"))
+    return (*saved, *_delta_rule(delta))
+
+
+def _delta_rule(delta: DeltaNet) -> list[Saved]:
+    """What ``delta_rule`` keeps besides, all of it float32; a query head is there once for its value heads."""
+    key, value, heads, size = delta.key_width, delta.value_width, delta.num_value_heads, delta.key_size
+    parts = {
+        "queries, keys and values": delta.conv_width,
+        "queries and keys of length 1, and factors": 2 * key + 2 * delta.num_key_heads,
+        "by chunk: queries and keys, as each product wants them": 6 * key,
+        "by chunk: values": value,
+        "by chunk: products of keys, and of queries with keys": 2 * delta.num_key_heads * CHUNK_TOKENS,
+        "by chunk: decays, with strengths, system, what is read within a chunk": 4 * heads * CHUNK_TOKENS,
+        "by chunk: solutions": value + heads * size,
+        "by chunk: factors of tokens": 6 * heads,
+        "chunk after chunk: corrections, what makes them, queries, keys": value + 3 * heads * size,
+        "chunk after chunk: states": delta.state_size / CHUNK_TOKENS,
+    }
+    places = Saved("places of tokens", 1, INDEX_BYTES, "whole")
+    return [places, *(Saved(what, width, FLOAT32_BYTES, "tensor") for what, width in parts.items())]
+
+
+def work_of_delta_rule(delta: DeltaNet) -> int:
+    """Float32 elements per token, over all ranks, that are there in a forward pass before the last chunk is done.
+
+    Queries and keys as chunks multiply them, decays, the system, what is read within a chunk, values, solutions, and
+    outputs twice as they are put together.
+    """
+    heads = delta.num_value_heads
+    return heads * (3 * delta.key_size + 3 * CHUNK_TOKENS) + 4 * delta.value_width
 
 
 def _latent_attention(
@@ -212,6 +280,8 @@ def _experts(shape: ModelShape, kernels: Kernels, weight_bytes: int) -> tuple[Sa
         saved.append(Saved("order of the copies by expert", copies, INDEX_BYTES // 2, "gathered"))
     if experts.shared_ffn_size:
         saved += _gated(experts.shared_ffn_size, kernels, weight_bytes, "tensor")
+    if experts.has_shared_gate:
+        saved.append(Saved("output of the shared expert, and its gate", hidden + 1, weight_bytes, "sequence"))
     return tuple(saved)
 
 

@@ -9,14 +9,14 @@ from gtpo_megatron.companions.planner.layout import Layout, layers_of_stage
 from gtpo_megatron.companions.planner.trainer_state import StageParameters, TrainerState, trainer_state
 from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.weights.adapter_shapes import adapted_layers
-from gtpo_megatron.weights.model_shape import ModelShape
+from gtpo_megatron.weights.model_shape import LayerKind, ModelShape
 
 
 def adapter_parameters(shape: ModelShape, layout: Layout, stage: int, adapter: AdapterConfig) -> StageParameters:
     """The tensors A and B per rank of a pipeline stage."""
     sizes: Counter[int] = Counter()
-    for has_experts, num_layers in zip((False, True), layers_of_stage(shape, layout, stage), strict=True):
-        for layer in adapted_layers(shape, adapter.targets, has_experts=has_experts):
+    for kind, num_layers in layers_of_stage(shape, layout, stage):
+        for layer in adapted_layers(shape, adapter.targets, kind):
             inputs, outputs = (1, layout.tensor) if layer.splits_outputs else (layout.tensor, 1)
             for width in layer.outputs:
                 sizes[adapter.rank * layer.inputs // inputs] += num_layers
@@ -42,7 +42,7 @@ def adapted_state(
 
 
 def saved_by_adapters(
-    shape: ModelShape, adapter: AdapterConfig, weight_bytes: int, *, has_experts: bool
+    shape: ModelShape, adapter: AdapterConfig, weight_bytes: int, kind: LayerKind
 ) -> tuple[Saved, ...]:
     """Tensors that the adapters of a decoder layer keep besides the inputs of their linear layers.
 
@@ -51,7 +51,7 @@ def saved_by_adapters(
     """
     element_bytes = FLOAT32_BYTES if adapter.dtype == "float32" else weight_bytes
     saved: list[Saved] = []
-    for layer in adapted_layers(shape, adapter.targets, has_experts=has_experts):
+    for layer in adapted_layers(shape, adapter.targets, kind):
         low = adapter.rank * len(layer.outputs)
         saved.append(Saved("A x", low, element_bytes, "whole" if layer.splits_outputs else "sequence"))
         if element_bytes > weight_bytes:

@@ -3,13 +3,16 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gtpo_megatron.weights.model_shape import ModelShape
+from gtpo_megatron.weights.model_shape import LayerKind, ModelShape
 
 VOCAB_MULTIPLE = 64
 """vLLM pads the vocabulary to a multiple of this."""
 
 BLOCK_TOKENS = 16
 """Tokens of a block of the key-value cache."""
+
+STATE_BYTES = 4
+"""Of an element of a delta net's matrix: ``rollout/cache_size.py`` names the dtype."""
 
 MIN_BATCHED_TOKENS = 8192
 """Prompt tokens that vLLM runs through the model at once, at least; ``rollout/vllm_engine.py`` has the same number."""
@@ -31,6 +34,8 @@ class EngineMemory:
         layer_experts: of one layer's experts as they arrive in a push, in the shapes of a model folder: vLLM collects
             them all before it cuts out its share.
         cache_per_token: keys and values of one token, its share.
+        block_tokens: of a block of the cache.
+        state_per_sequence: what delta nets keep of a sequence, however long it is.
         workspace: activations of one forward pass and the sampler's logits.
     """
 
@@ -39,12 +44,22 @@ class EngineMemory:
     layer: int
     layer_experts: int
     cache_per_token: int
+    block_tokens: int
+    state_per_sequence: int
     workspace: int
+
+    def bytes_of_sequence(self, tokens: float) -> float:
+        """Bytes that a sequence has in the cache."""
+        return tokens * self.cache_per_token + self.state_per_sequence
+
+    def moved_by_step(self, tokens: float) -> float:
+        """Bytes that a decode step moves of a sequence: it reads keys and values, and reads and writes states."""
+        return self.bytes_of_sequence(tokens) + self.state_per_sequence
 
     def sequences_in_cache(self, cache_bytes: int, sequence_tokens: int) -> int:
         """Number of sequences of full length that the cache holds."""
-        blocks = -(-sequence_tokens // BLOCK_TOKENS)
-        return cache_bytes // (blocks * BLOCK_TOKENS * self.cache_per_token)
+        blocks = -(-sequence_tokens // self.block_tokens)
+        return cache_bytes // (blocks * self.block_tokens * self.cache_per_token + self.state_per_sequence)
 
 
 @lru_cache(maxsize=64)
@@ -67,44 +82,64 @@ def engine_memory(
         sequence_tokens: of the longest prompt and response.
         expert_parallel: the ranks share a layer's experts, each whole, instead of the matrices of every expert.
     """
-    groups = max(1, shape.num_query_groups // tensor)  # key-value heads are copied if ranks outnumber them
-    heads = shape.num_heads // tensor
-    qkv = (heads + 2 * groups) * shape.head_size
-    hidden = shape.hidden_size
-    attention = hidden * (qkv + heads * shape.head_size) + qkv * shape.qkv_bias
-    attention += 2 * hidden + 2 * shape.head_size * shape.qk_norm + (hidden + heads) * shape.has_sinks
-    if shape.latents is not None:
-        attention = sum(shape.attention_tensors(tensor))
-    dense_layers, expert_layers = shape.layers_between(0, shape.num_layers)
-    dense = attention + shape.dense_mlp_parameters // tensor
+    hidden, layers = shape.hidden_size, shape.layers_between(0, shape.num_layers)
+    has_dense = any(not kind.has_experts for kind, _ in layers)
     width, sparse, experts, arriving = shape.ffn_size // tensor, 0, 0, 0
     if shape.experts is not None:
         experts = shape.experts.num_experts * shape.expert_parameters // tensor
         arriving = shape.experts.num_experts * shape.expert_parameters // (tensor if expert_parallel else 1)
         shared = 3 * hidden * shape.experts.shared_ffn_size // tensor
         router = shape.experts.num_experts * (hidden + (shape.experts.clamp > 0))
-        sparse = attention + router + shared + experts
+        sparse = router + shared + hidden * shape.experts.has_shared_gate + experts
         # buffers for every copy of a token: of its own experts' alone, vLLM does not know how many there will be
         columns = shape.experts.ffn_size // (1 if expert_parallel else tensor)
-        width = max(width * (dense_layers > 0), shape.experts.experts_per_token * (columns + hidden // 3))
+        width = max(width * has_dense, shape.experts.experts_per_token * (columns + hidden // 3))
     rows = -(-shape.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     vocabulary = (1 if shape.tied_embeddings else 2) * (rows // tensor) * hidden
-    workspace = max(MIN_BATCHED_TOKENS, sequence_tokens) * (4 * hidden + qkv + 3 * width) * weight_bytes
-    layers = dense_layers * dense + expert_layers * sparse
+    dense = shape.dense_mlp_parameters // tensor
+    sizes = {kind: _attention(shape, kind, tensor) + (sparse if kind.has_experts else dense) for kind, _ in layers}
+    projected = max(_projected(shape, kind, tensor) for kind in sizes)
+    workspace = max(MIN_BATCHED_TOKENS, sequence_tokens) * (4 * hidden + projected + 3 * width) * weight_bytes
+    cache = shape.cached_elements(tensor) * weight_bytes
+    block = shape.cache_block(tensor, BLOCK_TOKENS, state_width=STATE_BYTES // weight_bytes)
     return EngineMemory(
-        weights=(layers + vocabulary + hidden) * weight_bytes,
-        expert_weights=expert_layers * experts * weight_bytes,
-        layer=max(dense, sparse, (rows // tensor) * hidden) * weight_bytes,
+        weights=(sum(count * sizes[kind] for kind, count in layers) + vocabulary + hidden) * weight_bytes,
+        expert_weights=shape.num_expert_layers * experts * weight_bytes,
+        layer=max(*sizes.values(), (rows // tensor) * hidden) * weight_bytes,
         layer_experts=arriving * weight_bytes,
-        cache_per_token=shape.num_layers * shape.cached_elements(tensor) * weight_bytes,
+        cache_per_token=cache,
+        block_tokens=block,
+        state_per_sequence=shape.state_blocks * block * cache,
         workspace=workspace + LOGITS_COPIES * max_sequences * shape.vocab_size * 4,
     )
+
+
+def _attention(shape: ModelShape, kind: LayerKind, tensor: int) -> int:
+    """Elements of a layer's attention or delta net, and of its norms."""
+    hidden, delta = shape.hidden_size, shape.delta
+    if kind.has_delta_net and delta is not None:
+        return (sum(delta.matrices(hidden, 1)) + 2 * delta.num_value_heads) // tensor + delta.value_size + 2 * hidden
+    if shape.latents is not None:
+        return sum(shape.attention_tensors(kind, tensor))
+    qkv, heads = _projected(shape, kind, tensor), shape.num_heads // tensor
+    elements = hidden * (qkv + heads * shape.head_size) + qkv * shape.qkv_bias
+    return elements + 2 * hidden + 2 * shape.head_size * shape.qk_norm + (hidden + heads) * shape.has_sinks
+
+
+def _projected(shape: ModelShape, kind: LayerKind, tensor: int) -> int:
+    """Columns of queries, keys, values and gates of outputs; key-value heads are copied if ranks outnumber them."""
+    if kind.has_delta_net and shape.delta is not None:
+        return (shape.delta.conv_width + shape.delta.value_width) // tensor
+    groups, heads = max(1, shape.num_query_groups // tensor), shape.num_heads // tensor
+    return ((2 if shape.has_output_gate else 1) * heads + 2 * groups) * shape.head_size
 
 
 def divides_engine(shape: ModelShape, tensor: int, *, expert_parallel: bool = False) -> bool:
     """Whether vLLM can split the model over so many ranks."""
     groups = shape.num_query_groups
     if shape.num_heads % tensor or (groups % tensor and tensor % groups):
+        return False
+    if shape.delta is not None and shape.delta.num_key_heads % tensor:
         return False
     widths = [shape.ffn_size] if shape.num_expert_layers < shape.num_layers else []
     if shape.experts is not None:

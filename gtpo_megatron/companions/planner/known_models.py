@@ -7,7 +7,7 @@ from typing import Any
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.weights.experts import GPT_OSS_CLAMP, Experts
 from gtpo_megatron.weights.gguf.source import is_gguf, named_architecture
-from gtpo_megatron.weights.model_shape import LatentAttention, ModelShape
+from gtpo_megatron.weights.model_shape import DeltaNet, LatentAttention, ModelShape
 
 
 def _shape(layers: int, hidden: int, ffn: int, heads: int, groups: int, vocab: int, **more: Any) -> ModelShape:
@@ -25,6 +25,28 @@ def _shape(layers: int, hidden: int, ffn: int, heads: int, groups: int, vocab: i
 
 _QWEN2_5_7B = _shape(28, 3584, 18944, 28, 4, 152064, qkv_bias=True)
 _LLAMA_3_1_8B = _shape(32, 4096, 14336, 32, 8, 128256)
+
+
+def _qwen3_next(layers: int) -> ModelShape:
+    """Delta nets in three of four layers; attention behind them, whose outputs are gated as the shared expert's is."""
+    delta = DeltaNet(
+        num_key_heads=16,
+        num_value_heads=32,
+        key_size=128,
+        value_size=128,
+        conv_size=4,
+        layers=(True, True, True, False) * (layers // 4),
+    )
+    experts = Experts(
+        num_experts=512,
+        experts_per_token=10,
+        ffn_size=512,
+        layers=(True,) * layers,
+        shared_ffn_size=512,
+        has_shared_gate=True,
+    )
+    more = {"head_size": 256, "qk_norm": True, "has_output_gate": True, "max_positions": 262144}
+    return _shape(layers, 2048, 5120, 16, 2, 151936, delta=delta, experts=experts, **more)
 
 
 def _qwen3_experts(ffn: int, layers: int) -> Experts:
@@ -103,6 +125,7 @@ KNOWN_MODELS: dict[str, ModelShape] = {
         94, 4096, 12288, 64, 4, 151936, qk_norm=True, max_positions=40960, experts=_qwen3_experts(1536, 94)
     ),
     # without the layer that predicts a second token, which is not trained here
+    "Qwen/Qwen3-Next-80B-A3B": _qwen3_next(48),
     "zai-org/GLM-4.5-Air": _shape(
         46, 4096, 10944, 96, 8, 151552, qkv_bias=True, experts=_glm4_5_experts(128, 1408, 1, 46, 1.0)
     ),

@@ -3,13 +3,14 @@
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from gtpo_megatron.config.checks import divisors
 from gtpo_megatron.config.parallel import LayerSplit
-from gtpo_megatron.weights.model_shape import ModelShape
+from gtpo_megatron.weights.model_shape import LayerCounts, LayerKind, ModelShape
 
 Recompute = Literal["none", "selective", "experts", "full"]
 """From the fastest to the smallest."""
@@ -98,7 +99,7 @@ class Layout:
 def layouts(shape: ModelShape, *, num_ranks: int, gpus_per_node: int) -> Iterator[Layout]:
     """Every layout that the model and the ranks allow, with sequence parallelism and a distributed optimizer.
 
-    Tensor-parallel ranks are within a node, and their number divides heads, key-value heads and the MLP's width; stages
+    Tensor-parallel ranks are within a node, and their number divides every kind of heads and the MLP's width; stages
     and chunks have equal numbers of layers, but the last stage, which has the output layer, also one or two steps
     fewer; the ranks that share an expert's matrices are no more than the tensor-parallel ones. Without recomputation,
     which the caller varies.
@@ -120,8 +121,10 @@ def layouts(shape: ModelShape, *, num_ranks: int, gpus_per_node: int) -> Iterato
 
 
 def divides_model(shape: ModelShape, tensor: int) -> bool:
-    """Whether heads, key-value heads, dense MLPs and shared experts split evenly."""
+    """Whether heads, key-value heads, delta nets' key heads, dense MLPs and shared experts split evenly."""
     widths = [shape.num_heads, shape.num_query_groups]
+    if shape.delta is not None:
+        widths.append(shape.delta.num_key_heads)
     if shape.num_expert_layers < shape.num_layers:
         widths.append(shape.ffn_size)
     if shape.experts is not None:
@@ -140,16 +143,18 @@ def expert_sizes(shape: ModelShape, stage_ranks: int) -> tuple[list[int], list[i
     )
 
 
-def layers_of_chunk(shape: ModelShape, layout: Layout, stage: int, chunk: int) -> tuple[int, int]:
-    """Layers with a dense MLP and layers with experts, in one of a stage's chunks; Megatron deals chunks in turns."""
+def layers_of_chunk(shape: ModelShape, layout: Layout, stage: int, chunk: int) -> LayerCounts:
+    """Layers of each kind in one of a stage's chunks; Megatron deals chunks in turns."""
     layers = layout.layer_split.layers(shape.num_layers, chunk * layout.pipeline + stage)
     return shape.layers_between(layers.start, layers.stop)
 
 
-def layers_of_stage(shape: ModelShape, layout: Layout, stage: int) -> tuple[int, int]:
-    """A stage's layers with a dense MLP, and those with experts, over all of its chunks."""
-    chunks = [layers_of_chunk(shape, layout, stage, chunk) for chunk in range(layout.virtual)]
-    return sum(dense for dense, _ in chunks), sum(sparse for _, sparse in chunks)
+def layers_of_stage(shape: ModelShape, layout: Layout, stage: int) -> LayerCounts:
+    """A stage's layers of each kind, over all of its chunks."""
+    total: Counter[LayerKind] = Counter()
+    for chunk in range(layout.virtual):
+        total.update(dict(layers_of_chunk(shape, layout, stage, chunk)))
+    return tuple(sorted(total.items()))
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from gtpo_megatron.companions.planner.activations import (
     layer_bytes_per_token,
     saved_by_final_norm,
     saved_by_layer,
+    work_of_delta_rule,
 )
 from gtpo_megatron.companions.planner.adapters import adapted_state, adapter_parameters, saved_by_adapters
 from gtpo_megatron.companions.planner.engine import EngineMemory, engine_memory
@@ -37,6 +38,7 @@ from gtpo_megatron.companions.planner.trainer_state import (
     stage_parameters,
     trainer_state,
 )
+from gtpo_megatron.weights.model_shape import LayerCounts, LayerKind
 
 Phase = Literal["generate", "score", "train", "push", "save"]
 PHASES: tuple[Phase, ...] = ("generate", "score", "train", "push", "save")
@@ -251,10 +253,10 @@ def _forward_and_backward(
     num_micro_batches = max(1, -(-per_replica // batch.largest_micro_batch))
     chunks = in_flight(layout, stage, num_micro_batches)
     layers = _chunks(request, layout, stage)
-    kinds = [kind for kind in (False, True) if any(counts[kind] for counts in layers)]
+    kinds = {kind for counts in layers for kind, _ in counts}
     kept = {kind: _kept_by_layer(request, layout, kind, layout.recompute) for kind in kinds}
     # of chunks with different layers, as many of the one that keeps most
-    activations = chunks * tokens * max(sum(counts[kind] * kept[kind] for kind in kinds) for counts in layers)
+    activations = chunks * tokens * max(sum(count * kept[kind] for kind, count in counts) for counts in layers)
     if stage == layout.pipeline - 1:
         final = saved_by_final_norm(shape, request.kernels, request.weight_bytes)
         activations += layer_bytes_per_token(layout, final) * tokens
@@ -262,8 +264,8 @@ def _forward_and_backward(
     backward = (2 * shape.hidden_size + width) * request.weight_bytes * tokens
     if layout.recompute == "full":
         backward += tokens * max(_kept_by_layer(request, layout, kind, "none") for kind in kinds)
-    elif layout.recompute == "experts" and True in kinds:
-        backward += tokens * (_kept_by_layer(request, layout, True, "none") - kept[True])
+    elif layout.recompute != "none":
+        backward += tokens * max(_kept_by_layer(request, layout, kind, "none") - kept[kind] for kind in kinds)
     # autograd holds the gradient of a weight until Megatron's hook has added it to the buffer
     backward += trained.largest * request.weight_bytes
     forward = (4 * shape.hidden_size + width) * request.weight_bytes * tokens
@@ -275,32 +277,37 @@ def _forward_and_backward(
     return score, train
 
 
-def _kept_by_layer(request: PlanRequest, layout: Layout, has_experts: bool, recompute: Recompute) -> float:
+def _kept_by_layer(request: PlanRequest, layout: Layout, kind: LayerKind, recompute: Recompute) -> float:
     """Bytes per token that a layer keeps for the backward pass."""
-    saved = saved_by_layer(request.shape, request.kernels, request.weight_bytes, recompute, has_experts=has_experts)
+    saved = saved_by_layer(request.shape, request.kernels, request.weight_bytes, recompute, kind)
     if request.adapter.is_on and recompute != "full":
-        saved += saved_by_adapters(request.shape, request.adapter, request.weight_bytes, has_experts=has_experts)
+        saved += saved_by_adapters(request.shape, request.adapter, request.weight_bytes, kind)
     return layer_bytes_per_token(layout, saved, request.expert_imbalance)
 
 
-def _chunks(request: PlanRequest, layout: Layout, stage: int) -> set[tuple[int, int]]:
-    """Dense layers and layers with experts of each of the stage's chunks."""
+def _chunks(request: PlanRequest, layout: Layout, stage: int) -> set[LayerCounts]:
+    """Layers of each kind, of each of the stage's chunks."""
     return {layers_of_chunk(request.shape, layout, stage, chunk) for chunk in range(layout.virtual)}
 
 
-def _work_width(request: PlanRequest, layout: Layout, has_experts: bool) -> float:
+def _work_width(request: PlanRequest, layout: Layout, kind: LayerKind) -> float:
     """Elements per token of a layer's widest tensors while it works, of which three are of an MLP's width.
 
-    Of a layer with experts, the copies of tokens are there as they were sent and as they were received.
+    Of a layer with experts, the copies of tokens are there as they were sent and as they were received. A delta net
+    makes its tensors before.
     """
     shape = request.shape
-    if not has_experts:
-        return 3 * shape.ffn_size / layout.tensor
+    delta_net = 0.0
+    if kind.has_delta_net and shape.delta is not None:
+        delta_net = work_of_delta_rule(shape.delta) * FLOAT32_BYTES / request.weight_bytes / layout.tensor
+    if not kind.has_experts:
+        return max(delta_net, 3 * shape.ffn_size / layout.tensor)
     assert shape.experts is not None
     sent = shape.experts.experts_per_token / layout.sequence_split
     received = sent * layout.busiest_load(request.expert_imbalance)
     columns = layout.expert_tensor * shape.hidden_size + 3 * shape.experts.ffn_size
-    return sent * shape.hidden_size + received * columns + 3 * shape.experts.shared_ffn_size / layout.tensor
+    mlp = sent * shape.hidden_size + received * columns + 3 * shape.experts.shared_ffn_size / layout.tensor
+    return max(delta_net, mlp)
 
 
 def _staging_on_gpu(parameters: StageParameters, layout: Layout) -> int:

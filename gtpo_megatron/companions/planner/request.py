@@ -15,6 +15,7 @@ from gtpo_megatron.config.checks import require_non_negative, require_positive
 from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.weights.adapter_shapes import check_adaptable
 from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE
 from gtpo_megatron.weights.model_shape import ModelShape
 
@@ -283,6 +284,7 @@ def request_from(
         micro_batch_tokens=config.update.micro_batch_tokens,
         head_chunk_tokens=config.model.head_chunk_tokens,
     )
+    check_adaptable(shape, config.adapter)
     return PlanRequest(
         name=config.name,
         model=config.model.path,

@@ -6,11 +6,13 @@ adds its bubble. Published steps take about 1.7 times as long: docs/planning.md 
 
 from dataclasses import dataclass
 
+from gtpo_megatron.companions.planner.activations import CHUNK_TOKENS, FLOAT32_BYTES, work_of_delta_rule
 from gtpo_megatron.companions.planner.adapters import adapter_parameters
 from gtpo_megatron.companions.planner.engine import EngineMemory
 from gtpo_megatron.companions.planner.layout import Layout, layers_of_stage
 from gtpo_megatron.companions.planner.request import PlanRequest
 from gtpo_megatron.companions.planner.trainer_state import StageParameters
+from gtpo_megatron.weights.model_shape import LayerCounts
 
 COMPUTE_EFFICIENCY = 0.6
 """Share of the bfloat16 peak that matrix products over thousands of tokens reach."""
@@ -29,6 +31,9 @@ DECODE_EXPERTS_S = 25e-6
 
 HOST_BYTES = 20e9
 """Bytes per second between a GPU and pinned host memory, and of a rank's share of the host's memory rate."""
+
+DELTA_CHUNK_S = 60e-6
+"""Seconds of a delta net's layer for each chunk of a sequence: ten small kernels, one after another. Assumed."""
 
 ADAM_BYTES = 24
 """Bytes per parameter that Adam moves: float32 weight and moments, read and written once."""
@@ -104,12 +109,12 @@ def _exchanges(request: PlanRequest, widest: StageParameters) -> float:
 def _slowest_stage(request: PlanRequest, layout: Layout, tokens: float) -> tuple[float, float, float]:
     """Seconds of one micro-batch on the stage that all others wait for; see ``_forward``."""
     last = layout.pipeline - 1
-    kinds = {(*layers_of_stage(request.shape, layout, stage), stage == last) for stage in range(layout.pipeline)}
+    kinds = {(layers_of_stage(request.shape, layout, stage), stage == last) for stage in range(layout.pipeline)}
     return max(_forward(request, layout, tokens, *kind) for kind in kinds)
 
 
 def _forward(
-    request: PlanRequest, layout: Layout, tokens: float, dense_layers: int, expert_layers: int, has_head: bool
+    request: PlanRequest, layout: Layout, tokens: float, counts: LayerCounts, has_head: bool
 ) -> tuple[float, float, float]:
     """Seconds of one micro-batch on a stage; of those in its experts; and in products with weights, anywhere.
 
@@ -117,18 +122,20 @@ def _forward(
         request: batch, model and GPUs.
         layout: of the trainer.
         tokens: of the micro-batch.
-        dense_layers: layers of the stage with a dense MLP.
-        expert_layers: layers of the stage with experts.
+        counts: layers of the stage.
         has_head: it has the output layer too.
     """
     shape, batch = request.shape, request.batch
     length = batch.mean_prompt_tokens + batch.mean_response_tokens
-    layers = dense_layers + expert_layers
-    weights = layers * shape.attention_parameters + dense_layers * shape.dense_mlp_parameters
-    weights += expert_layers * shape.shared_parameters
+    layers = sum(count for _, count in counts)
+    expert_layers = sum(count for kind, count in counts if kind.has_experts)
+    delta_layers = sum(count for kind, count in counts if kind.has_delta_net)
+    weights = sum(count * shape.common_parameters(kind) for kind, count in counts)
     head = shape.vocab_size * shape.hidden_size * batch.mean_response_tokens / length if has_head else 0.0
-    pairs = layers * length * (shape.query_width + shape.output_width) / 2
-    flops = 2 * tokens * (weights + pairs + head) / (layout.tensor * layout.context)
+    mixed = (layers - delta_layers) * length * (shape.query_width + shape.output_width) / 2
+    if shape.delta is not None:
+        mixed += delta_layers * 3 * shape.delta.state_size
+    flops = 2 * tokens * (weights + mixed + head) / (layout.tensor * layout.context)
     row = tokens / layout.context * shape.hidden_size * request.weight_bytes
     keys_and_values = row * (shape.key_value_width + shape.value_width) / shape.hidden_size / layout.tensor
     # tensor parallelism gathers and reduces twice, but not around experts; context parallelism passes keys and values
@@ -142,7 +149,17 @@ def _forward(
         hop = layout.virtual * row / layout.sequence_split / _link(request, reach)
     in_experts, expert_products = _experts(request, layout, tokens, expert_layers)
     products = 2 * tokens * (weights + head) / (layout.tensor * layout.context) / _flops(request) + expert_products
-    return flops / _flops(request) + in_experts + sent + hop, in_experts, products
+    seconds = flops / _flops(request) + delta_layers * _in_delta_rule(request, layout, tokens) + in_experts + sent + hop
+    return seconds, in_experts, products
+
+
+def _in_delta_rule(request: PlanRequest, layout: Layout, tokens: float) -> float:
+    """Seconds of a delta net beyond its products: chunk after chunk, float32 tensors written and read once."""
+    if request.shape.delta is None:
+        return 0.0
+    chunks = (request.batch.mean_prompt_tokens + request.batch.mean_response_tokens) / CHUNK_TOKENS
+    moved = 2 * FLOAT32_BYTES * work_of_delta_rule(request.shape.delta) * tokens / layout.tensor
+    return chunks * DELTA_CHUNK_S + moved / (request.cluster.gpu.hbm_bytes * BYTES_EFFICIENCY)
 
 
 def _experts(request: PlanRequest, layout: Layout, tokens: float, expert_layers: int) -> tuple[float, float]:
@@ -220,8 +237,8 @@ def decode_rates(request: PlanRequest, engine: EngineMemory, *, decoded: float) 
     token, read, launches = _decode(request, engine, decoded)
     context = _context(request)
     memory = request.cluster.gpu.hbm_bytes * BYTES_EFFICIENCY
-    cache = context * engine.cache_per_token / memory
-    in_cache = request.engine.cache_bytes / engine.cache_per_token / context
+    cache = engine.moved_by_step(context) / memory
+    in_cache = request.engine.cache_bytes / engine.bytes_of_sequence(context)
     is_read = read / memory + decoded * cache >= decoded * token
     return DecodeRates(
         fixed=launches + (read / memory if is_read else 0.0),
@@ -241,13 +258,13 @@ def _generate(request: PlanRequest, engine: EngineMemory) -> float:
     batch = request.batch
     responses = batch.num_responses / request.num_engines
     context = _context(request)
-    in_cache = request.engine.cache_bytes / engine.cache_per_token / context
+    in_cache = request.engine.cache_bytes / engine.bytes_of_sequence(context)
     together = max(1.0, min(responses, request.engine.max_sequences, in_cache))
     steps = max(batch.max_response_tokens, responses * batch.mean_response_tokens / together)
     decoded = responses * batch.mean_response_tokens / steps
     memory = request.cluster.gpu.hbm_bytes * BYTES_EFFICIENCY
     token, read, launches = _decode(request, engine, decoded)
-    step = max((read + decoded * context * engine.cache_per_token) / memory, decoded * token)
+    step = max((read + decoded * engine.moved_by_step(context)) / memory, decoded * token)
     prefill = responses * batch.mean_prompt_tokens * token
     return steps * (step + launches) + prefill
 

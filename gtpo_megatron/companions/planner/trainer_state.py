@@ -103,8 +103,10 @@ def stage_parameters(shape: ModelShape, layout: Layout, stage: int, vocab_multip
         stage: which pipeline stage, from 0.
         vocab_multiple: the vocabulary is padded to a multiple of this times ``layout.tensor``.
     """
-    num_dense, num_sparse = layers_of_stage(shape, layout, stage)
-    dense = [(elements, num_dense + num_sparse) for elements in shape.attention_tensors(layout.tensor)]
+    layers = layers_of_stage(shape, layout, stage)
+    num_sparse = sum(count for kind, count in layers if kind.has_experts)
+    num_dense = sum(count for _, count in layers) - num_sparse
+    dense = [(elements, count) for kind, count in layers for elements in shape.attention_tensors(kind, layout.tensor)]
     dense += [(elements, num_dense) for elements in _mlp_tensors(shape.hidden_size, shape.ffn_size // layout.tensor)]
     first, last = stage == 0, stage == layout.pipeline - 1
     unit = layout.tensor * vocab_multiple
@@ -124,6 +126,8 @@ def stage_parameters(shape: ModelShape, layout: Layout, stage: int, vocab_multip
         if shape.experts.shared_ffn_size:
             shared_width = shape.experts.shared_ffn_size // layout.tensor
             dense += [(elements, num_sparse) for elements in _mlp_tensors(shape.hidden_size, shared_width)]
+        if shape.experts.has_shared_gate:
+            dense.append((shape.hidden_size, num_sparse))
         here, width = shape.experts.num_experts // layout.expert, shape.experts.ffn_size // layout.expert_tensor
         tensors = _mlp_tensors(shape.hidden_size, width)
         if shape.experts.clamp:  # biases, of the router too

@@ -31,6 +31,9 @@ RECOMPUTED = ".rotary_emb.inv_freq"
 _NEXT_TOKEN_PROJECTION = "eh_proj.weight"
 """Every layer for multi-token prediction holds one, and no other layer does."""
 
+_NEXT_TOKEN_PREFIX = "mtp."
+"""Begins the names of Qwen3-Next's tensors for it, which are no layers of the model."""
+
 MAPPED_BYTES = 64 << 20
 """Read from mapped files before they are mapped anew: what was read stays resident for as long."""
 
@@ -189,6 +192,8 @@ class WeightFolder:
         layers = tuple(
             name.removesuffix(_NEXT_TOKEN_PROJECTION) for name in self.tensors if name.endswith(_NEXT_TOKEN_PROJECTION)
         )
+        if any(name.startswith(_NEXT_TOKEN_PREFIX) for name in self.tensors):
+            layers += (_NEXT_TOKEN_PREFIX,)
         if layers:
             logger.warning(
                 "%s: %s are layers for multi-token prediction, which are neither trained nor exported",

@@ -124,9 +124,10 @@ def _part(arch: Architecture, mapping: ParamMapping) -> CheckpointPart:
         place = PartPlace(mapping.megatron_name, None, None)
         return CheckpointPart(key=place.name, place=place, axes=(), mapping=mapping)
     layer, expert = int(match[1]), expert_of(mapping)
-    fused = fused_name(mapping.megatron_name, has_experts=arch.has_experts(layer), has_latents=arch.latents is not None)
+    own_attention = arch.latents is not None or arch.has_delta_net(layer)
+    fused = fused_name(mapping.megatron_name, has_experts=arch.has_experts(layer), has_own_attention=own_attention)
     name = _LOCAL_EXPERT.sub(_EXPERTS, fused)
-    is_numbered = arch.experts is not None and not all(arch.experts.layers)
+    is_numbered = not arch.has_equal_layers
     place = PartPlace(LAYERS + name.removeprefix(f"{LAYERS}{layer}."), layer, expert)
     axes = [] if is_numbered else [(layer, arch.num_layers)]
     if expert is not None and arch.experts is not None:

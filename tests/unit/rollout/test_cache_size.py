@@ -1,17 +1,20 @@
 """A cache on a CPU is as large as requests can fill it, and leaves memory to others."""
 
 import logging
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gtpo_megatron.companions.planner.engine import engine_memory
+from gtpo_megatron.companions.planner.known_models import KNOWN_MODELS
 from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.config.rollout import GPU_CACHE_MIB, RolloutConfig
 from gtpo_megatron.rollout import cache_size
 from gtpo_megatron.rollout.cache_size import cache_bytes_per_token, cpu_cache_mib, log_cpu_cache
 from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.model_shape import DeltaNet
 from recipes.tiny_cpu import ASSETS
 
 TINY = read_architecture(ASSETS / "tiny_qwen2")
@@ -82,6 +85,31 @@ def test_on_a_gpu_nothing_has_changed():
     assert RolloutConfig(kv_cache_mib=5).gpu_cache_mib == 5
     config = EvaluateConfig(benchmarks=("aime24",))
     assert config.engine.rollout(config.sampling).gpu_cache_mib == 16384
+
+
+def test_states_of_delta_nets_have_room():
+    """In blocks that hold a float32 state: one a sequence and delta net, beside those of the layer with attention."""
+    delta = DeltaNet(
+        num_key_heads=2, num_value_heads=4, key_size=128, value_size=128, conv_size=4, layers=(True,) * 3 + (False,)
+    )
+    mixed = replace(TINY, num_layers=4, num_heads=4, num_query_groups=2, head_size=64, delta=delta)
+    per_token = cache_bytes_per_token(mixed, workers=1, dtype="bfloat16")
+    assert per_token == 2 * 2 * 64 * 2
+    state_bytes = 4 * 4 * 128 * 128 + 2 * 3 * (2 * 2 * 128 + 4 * 128)
+    block = 128 * -(-state_bytes // (128 * per_token))
+    assert size(mixed, max_tokens=block + 1) == -(-256 * (2 + 3) * block * per_token // (1 << 20))
+
+
+@pytest.mark.vllm
+def test_a_block_holds_a_state_of_vllm_s_shape():
+    from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculator
+
+    shape = KNOWN_MODELS["Qwen/Qwen3-Next-80B-A3B"]
+    for workers in (1, 2, 8):
+        shapes = MambaStateShapeCalculator.gated_delta_net_state_shape(workers, 16, 32, 128, 128, 4)
+        state, of_token = sum(map(math.prod, shapes)), shape.cached_elements(workers) // 12
+        block = shape.cache_block(workers, 16)
+        assert (block - 16) * of_token < state <= block * of_token
 
 
 @pytest.mark.vllm

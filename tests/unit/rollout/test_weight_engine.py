@@ -14,10 +14,12 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]  # of vLLM
 ARCH = read_architecture(Path(ASSETS / "tiny_qwen2"))
 
 
-def model(eps=ARCH.norm_eps, base=ARCH.rope_theta):
+def model(eps=ARCH.norm_eps, base=ARCH.rope_theta, gated_eps=ARCH.norm_eps):
     root = torch.nn.Module()
     root.norm, root.rotary, root.other = torch.nn.Module(), torch.nn.Module(), torch.nn.Module()
     root.norm.variance_epsilon, root.rotary.base, root.other.base = eps, base, "a class of that name"
+    root.gated_norm = torch.nn.Module()
+    root.gated_norm.eps = gated_eps
     root.rotary.register_buffer("cos_sin_cache", torch.ones(2))
     return root
 
@@ -31,3 +33,5 @@ def test_settings_of_the_folder_pass_and_others_name_the_layer():
         check_settings(model(eps=1e-5), ARCH)
     with pytest.raises(WeightSyncError, match="layer rotary has base=500000"):
         check_settings(model(base=5e5), ARCH)
+    with pytest.raises(WeightSyncError, match="layer gated_norm has eps=1e-05, the trainer 1e-06"):
+        check_settings(model(gated_eps=1e-5), ARCH)

@@ -228,18 +228,21 @@ def test_experts_in_a_tensor_of_another_shape_are_refused(tmp_path, shape):
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_layers_for_multi_token_prediction_are_left_out(models, tmp_path, caplog):
-    """Folders of GLM-4.5 hold such a layer after the last one."""
+@pytest.mark.parametrize(
+    ("name", "prefix", "projection"), [("glm4_moe", "model.layers.2", "eh_proj"), ("qwen3_next", "mtp", "fc")]
+)
+def test_layers_for_multi_token_prediction_are_left_out(models, tmp_path, caplog, name, prefix, projection):
+    """Folders of GLM-4.5 hold such a layer after the last one, those of Qwen3-Next beside the model."""
     source = tmp_path / "source"
-    shutil.copytree(models / "glm4_moe-4", source)
+    shutil.copytree(models / f"{name}-4", source)
     tensors = load_file(source / "model.safetensors")
-    extra = {"eh_proj.weight": (32, 64), "enorm.weight": (32,), "mlp.experts.0.up_proj.weight": (16, 32)}
-    extra = {f"model.layers.2.{name}": torch.ones(shape) for name, shape in extra.items()}
+    extra = {f"{projection}.weight": (32, 64), "enorm.weight": (32,), "mlp.experts.0.up_proj.weight": (16, 32)}
+    extra = {f"{prefix}.{tensor}": torch.ones(shape) for tensor, shape in extra.items()}
     save_file(tensors | extra, source / "model.safetensors", metadata={"format": "pt"})
     to_megatron(source, tmp_path / "converted")
-    assert "model.layers.2 are layers for multi-token prediction" in caplog.text
+    assert f"{prefix} are layers for multi-token prediction" in caplog.text
     to_hf(tmp_path / "converted", tmp_path / "back")
-    assert contents(tmp_path / "back") == contents(models / "glm4_moe-4")
+    assert contents(tmp_path / "back") == contents(models / f"{name}-4")
 
 
 def test_a_training_checkpoints_dtype_is_named_though_the_expert_bias_has_another(models, tmp_path):

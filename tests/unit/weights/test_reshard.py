@@ -11,7 +11,7 @@ from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError, WeightMappingError
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.experts import Experts
-from gtpo_megatron.weights.model_shape import LatentAttention
+from gtpo_megatron.weights.model_shape import DeltaNet, LatentAttention
 from gtpo_megatron.weights.param_mapping import RowParallel, TensorParallel, as_matrix
 from gtpo_megatron.weights.reshard import (
     LAYER_TABLES,
@@ -37,6 +37,20 @@ TRAITS = {
         "experts": replace(EXPERTS, layers=(False, True, True, True), shared_ffn_size=8, has_bias=True),
     },
     "gpt_oss": {"qkv_bias": True, "has_sinks": True, "experts": replace(EXPERTS, clamp=7.0)},
+    "qwen3_next": {
+        "qk_norm": True,
+        "has_output_gate": True,
+        "norms_from_one": True,
+        "delta": DeltaNet(
+            num_key_heads=4,
+            num_value_heads=8,
+            key_size=3,
+            value_size=2,
+            conv_size=4,
+            layers=(True, True, False, True),
+        ),
+        "experts": replace(EXPERTS, shared_ffn_size=8, has_shared_gate=True),
+    },
     "deepseek": {
         "num_query_groups": 8,
         "head_size": 5,
@@ -292,18 +306,26 @@ def test_transformer_engines_names_lead_to_the_same_rows(family):
         "mlp.router.weight",
     }
     mixture |= {f"mlp.experts.linear_fc{n}.weight{i}" for n in (1, 2) for i in range(4)}
+    delta = {name for name in mixture if name.startswith(("mlp.", "pre_mlp"))} | {"input_layernorm.weight"}
+    delta |= {f"self_attention.{name}.weight" for name in ("in_proj", "gates_proj", "norm", "out_proj")}
+    delta |= {f"self_attention.{name}" for name in ("conv_query", "conv_key", "conv_value", "A_log", "dt_bias")}
     if family in ("glm4_moe", "deepseek"):
         mixture |= {f"mlp.shared_experts.linear_fc{n}.weight" for n in (1, 2)} | {"mlp.router.expert_bias"}
+    if family == "qwen3_next":
+        of_shared = {"mlp.shared_experts.gate_weight", *(f"mlp.shared_experts.linear_fc{n}.weight" for n in (1, 2))}
+        mixture, delta = mixture | of_shared, delta | of_shared
     if family == "gpt_oss":
         mixture |= {f"mlp.experts.linear_fc{n}.bias{i}" for n in (1, 2) for i in range(4)} | {"mlp.router.bias"}
-    theirs = {f"decoder.layers.{i}.{name}" for i in range(4) for name in (mixture if arch.has_experts(i) else layer)}
+    kinds = [delta if arch.has_delta_net(i) else mixture if arch.has_experts(i) else layer for i in range(4)]
+    theirs = {f"decoder.layers.{i}.{name}" for i in range(4) for name in kinds[i]}
     theirs |= {"embedding.word_embeddings.weight", "decoder.final_layernorm.weight", "output_layer.weight"}
     assert {table_name(name) for name in theirs} == ours
     fused = {
         fused_name(
             name,
             has_experts=any(name.startswith(f"decoder.layers.{i}.") for i in range(4) if arch.has_experts(i)),
-            has_latents=arch.latents is not None,
+            has_own_attention=arch.latents is not None
+            or any(name.startswith(f"decoder.layers.{i}.") for i in range(4) if arch.has_delta_net(i)),
         )
         for name in ours
         if ".local_experts." not in name

@@ -6,11 +6,14 @@ import peft
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers.models.qwen3_next import modeling_qwen3_next
 
 from gtpo_megatron.actor.model.flops import backward_flops, forward_flops
 from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.weights.architecture import Architecture, read_architecture
+from gtpo_megatron.weights.experts import Experts
+from gtpo_megatron.weights.model_shape import DeltaNet
 from tests.distributed.expert_models import make_expert_model
 
 ARCH = Architecture(
@@ -110,3 +113,69 @@ def test_a_mixture_of_experts_counts_what_a_token_meets(tmp_path, family):
     square, causal = 2 * attention * length * length, attention * length * (length + 1)
     unscored = 2 * arch.hidden_size * arch.vocab_size * prompt
     assert forward_flops(arch, [(prompt, response)]) == counter.get_total_flops() - square + causal - unscored
+
+
+@pytest.mark.parametrize("length", [40, 128])
+def test_delta_nets_and_gates(monkeypatch, length):
+    """Torch counts all but the delta rule itself, which is left out here: three products of a token and each state."""
+
+    def left_out(query, key, value, **_):
+        return torch.zeros_like(value), None
+
+    monkeypatch.setattr(modeling_qwen3_next, "torch_chunk_gated_delta_rule", left_out)
+    config = Qwen3NextConfig(
+        vocab_size=97,
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        linear_num_key_heads=2,
+        linear_num_value_heads=6,
+        linear_key_head_dim=16,
+        linear_value_head_dim=24,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=40,
+        shared_expert_intermediate_size=56,
+        attn_implementation="eager",
+        experts_implementation="eager",
+    )
+    model = Qwen3NextForCausalLM(config)
+    for layer in model.model.layers:
+        if hasattr(layer, "linear_attn"):
+            layer.linear_attn.chunk_gated_delta_rule = left_out
+    arch = dataclasses.replace(
+        ARCH,
+        family="qwen3_next",
+        num_layers=4,
+        head_size=32,
+        qkv_bias=False,
+        qk_norm=True,
+        has_output_gate=True,
+        delta=DeltaNet(
+            num_key_heads=2,
+            num_value_heads=6,
+            key_size=16,
+            value_size=24,
+            conv_size=4,
+            layers=(True, True, True, False),
+        ),
+        experts=Experts(
+            num_experts=8,
+            experts_per_token=3,
+            ffn_size=40,
+            layers=(True,) * 4,
+            shared_ffn_size=56,
+            has_shared_gate=True,
+        ),
+    )
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, length, dtype=torch.int64), use_cache=False)
+    square, causal = 4 * 4 * 32 * length * length, 2 * 4 * 32 * length * (length + 1)
+    unscored = 2 * 64 * 97
+    states = 3 * 3 * 2 * 6 * 16 * 24 * length
+    convolved = 3 * 2 * 4 * (2 * 32 + 144)  # torch counts the positions that the padding makes, and cuts off, too
+    found = forward_flops(arch, [(1, length - 1)])
+    assert found == counter.get_total_flops() - square + causal - unscored + states - 3 * convolved

@@ -114,9 +114,11 @@ def _parallel(layout):
 
 
 def _architecture(shape):
-    mixture = "qwen3_moe" if shape.experts is not None else "qwen2"
+    family = "qwen3_moe" if shape.experts is not None else "qwen2"
+    if shape.delta is not None:
+        family = "qwen3_next"
     return Architecture(
-        family=mixture if shape.latents is None else "deepseek",
+        family=family if shape.latents is None else "deepseek",
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         ffn_size=shape.ffn_size,
@@ -131,6 +133,9 @@ def _architecture(shape):
         qkv_bias=shape.qkv_bias,
         has_sinks=shape.has_sinks,
         qk_norm=shape.qk_norm,
+        has_output_gate=shape.has_output_gate,
+        delta=shape.delta,
+        norms_from_one=shape.delta is not None,
         rotary_fraction=1.0 if shape.latents is None else shape.latents.rotated_size / shape.head_size,
         latents=shape.latents,
         experts=shape.experts,
@@ -255,6 +260,8 @@ def saved_bytes(shape: ModelShape, layout: Layout, *, weight_bytes: int, tokens:
 
         chunks, _ = build_chunks(shape, layout, weight_bytes=weight_bytes, vocab_multiple=1, is_real=True)
         model = chunks[0].train()
+        for parameter in model.parameters():
+            torch.nn.init.constant_(parameter, 0.01)  # some have no values before weights are loaded
         weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
         kept = {}  # storages stay alive until they are counted, so that no two have one address
 

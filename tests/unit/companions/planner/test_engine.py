@@ -9,6 +9,7 @@ from tests.unit.companions.planner.requests import request
 
 QWEN2_5_32B, SPARSE = KNOWN_MODELS["Qwen/Qwen2.5-32B"], KNOWN_MODELS["Qwen/Qwen3-30B-A3B"]
 MIXED = KNOWN_MODELS["zai-org/GLM-4.5-Air"]
+DELTA = KNOWN_MODELS["Qwen/Qwen3-Next-80B-A3B"]
 LATENT = KNOWN_MODELS["deepseek-ai/DeepSeek-V3"]
 
 
@@ -54,6 +55,32 @@ def test_cache_of_a_token_by_hand():
     assert memory(LATENT, 1).cache_per_token == memory(LATENT, 8).cache_per_token == 61 * (512 + 64) * 2
 
 
+def test_states_of_delta_nets_by_hand():
+    """Keys and values of twelve layers; a float32 state of each of the others, in blocks of whole 16s that hold one."""
+    whole, eighth = memory(DELTA, 1), memory(DELTA, 8)
+    assert whole.cache_per_token == 2 * 12 * 2 * 256 * 2
+    assert eighth.cache_per_token == 2 * 12 * 256 * 2  # two key-value heads, copied
+    state = 2 * 32 * 128 * 128 + 3 * (2 * 16 * 128 + 32 * 128)  # in elements of two bytes
+    for engine, workers, heads in ((whole, 1, 2), (eighth, 8, 1)):
+        of_layer = 2 * heads * 256
+        assert engine.block_tokens % 16 == 0
+        assert (engine.block_tokens - 16) * of_layer < state / workers <= engine.block_tokens * of_layer
+        assert engine.state_per_sequence == 36 * engine.block_tokens * of_layer * 2
+    assert (whole.block_tokens, eighth.block_tokens) == (1056, 272)
+    a_sequence = 23 * 272 * eighth.cache_per_token + eighth.state_per_sequence  # of 6,144 tokens
+    assert eighth.sequences_in_cache(5 * a_sequence, 6144) == 5
+    assert eighth.sequences_in_cache(5 * a_sequence - 1, 6144) == 4
+    assert memory(MIXED, 1).state_per_sequence == 0
+
+
+def test_gates_and_projections_of_a_rank_with_delta_nets():
+    """Of eight ranks each has a share of every projection, and all norms, routers and gates of shared experts."""
+    norms = 48 * 2 * 2048 + 2048 + 36 * 128 + 12 * 2 * 256
+    whole = norms + 48 * (512 + 1) * 2048
+    copies = 12 * 6 * 2 * 256 * 2048  # of eight copies of two key-value heads, all but two
+    assert 8 * memory(DELTA, 8).weights == 2 * (DELTA.num_parameters + 7 * whole + copies)
+
+
 def test_sequences_are_cached_in_whole_blocks():
     engine = memory(QWEN2_5_32B, 4)
     assert engine.sequences_in_cache(160 * engine.cache_per_token, 17) == 5
@@ -64,6 +91,7 @@ def test_sequences_are_cached_in_whole_blocks():
 @pytest.mark.parametrize(
     ("shape", "expert_parallel", "fitting"),
     [
+        (DELTA, False, [1, 2, 4, 8, 16]),
         (QWEN2_5_32B, False, [1, 2, 4, 8]),
         (SPARSE, False, [1, 2, 4, 8, 16, 32]),
         (MIXED, False, [1, 2, 4, 8, 16, 32]),

@@ -4,11 +4,13 @@ import json
 from dataclasses import fields
 
 import pytest
+import torch
+from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 from gtpo_megatron.companions.planner.known_models import KNOWN_MODELS, find_shape
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.weights.architecture import read_architecture
-from gtpo_megatron.weights.model_shape import ModelShape
+from gtpo_megatron.weights.model_shape import LayerKind, ModelShape
 from recipes.tiny_cpu import ASSETS
 
 # elements of the published safetensors; GLM's without the layer that predicts a second token, and without expert biases
@@ -24,6 +26,7 @@ PUBLISHED = {
     "Qwen/Qwen3-32B": 32_762_123_264,
     "Qwen/Qwen3-30B-A3B": 30_532_122_624,
     "Qwen/Qwen3-235B-A22B": 235_093_634_560,
+    "Qwen/Qwen3-Next-80B-A3B": 79_674_391_296,  # the sum over its class, below
     "zai-org/GLM-4.5-Air": 110_468_824_832 - 3_616_573_568 - 45 * 128,
     "zai-org/GLM-4.5": 358_337_791_296 - 5_539_962_272 - 89 * 160,
     "meta-llama/Llama-3.1-8B": 8_030_261_248,
@@ -112,15 +115,34 @@ def test_the_layer_of_glm_that_is_left_out():
     """By hand: a layer with experts, its own embedding and output layer, a projection of two states, three norms."""
     for name, elements in (("zai-org/GLM-4.5-Air", 3_616_573_568), ("zai-org/GLM-4.5", 5_539_962_272)):
         shape = KNOWN_MODELS[name]
-        layer = shape.attention_parameters + shape.shared_parameters
+        layer = shape.common_parameters(LayerKind(has_experts=True))
         layer += shape.experts.num_experts * (shape.expert_parameters + 1)  # with its expert bias
         own = 2 * shape.vocab_size * shape.hidden_size + 2 * shape.hidden_size**2 + 3 * shape.hidden_size
         assert layer + own == elements
 
 
+def test_a_model_with_delta_nets_has_the_parameters_of_its_class():
+    shape = KNOWN_MODELS["Qwen/Qwen3-Next-80B-A3B"]
+    config = Qwen3NextConfig(num_experts=512, num_experts_per_tok=10, intermediate_size=5120, num_hidden_layers=48)
+    with torch.device("meta"):
+        model = Qwen3NextForCausalLM(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == shape.num_parameters
+    experts = shape.experts.num_experts * shape.expert_parameters
+    for number, layer in enumerate(model.model.layers):
+        (kind, _), *others = shape.layers_between(number, number + 1)
+        assert not others
+        assert kind.has_delta_net == (config.layer_types[number] == "linear_attention")
+        expected = sum(parameter.numel() for parameter in layer.parameters())
+        assert shape.common_parameters(kind) + experts == expected
+        mixer = layer.linear_attn if kind.has_delta_net else layer.self_attn
+        matrices = [one for one in mixer.parameters() if one.ndim > 1]
+        assert shape.attention_weights(kind) == sum(one.numel() for one in matrices)
+
+
 @pytest.mark.parametrize(
     ("name", "active"),
     [
+        ("Qwen/Qwen3-Next-80B-A3B", 3.87e9),  # with embeddings, as the others
         ("Qwen/Qwen3-30B-A3B", 3.35e9),
         ("Qwen/Qwen3-235B-A22B", 22.2e9),
         ("zai-org/GLM-4.5-Air", 13.4e9),
@@ -136,14 +158,17 @@ def test_a_token_passes_a_part_of_the_parameters(name, active):
 
 def test_some_layers_are_dense():
     shape = KNOWN_MODELS["zai-org/GLM-4.5"]
-    assert (shape.num_expert_layers, shape.layers_between(0, 4), shape.layers_between(4, 92)) == (89, (3, 1), (0, 88))
-    assert KNOWN_MODELS["Qwen/Qwen2.5-32B"].layers_between(0, 64) == (64, 0)
+    dense, sparse = LayerKind(), LayerKind(has_experts=True)
+    assert shape.num_expert_layers == 89
+    assert (shape.layers_between(0, 4), shape.layers_between(4, 92)) == (((dense, 3), (sparse, 1)), ((sparse, 88),))
+    assert KNOWN_MODELS["Qwen/Qwen2.5-32B"].layers_between(0, 64) == ((dense, 64),)
 
 
 def test_tuned_variants_and_local_names_have_the_shape_of_their_base():
     base = KNOWN_MODELS["Qwen/Qwen2.5-32B"]
     for name in ("Qwen/Qwen2.5-32B-Instruct", "Qwen2.5-32B", "/models/Qwen2.5-32B"):
         assert find_shape(name) == base
+    assert find_shape("Qwen/Qwen3-Next-80B-A3B-Instruct").delta is not None
     for name in ("Mistral-7B-Instruct-v0.3", "Mistral-Nemo-Instruct-2407", "Mistral-Small-24B-Instruct-2501"):
         assert find_shape(name) == find_shape(name.replace("-Instruct", "-Base"))
     assert find_shape("ByteDance-Seed/Seed-OSS-36B-Instruct") == KNOWN_MODELS["ByteDance-Seed/Seed-OSS-36B-Base"]

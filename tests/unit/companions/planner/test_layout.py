@@ -9,10 +9,14 @@ from gtpo_megatron.companions.planner.known_models import KNOWN_MODELS
 from gtpo_megatron.companions.planner.layout import Layout, layer_splits, layers_of_chunk, layouts
 from gtpo_megatron.config.checks import divisors
 from gtpo_megatron.config.parallel import LayerSplit
+from gtpo_megatron.weights.model_shape import LayerKind
 
 DENSE, SPARSE = KNOWN_MODELS["Qwen/Qwen2.5-32B"], KNOWN_MODELS["Qwen/Qwen3-30B-A3B"]
 MIXED = KNOWN_MODELS["zai-org/GLM-4.5-Air"]
 WINDOWS, SINKS = KNOWN_MODELS["mistralai/Mistral-7B-v0.1"], KNOWN_MODELS["openai/gpt-oss-20b"]
+
+
+DELTA = KNOWN_MODELS["Qwen/Qwen3-Next-80B-A3B"]
 
 
 def all_of(shape, num_ranks, gpus_per_node=8):
@@ -91,8 +95,10 @@ def test_chunks_are_dealt_to_the_stages_in_turns():
     """GLM-4.5: 92 layers, of which the first three are dense."""
     layout = Layout(num_ranks=8, pipeline=2, virtual=23)
     shape = KNOWN_MODELS["zai-org/GLM-4.5"]
-    assert [layers_of_chunk(shape, layout, stage, 0) for stage in (0, 1)] == [(2, 0), (1, 1)]
-    assert {layers_of_chunk(shape, layout, stage, chunk) for stage in (0, 1) for chunk in range(1, 23)} == {(0, 2)}
+    dense, sparse = LayerKind(), LayerKind(has_experts=True)
+    assert [layers_of_chunk(shape, layout, stage, 0) for stage in (0, 1)] == [((dense, 2),), ((dense, 1), (sparse, 1))]
+    others = {layers_of_chunk(shape, layout, stage, chunk) for stage in (0, 1) for chunk in range(1, 23)}
+    assert others == {((sparse, 2),)}
 
 
 def test_tensor_parallelism_stays_in_a_node():
@@ -113,3 +119,20 @@ def test_order_of_layouts_is_stable():
     found = all_of(DENSE, 64)
     assert found == all_of(DENSE, 64)
     assert all(a.tensor <= b.tensor for a, b in pairwise(found))
+
+
+def test_delta_nets_share_heads_and_no_sequences():
+    found = all_of(DELTA, 64)
+    assert {layout.tensor for layout in found} == {1, 2}  # two key-value heads
+    assert {layout.context for layout in found} == {1}
+    few = replace(DELTA, num_query_groups=8, delta=replace(DELTA.delta, num_key_heads=4))
+    assert {layout.tensor for layout in all_of(few, 64)} == {1, 2, 4}
+
+
+def test_stages_have_their_own_numbers_of_both_kinds():
+    layout = Layout(num_ranks=16, pipeline=16)
+    delta, attention = LayerKind(has_delta_net=True, has_experts=True), LayerKind(has_experts=True)
+    stages = [dict(layers_of_chunk(DELTA, layout, stage, 0)) for stage in range(16)]
+    assert stages[:4] == [{delta: 3}, *[{attention: 1, delta: 2}] * 3]
+    assert sum(stage.get(attention, 0) for stage in stages) == 12
+    assert sum(stage.get(delta, 0) for stage in stages) == 36

@@ -6,8 +6,10 @@ import pytest
 
 from gtpo_megatron.companions.planner.hardware import GPUS
 from gtpo_megatron.companions.planner.layout import Layout
+from gtpo_megatron.companions.planner.request import request_from
 from gtpo_megatron.companions.planner.search import assess
-from tests.unit.companions.planner.requests import request
+from recipes.qwen3_next_80b_a3b import gtpo_64gpu
+from tests.unit.companions.planner.requests import cluster, request
 
 LAYOUT = Layout(num_ranks=64, tensor=4, pipeline=4, sequence_parallel=True)
 
@@ -61,6 +63,28 @@ def test_of_experts_only_the_chosen_ones_cost():
     one = assess(sparse, Layout(num_ranks=64, tensor=2, sequence_parallel=True, expert=8)).time
     other = assess(dense, Layout(num_ranks=64, tensor=2, sequence_parallel=True)).time
     assert 3 < other.train / one.train < 15
+
+
+def test_chunks_of_a_delta_net_follow_one_another():
+    """Of twice as long sequences half as many: as many products, and chunks that wait for twice as many others."""
+    asked = request_from(gtpo_64gpu(), cluster())
+    layout = Layout(num_ranks=64, expert=8, pipeline=4, recompute="full")
+    attention = replace(asked, shape=replace(asked.shape, delta=None))
+
+    def longer(request):
+        batch = replace(request.batch, mean_prompt_tokens=1024, mean_response_tokens=1024, num_responses=512)
+        twice = replace(batch, mean_prompt_tokens=2048, mean_response_tokens=2048, num_responses=256)
+        one, other = (assess(replace(request, batch=batch), layout).time.score for batch in (batch, twice))
+        return other / one
+
+    assert longer(asked) > 1.1 > longer(attention) > 1
+
+
+def test_decoding_reads_no_keys_of_delta_nets():
+    asked = request_from(gtpo_64gpu(), cluster())
+    attention = replace(asked, shape=replace(asked.shape, delta=None))
+    layout = Layout(num_ranks=64, expert=8, pipeline=4, recompute="full")
+    assert assess(asked, layout).time.generate < assess(attention, layout).time.generate
 
 
 SPARSE = Layout(num_ranks=64, expert=8)

@@ -1,17 +1,20 @@
 """Weights, gradients and optimizer of every rank against Megatron's own classes, in a fake world of 64 ranks."""
 
+from dataclasses import replace
+
 import pytest
 
 from gtpo_megatron.companions.planner.known_models import KNOWN_MODELS
 from gtpo_megatron.companions.planner.layout import Layout, layers_of_stage, layouts
 from gtpo_megatron.companions.planner.trainer_state import stage_parameters, trainer_state
 from gtpo_megatron.weights.experts import Experts
-from gtpo_megatron.weights.model_shape import ModelShape
+from gtpo_megatron.weights.model_shape import DeltaNet, ModelShape
 from tests.dist_utils import run_processes
 from tests.unit.companions.planner import real_megatron
 
 QWEN2_5_32B = KNOWN_MODELS["Qwen/Qwen2.5-32B"]
 SPARSE = KNOWN_MODELS["Qwen/Qwen3-30B-A3B"]
+DELTA = KNOWN_MODELS["Qwen/Qwen3-Next-80B-A3B"]
 MIXED = ModelShape(
     num_layers=12,
     hidden_size=256,
@@ -30,6 +33,20 @@ MIXED = ModelShape(
         score="sigmoid",
         has_bias=True,
     ),
+)
+SMALL_DELTA = replace(
+    MIXED,
+    qk_norm=True,
+    has_output_gate=True,
+    delta=DeltaNet(
+        num_key_heads=2,
+        num_value_heads=6,
+        key_size=16,
+        value_size=40,
+        conv_size=4,
+        layers=(True, False, True, True) * 3,
+    ),
+    experts=replace(MIXED.experts, score="softmax", has_bias=False, has_shared_gate=True),
 )
 TIED = ModelShape(
     num_layers=8,
@@ -75,6 +92,10 @@ CASES = [
     # sinks, and biases of experts and routers
     (KNOWN_MODELS["openai/gpt-oss-20b"], layout(tensor=2, expert=8), 2, 128),
     (KNOWN_MODELS["openai/gpt-oss-120b"], layout(tensor=8, pipeline=4, expert=8), 2, 128),
+    # delta nets in three of four layers: of whole groups of layers, and of stages that differ
+    (DELTA, layout(tensor=2, pipeline=4, expert=8), 2, 128),
+    (DELTA, layout(pipeline=16, expert=4), 2, 128),
+    (SMALL_DELTA, layout(tensor=2, pipeline=2, distributed_optimizer=False), 4, 1),
     (MIXED, layout(tensor=2, pipeline=2, virtual=3, expert=4, expert_tensor=2), 2, 1),
     (MIXED, layout(tensor=4, pipeline=4, expert=2), 4, 1),
     (MIXED, layout(tensor=2, pipeline=2, virtual=2, last_layers=4, expert=4), 2, 1),
@@ -127,10 +148,10 @@ def measured():
 def assert_equal(case_of_model, ranks):
     """What is planned for the ranks of interest is what Megatron allocates, to the byte.
 
-    Short biases leave gaps in the optimizer's buffers, which are not planned.
+    Vectors of less than 64 elements leave gaps in the optimizer's buffers, which are not planned.
     """
     shape, case, weight_bytes, multiple = case_of_model
-    gaps = {"optimizer": 1e-6 if shape.has_sinks else 0.0}
+    gaps = {"optimizer": 1e-6 if shape.has_sinks or shape.delta is not None else 0.0}
     for (stage, rank), real in zip(ranks_of_interest(case), ranks, strict=True):
         planned = trainer_state(stage_parameters(shape, case, stage, multiple), case, weight_bytes=weight_bytes)
         for part in ("weights", "gradients", "optimizer"):
@@ -139,7 +160,7 @@ def assert_equal(case_of_model, ranks):
             found = pytest.approx(getattr(planned, part), rel=gaps.get(part, 0.0), abs=0)
             assert expected == found, f"{part} of rank {rank} of {case}"
         assert planned.routers == real.routers, f"routers of rank {rank} of {case}"
-        assert (planned.routers > 0) == any(layers_of_stage(shape, case, stage)[1:])
+        assert (planned.routers > 0) == any(kind.has_experts for kind, _ in layers_of_stage(shape, case, stage))
 
 
 @pytest.mark.megatron

@@ -1,11 +1,17 @@
 """What both sides of a link must agree on."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
+import torch
 
 from gtpo_megatron.errors import WeightSyncError
-from gtpo_megatron.weights.push.link import check_same_model, merged_checksums
+from gtpo_megatron.weights.push.link import WeightLink, check_same_model, merged_checksums
+from gtpo_megatron.weights.push.transports.shared_memory import SlotShape, create_slots, remove_name
 from gtpo_megatron.weights.push.wire import wire_dtype
-from tests.unit.weights.test_reshard import architecture
+from gtpo_megatron.weights.reshard import load_plan
+from tests.unit.weights.push.test_plan import push_layout
+from tests.unit.weights.test_reshard import TRAITS, architecture, filled, numbered_tensors
 
 
 def test_an_engine_of_another_model_is_named_by_its_first_tensor_that_differs():
@@ -36,3 +42,21 @@ def test_sides_of_different_dtypes_exchange_the_narrower(trainer, sampler, wire)
 def test_parts_of_checksums_add_up_modulo_2_to_the_64():
     first, second = {0: {"a": 2**64 - 1}}, {0: {"a": 3, "b": 4}, 1: {"a": 5}}
     assert merged_checksums([first, second]) == {0: {"a": 2, "b": 4}, 1: {"a": 5}}
+
+
+@pytest.mark.parametrize("family", TRAITS)
+def test_both_sides_have_the_checksum_of_every_tensor_whatever_its_shape(family):
+    arch = architecture(family=family, **TRAITS[family])
+    layout = push_layout(arch, itemsize=4)
+    slots = create_slots(SlotShape(slot_bytes=layout.bucket_bytes, num_ranks=1, deadline_s=30))
+    try:
+        link = WeightLink(arch=arch, layout=layout, dtype_name="float32", endpoint={0: slots})
+        plan = load_plan(arch, layout.sources[0].coordinates, layout.padded_vocab_size)
+        receiver = link.receiver(0, arch, torch.device("cpu"))
+        with ThreadPoolExecutor(1) as pool:
+            sent = pool.submit(link.sender(0).push, filled(plan, numbered_tensors(arch)), with_checksums=True)
+            names = [name for name, _ in receiver.tensors(with_checksums=True)]
+        assert sent.result() == {0: receiver.checksums}
+        assert receiver.checksums.keys() == set(names)
+    finally:
+        remove_name(slots)
