@@ -48,14 +48,12 @@ class GatedDeltaNet(MegatronModule):
     is gathered for it is these numbers, not hidden states.
     """
 
-    def __init__(self, config: Any, submodules: DeltaLayers, arch: Architecture, layer_number: int, **_: Any) -> None:
+    def __init__(self, config: Any, submodules: DeltaLayers, arch: Architecture, **_: Any) -> None:
         super().__init__(config=config)
         assert arch.delta is not None  # its family says so
-        self.layer_number = layer_number
         delta, ranks, dtype = arch.delta, config.tensor_model_parallel_size, config.params_dtype
         self.delta, self.num_heads = delta, delta.num_key_heads // ranks
         self.values_per_head = delta.num_value_heads // delta.num_key_heads
-        self.eps = arch.norm_eps
         self.is_checkpointed = config.recompute_granularity == "selective" and "core_attn" in config.recompute_modules
         shared = {"config": config, "bias": False, "is_expert": False}
         shared["tp_group"] = parallel_state.get_tensor_model_parallel_group()
@@ -119,7 +117,7 @@ class GatedDeltaNet(MegatronModule):
             mixed = tensor_parallel.checkpoint(mix, False, *inputs)
         else:
             mixed = mix(*inputs)
-        normed = self.norm.weight * F.rms_norm(mixed, mixed.shape[-1:], eps=self.eps).to(gate.dtype)
+        normed = self.norm.weight * F.rms_norm(mixed, mixed.shape[-1:], eps=self.norm.eps).to(gate.dtype)
         output, _ = self.out_proj((normed * F.silu(gate.float())).to(gate.dtype).flatten(1).unsqueeze(1))
         return output, None
 
