@@ -56,6 +56,8 @@ LATENT_KINDS = ("yarn", "yarn_card", "yarn_with_mscale")
 """Of multi-latent attention; ``mscale_all_dim`` is a factor of all its scores besides, other kinds are refused."""
 SOME = {"deepseek_v3": LATENT_KINDS, "deepseek_v2": LATENT_KINDS, "gpt_oss": ("yarn", "yarn_card")}
 """Families that do not take all kinds."""
+WITHOUT_CONTEXT_PARALLELISM = {"gpt_oss", "qwen3_next"}
+"""Sinks and delta nets, which read a whole sequence."""
 DENSE = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}
 LAYOUTS = {
     "one": {"num_ranks": 1},
@@ -76,9 +78,10 @@ def make(folder, family, rope):
         is_old = family == "llama"  # rope_scaling beside rope_theta, as transformers 4 wrote it
         changes = {"rope_parameters": rope, "head_dim": 8, **positions}
         return make_family_model(folder, FamilyModel(DENSE[family], changes, is_old=is_old))
-    # every head of GLM rotates half of its elements, and only these are multiplied
-    partial = {"partial_rotary_factor": 0.5} if family == "glm4_moe" else {}
-    return make_expert_model(folder, family, num_layers=2, rope_parameters={**rope, **partial}, **positions)
+    # every head of these rotates half of its elements, and only these are multiplied
+    partial = {"partial_rotary_factor": 0.5} if family in {"glm4_moe", "qwen3_next"} else {}
+    mixed = {"full_attention_interval": 2} if family == "qwen3_next" else {}  # a delta net has no positions
+    return make_expert_model(folder, family, num_layers=2, rope_parameters={**rope, **partial}, **mixed, **positions)
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +114,8 @@ def unscaled(folder):
     "layout", ["one", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("tp2_sp_cp2", "pp2"))]
 )
 def test_log_probs_equal_those_of_transformers(models, layout):
-    is_shared = LAYOUTS[layout].get("context_parallel_size", 1) > 1  # which sinks do not allow
-    models = {name: model for name, model in models.items() if not (is_shared and name[0] == "gpt_oss")}
+    if LAYOUTS[layout].get("context_parallel_size", 1) > 1:
+        models = {name: model for name, model in models.items() if name[0] not in WITHOUT_CONTEXT_PARALLELISM}
     configs = {name: make_config(folder, LAYOUTS[layout]) for name, (folder, _) in models.items()}
     ranks = run_processes(log_probs, LAYOUTS[layout]["num_ranks"], configs, timeout_s=300)
     batch = make_rollouts()
