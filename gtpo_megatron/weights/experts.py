@@ -100,23 +100,32 @@ def qwen3_moe_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
     Raises:
         ConfigError: a key is missing or out of range, or the sizes do not fit each other.
     """
-    step = fields.get("decoder_sparse_step", int, 1, at_least=1)
-    dense = set(fields.get("mlp_only_layers", list[int], []))
-    layers = tuple(number not in dense and (number + 1) % step == 0 for number in range(num_layers))
     return _checked(
         path,
         Experts(
             num_experts=_num_experts(path, fields, "num_experts"),
             experts_per_token=fields.get("num_experts_per_tok", int, at_least=1),
             ffn_size=fields.get("moe_intermediate_size", int, at_least=1),
-            layers=layers,
+            layers=_qwen3_layers(fields, num_layers),
             normalised=fields.get("norm_topk_prob", bool, False),
         ),
     )
 
 
-def qwen3_next_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
-    """The experts of a ``Qwen3NextForCausalLM``: those of Qwen3-MoE, and a shared expert with a gate."""
+def _qwen3_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Which layers have experts."""
+    step = fields.get("decoder_sparse_step", int, 1, at_least=1)
+    dense = set(fields.get("mlp_only_layers", list[int], []))
+    return tuple(number not in dense and (number + 1) % step == 0 for number in range(num_layers))
+
+
+def qwen3_next_experts(path: Path, fields: Fields, num_layers: int) -> Experts | None:
+    """The experts of a ``Qwen3NextForCausalLM``: Qwen3-MoE's, and a shared one with a gate.
+
+    None if all layers are dense: there is no other class for such a model.
+    """
+    if not any(_qwen3_layers(fields, num_layers)):
+        return None
     plain = qwen3_moe_experts(path, fields, num_layers)
     return replace(
         plain,

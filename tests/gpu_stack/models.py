@@ -1,4 +1,4 @@
-"""Small models of every dense family, with heads of a size that fused attention takes, in what bfloat16 can hold."""
+"""Small models of every family, without experts, with heads that fused attention takes, in what bfloat16 can hold."""
 
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,13 @@ FAMILIES = {
         | DEEPSEEK
         | {"q_lora_rank": 96, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
         | {"first_k_dense_replace": 4, "num_mtp_layers": 0},
+    ),
+    "qwen3_next_dense": FamilyModel(
+        "Qwen3Next",
+        SHAPE
+        | {"head_dim": 32, "full_attention_interval": 2, "mlp_only_layers": [0, 1, 2, 3], "rms_norm_eps": 1e-2}
+        | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32}
+        | {"linear_value_head_dim": 64, "pad_token_id": None},
     ),
     "qwen2_yarn": FamilyModel("Qwen2", SHAPE | {"rope_parameters": {"rope_theta": 20.0, **YARN_ROPE}}, is_old=True),
     "mistral_window": FamilyModel("Mistral", SHAPE | {"sliding_window": 4}),

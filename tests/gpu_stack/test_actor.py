@@ -72,9 +72,12 @@ def test_every_axis(models, tmp_path, layout):
     assert set(found.calls) == (wanted | RING if layout == "cp2" else wanted)
 
 
-@pytest.mark.parametrize("layout", ["tp2_sp", "cp2"])
-def test_latents_are_whole_on_every_rank(models, tmp_path, layout):
-    folder, model = models["deepseek_dense"]
+@pytest.mark.parametrize(
+    ("family", "layout"), [("deepseek_dense", "tp2_sp"), ("deepseek_dense", "cp2"), ("qwen3_next_dense", "tp2_sp")]
+)
+def test_what_is_whole_on_every_rank(models, tmp_path, family, layout):
+    """Projections to latents; the gates of a delta net."""
+    folder, model = models[family]
     check(te_update(tmp_path, model, te_config(folder, LAYOUTS[layout])))
 
 

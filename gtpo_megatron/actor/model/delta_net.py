@@ -6,7 +6,6 @@ Megatron's own refuses packed sequences without the kernels of flash-linear-atte
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint, sharded_state_dict_default
 from torch import Tensor
 
+from gtpo_megatron.actor.model.layer_classes import LayerClasses
 from gtpo_megatron.weights.architecture import Architecture
 
 CHUNK = 64
@@ -29,15 +29,6 @@ CHUNK = 64
 
 NORM_EPS = 1e-6
 """Added to a query's or key's squared length, whatever the model's epsilon is."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaLayers:
-    """The classes that a delta net is built of, Megatron's or Transformer Engine's."""
-
-    norm: Any
-    column_parallel_linear: Any
-    row_parallel_linear: Any
 
 
 class GatedDeltaNet(MegatronModule):
@@ -48,7 +39,7 @@ class GatedDeltaNet(MegatronModule):
     is gathered for it is these numbers, not hidden states.
     """
 
-    def __init__(self, config: Any, submodules: DeltaLayers, arch: Architecture, **_: Any) -> None:
+    def __init__(self, config: Any, submodules: LayerClasses, arch: Architecture, **_: Any) -> None:
         super().__init__(config=config)
         assert arch.delta is not None  # its family says so
         delta, ranks, dtype = arch.delta, config.tensor_model_parallel_size, config.params_dtype

@@ -4,7 +4,6 @@ Megatron's own gives the rotated key's gradient one tensor rank's share only whe
 has a norm inside layers of Transformer Engine where a model has none, and asks for that library by name.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,17 +19,8 @@ from megatron.core.transformer.spec_utils import build_module
 from torch import Tensor
 
 from gtpo_megatron.actor.model import rotary
+from gtpo_megatron.actor.model.layer_classes import LayerClasses
 from gtpo_megatron.weights.architecture import Architecture
-
-
-@dataclass(frozen=True, slots=True)
-class LatentLayers:
-    """The classes that attention is built of, Megatron's or Transformer Engine's."""
-
-    norm: Any
-    column_parallel_linear: Any
-    row_parallel_linear: Any
-    core_attention: Any
 
 
 class LatentSelfAttention(MegatronModule):
@@ -41,7 +31,7 @@ class LatentSelfAttention(MegatronModule):
     """
 
     def __init__(
-        self, config: Any, submodules: LatentLayers, arch: Architecture, layer_number: int, **options: Any
+        self, config: Any, submodules: LayerClasses, arch: Architecture, layer_number: int, **options: Any
     ) -> None:
         super().__init__(config=config)
         assert arch.latents is not None  # its family says so
@@ -163,13 +153,13 @@ class LatentSelfAttention(MegatronModule):
         setattr(linear.weight, "sequence_parallel", self.config.sequence_parallel)  # noqa: B010 - not a field that torch knows
         return linear
 
-    def _norm(self, layers: LatentLayers, size: int) -> torch.nn.Module:
+    def _norm(self, layers: LayerClasses, size: int) -> torch.nn.Module:
         norm: torch.nn.Module = build_module(
             layers.norm, hidden_size=size, config=self.config, eps=self.config.layernorm_epsilon
         )
         return norm
 
-    def _to_heads(self, layers: LatentLayers, inputs: int, outputs: int) -> torch.nn.Module:
+    def _to_heads(self, layers: LayerClasses, inputs: int, outputs: int) -> torch.nn.Module:
         linear: torch.nn.Module = build_module(
             layers.column_parallel_linear,
             inputs,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.layers import RowParallelLinear
 from megatron.core.transformer.moe.moe_layer import MoESubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
@@ -17,32 +17,13 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 
 from gtpo_megatron.actor import cpu_platform
 from gtpo_megatron.actor.model.core_attention import PackedSDPA
-from gtpo_megatron.actor.model.delta_net import DeltaLayers, GatedDeltaNet
-from gtpo_megatron.actor.model.latent_attention import LatentLayers, LatentSelfAttention
+from gtpo_megatron.actor.model.delta_net import GatedDeltaNet
+from gtpo_megatron.actor.model.latent_attention import LatentSelfAttention
+from gtpo_megatron.actor.model.layer_classes import LocalRMSNorm, layer_classes
 from gtpo_megatron.actor.model.router import PolicyRouter
 from gtpo_megatron.weights.architecture import Architecture
 
 logger = logging.getLogger(__name__)
-
-
-class _RMSNorm(torch.nn.RMSNorm):
-    """An RMSNorm for sequence parallelism, which Megatron's local norm refuses.
-
-    Its weight has the attribute by which ``finalize_model_grads`` knows whose gradients to sum over the tensor-parallel
-    ranks.
-    """
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
-        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
-        self._from_one: bool = config.layernorm_zero_centered_gamma
-        setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 - not a field that torch knows
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Of the last dimension; a factor of ``1 + w`` is made and applied in float32, as transformers does."""
-        if not self._from_one:
-            return super().forward(hidden)
-        normed = torch.nn.functional.rms_norm(hidden.float(), self.normalized_shape, 1 + self.weight.float(), self.eps)
-        return normed.to(hidden.dtype)
 
 
 class _OwnOutput(RowParallelLinear):
@@ -66,31 +47,15 @@ def layer_specs(arch: Architecture, config: TransformerConfig, vp_stage: int | N
         if not cpu_platform.is_cpu():
             logger.warning("Transformer Engine is not installed: layers are Megatron's own, slower and larger")
         return _local(arch, config, vp_stage)
-    if config.num_moe_experts is None:
-        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
-
-        found = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
-        layers = [found]
-    else:
-        found = get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=vp_stage)
-        layers = found.layer_specs
-    for layer in layers:
+    found = get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=vp_stage)
+    for layer in {id(one): one for one in found.layer_specs}.values():  # layers of a kind share one
         _use_policy_router(layer)
         if adapted:
             _unfuse_norms(layer)
         if arch.latents is not None:
-            from megatron.core.extensions import transformer_engine as te
-
-            _use_latents(
-                layer,
-                arch,
-                LatentLayers(te.TENorm, te.TEColumnParallelLinear, te.TERowParallelLinear, te.TEDotProductAttention),
-            )
+            _replace_attention(layer, LatentSelfAttention, arch)
     if arch.delta is not None:
-        from megatron.core.extensions import transformer_engine as te
-
-        classes = DeltaLayers(te.TENorm, te.TEColumnParallelLinear, te.TERowParallelLinear)
-        found.layer_specs = _with_delta_nets(layers, arch, config, vp_stage, classes)
+        found.layer_specs = _with_delta_nets(found.layer_specs, arch, config, vp_stage)
     return found
 
 
@@ -104,9 +69,8 @@ def _local(arch: Architecture, config: TransformerConfig, vp_stage: int | None) 
         kinds = config.moe_layer_freq if isinstance(config.moe_layer_freq, list) else [1] * config.num_layers
         layers = [mixture if has_experts else dense for has_experts in kinds[first : first + num_layers]]
     if arch.delta is not None:
-        classes = DeltaLayers(_RMSNorm, ColumnParallelLinear, RowParallelLinear)
-        layers = _with_delta_nets(layers, arch, config, vp_stage, classes)
-    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=_RMSNorm)
+        layers = _with_delta_nets(layers, arch, config, vp_stage)
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=LocalRMSNorm)
 
 
 def _local_layer(arch: Architecture, config: TransformerConfig, *, num_experts: int | None) -> Any:
@@ -114,18 +78,18 @@ def _local_layer(arch: Architecture, config: TransformerConfig, *, num_experts: 
         num_experts=num_experts, moe_grouped_gemm=False, normalization="RMSNorm", qk_layernorm=config.qk_layernorm
     )
     layer = spec.submodules
-    layer.input_layernorm = layer.pre_mlp_layernorm = _RMSNorm
+    layer.input_layernorm = layer.pre_mlp_layernorm = LocalRMSNorm
     attention = layer.self_attention.submodules
     attention.core_attention = PackedSDPA
     if config.qk_layernorm:
-        attention.q_layernorm = attention.k_layernorm = _RMSNorm
+        attention.q_layernorm = attention.k_layernorm = LocalRMSNorm
     if num_experts is not None:
         _use_policy_router(spec)
         _keep_apart(layer, "pre_mlp_layernorm.")
         if config.add_bias_linear:
             _submodules(_submodules(layer.mlp).experts).linear_fc2 = _OwnOutput
     if arch.latents is not None:
-        _use_latents(spec, arch, LatentLayers(_RMSNorm, ColumnParallelLinear, RowParallelLinear, PackedSDPA))
+        _replace_attention(spec, LatentSelfAttention, arch)
         _keep_apart(layer, "input_layernorm.")
     return spec
 
@@ -159,25 +123,25 @@ def _submodules(mlp: Any) -> Any:
     return mlp.keywords["submodules"] if isinstance(mlp, functools.partial) else mlp.submodules
 
 
-def _use_latents(layer: Any, arch: Architecture, layers: LatentLayers) -> None:
-    """Puts multi-latent attention, and a norm before it, in the place of the attention of a layer."""
-    layer.submodules.input_layernorm = layers.norm
-    layer.submodules.self_attention = ModuleSpec(LatentSelfAttention, params={"arch": arch}, submodules=layers)
-
-
 def _with_delta_nets(
-    layers: Sequence[Any], arch: Architecture, config: TransformerConfig, vp_stage: int | None, classes: DeltaLayers
+    layers: Sequence[Any], arch: Architecture, config: TransformerConfig, vp_stage: int | None
 ) -> list[Any]:
     """The layers of a stage, some of which have a delta net, and a norm before it, in the place of attention."""
     first, found = get_transformer_layer_offset(config, vp_stage=vp_stage), []
     for number, layer in enumerate(layers, first):
         if arch.has_delta_net(number):
             layer = copy.deepcopy(layer)  # noqa: PLW2901 - one spec is that of many layers
-            layer.submodules.input_layernorm = classes.norm
-            layer.submodules.self_attention = ModuleSpec(GatedDeltaNet, params={"arch": arch}, submodules=classes)
+            _replace_attention(layer, GatedDeltaNet, arch)
             _keep_apart(layer.submodules, "input_layernorm.")
         found.append(layer)
     return found
+
+
+def _replace_attention(layer: Any, kind: type, arch: Architecture) -> None:
+    """Puts an attention of ours, or what stands in its place, and a norm before it into a layer."""
+    classes = layer_classes()
+    layer.submodules.input_layernorm = classes.norm
+    layer.submodules.self_attention = ModuleSpec(kind, params={"arch": arch}, submodules=classes)
 
 
 def _use_policy_router(layer: Any) -> None:
