@@ -184,11 +184,28 @@ _FAMILIES = {
 
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size")
 
+_NORMS_BEHIND = "norms behind the projections"
 _MISSING = {
     "DeepseekV32ForCausalLM": "sparse attention",
     "GlmMoeDsaForCausalLM": "sparse attention",
     "DeepseekV4ForCausalLM": "compressed attention",
     "KimiLinearForCausalLM": "Kimi delta attention",
+    "Olmo2ForCausalLM": f"{_NORMS_BEHIND} and over all heads",
+    "Olmo3ForCausalLM": f"{_NORMS_BEHIND} and over all heads",
+    "Gemma2ForCausalLM": f"{_NORMS_BEHIND} and a cap on scores",
+    "Gemma3ForCausalLM": f"{_NORMS_BEHIND} and two rotary bases",
+    "Gemma3ForConditionalGeneration": f"{_NORMS_BEHIND}, two rotary bases and a vision tower",
+    "Glm4ForCausalLM": _NORMS_BEHIND,
+    "Exaone4ForCausalLM": _NORMS_BEHIND,
+    "Cohere2ForCausalLM": "attention and MLP side by side",
+    "Ernie4_5_MoeForCausalLM": "a router whose softmax has a bias",
+    "GraniteMoeHybridForCausalLM": "Mamba layers",
+    "NemotronHForCausalLM": "Mamba layers",
+    "Lfm2ForCausalLM": "short convolutions",
+    "Qwen3_5ForCausalLM": "Qwen3-Next's projections under other names",
+    "Qwen3_5ForConditionalGeneration": "a vision tower",
+    "Qwen3_5MoeForCausalLM": "Qwen3-Next's projections under other names",
+    "Qwen3_5MoeForConditionalGeneration": "a vision tower",
 }
 """What a trainer of these classes would need besides a name table."""
 
@@ -270,7 +287,7 @@ def _family(path: Path, fields: Fields) -> _Family:
     names = fields.get("architectures", list[str], [])
     name = names[0] if names else "none"
     if name in _MISSING:
-        raise ConfigError(f"{path}: architecture {shown(name)} needs {_MISSING[name]}, which is not supported")
+        raise ConfigError(f"{path}: architecture {shown(name)} needs {_MISSING[name]}, which is not there")
     found = [key for key in _EXPERT_KEYS if fields.raw.get(key)]
     with_experts = [known for known, family in _FAMILIES.items() if family.experts is not None]
     if found and name not in with_experts:

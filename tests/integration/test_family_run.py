@@ -37,16 +37,22 @@ BFLOAT16 = (
 )
 """vLLM's delta nets on CPUs know nothing else; tokens whose routers choose otherwise are far off."""
 
+MIXTURES = ("deepseek_v3", "deepseek_v2", "glm4_moe_lite", "gpt_oss", "qwen3_next")
 EXPERTS = ("--parallel.sequence-parallel", "--parallel.expert-parallel-size", "2")
 
 
 @pytest.mark.parametrize(
     ("family", "tied"),
     [
+        ("mistral_window", False),
+        ("seed_oss", False),
         ("smollm3", True),
+        ("ernie4_5", True),
         ("phi4", False),
         ("phi4_mini", True),
         ("deepseek_v3", False),
+        ("deepseek_v2", False),
+        ("glm4_moe_lite", False),
         ("gpt_oss", False),
         ("qwen3_next", False),
     ],
@@ -62,7 +68,7 @@ def test_a_random_model_learns(tmp_path, family, tied):
         *("--model.path", str(folder), "--model.max-sequence-tokens", "128"),
         *("--reward.function", f"{tmp_path / 'letters.py'}:letters"),
         *("--rollout.sampling.max-response-tokens", "16", "--evaluation.sampling.max-response-tokens", "16"),
-        *(EXPERTS if family in ("deepseek_v3", "gpt_oss", "qwen3_next") else ()),
+        *(EXPERTS if family in MIXTURES else ()),
         *(BFLOAT16 if family == "qwen3_next" else ()),
         *("--rollout.group-size", "16", "--optimizer.learning-rate", "2e-3", "--weight-sync.verify-every-steps", "1"),
         recipe="recipes.tiny_cpu:grpo",

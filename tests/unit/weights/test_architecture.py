@@ -292,6 +292,11 @@ def test_rotary_frequencies_equal_those_of_transformers(tmp_path, rope):
         ),
         ({"architectures": ["Qwen2MoeForCausalLM"], "n_routed_experts": 256}, "is a mixture of experts"),
         ({"architectures": ["DeepseekV32ForCausalLM"]}, "architecture 'DeepseekV32ForCausalLM' needs sparse attention"),
+        (
+            {"architectures": ["Olmo3ForCausalLM"]},
+            "needs norms behind the projections and over all heads, which",
+        ),
+        ({"architectures": ["Qwen3_5ForConditionalGeneration"]}, "needs a vision tower, which is not there"),
         ({"num_experts": 4}, "architecture 'Qwen2ForCausalLM' is a mixture of experts"),
         ({"architectures": ["Phi3ForCausalLM"], "sliding_window": 0}, "sliding_window is 0, expected from 1"),
         ({"use_sliding_window": True}, "use_sliding_window=true is not supported; train with full attention"),

@@ -1,0 +1,68 @@
+"""What keeps the families of docs/conversion.md out that are not read: each wall still stands, with its message.
+
+One that falls is a family that came nearer: its line in the document changes.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.megatron, pytest.mark.vllm, pytest.mark.nightly, pytest.mark.timeout(300)]
+
+CONFIG = (
+    "from megatron.core.transformer.transformer_config import TransformerConfig; "
+    "TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, {})"
+)
+FOUND = (
+    "import pathlib, megatron.core as core; "
+    "texts = [path.read_text().lower() for path in pathlib.Path(core.__path__[0]).rglob('*.py')]; "
+    "assert len(texts) > 100; assert any({!r} in text for text in texts), 'nowhere in Megatron'"
+)
+SPARSE = (
+    "from types import SimpleNamespace; from vllm.platforms.cpu import CpuPlatform; "
+    "CpuPlatform.get_attn_backend_cls(None, SimpleNamespace(use_sparse=True))"
+)
+WALLS = {
+    # OLMo 2 and 3, Gemma 3, GLM-4-0414, EXAONE 4: a norm between a projection and the sum
+    "norm_behind_a_projection": (
+        "from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules as Layer; "
+        "Layer(post_attention_layernorm=None)",
+        "unexpected keyword argument 'post_attention_layernorm'",
+    ),
+    # OLMo 2 and 3: a norm over all heads
+    "norm_over_all_heads": (
+        "import inspect; from megatron.core.transformer.attention import SelfAttention; "
+        "source = inspect.getsource(SelfAttention.__init__); "
+        "assert 'hidden_size=self.hidden_size_per_attention_head' not in source, 'norms are of one head'",
+        "norms are of one head",
+    ),
+    "gemma3": (
+        "from megatron.core.transformer.torch_norm import WrappedTorchNorm; "
+        + CONFIG.format("normalization='RMSNorm', layernorm_zero_centered_gamma=True").replace("; T", "; config = T")
+        + "; WrappedTorchNorm(config, 8)",
+        "zero_centered_gamma not supported by torch LayerNorm",
+    ),
+    "cohere": (CONFIG.format("parallel_attention=True"), "unexpected keyword argument 'parallel_attention'"),
+    "ernie4_5_moe": (
+        CONFIG.format("num_moe_experts=4, moe_router_enable_expert_bias=True, moe_router_score_function='softmax'"),
+        "Expert bias for aux-loss-free routing only supports sigmoid",
+    ),
+    "granite4_nemotron": ("import megatron.core.ssm.mamba_mixer", "No module named 'triton'"),
+    "deepseek_v3_2_glm5_in_megatron": (
+        "from megatron.core.models.backends import LocalSpecProvider; LocalSpecProvider().linear()",
+        "'LocalSpecProvider' object has no attribute 'linear'",
+    ),
+    "deepseek_v3_2_glm5_in_vllm": (SPARSE, "Sparse Attention is not supported on CPU"),
+    "kimi_linear": (FOUND.format("kimi"), "nowhere in Megatron"),
+    "lfm2": (FOUND.format("shortconv"), "nowhere in Megatron"),
+    "qwen3_5": ("import vllm.model_executor.models.qwen3_5", "No module named 'torchvision'"),
+}
+
+
+@pytest.mark.parametrize("wall", WALLS)
+def test_it_stands(wall):
+    program, message = WALLS[wall]
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1, ended.stdout
+    assert message in ended.stderr.splitlines()[-1]
