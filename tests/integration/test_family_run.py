@@ -26,8 +26,9 @@ def letters(response: str, answer: str) -> float:
 """
 """A third of what a random model says, so that every group teaches."""
 NUM_STEPS = 5
-MORE_STEPS = 15
-"""In bfloat16, in which the first steps are noise."""
+STEPS = {"qwen3_next": 15, "glm4_moe_lite": 4}
+"""Of the others: in bfloat16 the first steps are noise; one that has learnt everything samples with certainty, where a
+run may stop for rounding."""
 
 
 _NATS = {"mean": "0.2", "median": "0.2", "p99": "2", "kl": "0.2", "scaled": "10", "bound": "10"}
@@ -58,7 +59,7 @@ EXPERTS = ("--parallel.sequence-parallel", "--parallel.expert-parallel-size", "2
     ],
 )
 def test_a_random_model_learns(tmp_path, family, tied):
-    folder, num_steps = tmp_path / "model", MORE_STEPS if family == "qwen3_next" else NUM_STEPS
+    folder, num_steps = tmp_path / "model", STEPS.get(family, NUM_STEPS)
     make_folder(folder, family, tied=tied, vocab_size=339)
     for name in ("chat_template.jinja", "generation_config.json"):  # with the end of a response that the tokenizer has
         shutil.copy(ASSETS / "tiny_qwen2" / name, folder)

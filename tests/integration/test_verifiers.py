@@ -16,6 +16,8 @@ from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.run_folder.rollout_log import iter_rollouts
 from gtpo_megatron.supervision.process_tree import command_line, descendants
 from tests.integration.runs import Run, steps
+from tests.integration.test_evaluate import finish, launch
+from tests.unit.companions.evaluate.makers import saved_verdicts
 from tests.unit.conversations.test_environment_processes import wait
 
 PYTHON = Path(__file__).parents[2] / ".venv-verifiers/bin/python"
@@ -136,9 +138,9 @@ def test_what_cannot_be_played_is_said_before_anything_starts(options, why):
 @pytest.mark.ray
 @pytest.mark.vllm
 @pytest.mark.megatron
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.filterwarnings("ignore")  # of TensorBoard's and transformers' readers
-def test_a_run_learns_from_it(tmp_path, capsys):
+def test_a_run_learns_from_it_goes_on_after_a_kill_and_is_measured(tmp_path, capsys):
     options = ["--environment.name", WITHOUT_SERVER, "--cluster.mode", "local"]
     options += ["--parallel.num-ranks", "1", "--parallel.tensor-parallel-size", "1"]
     for option, part in {"data.train-path": "limit=30", "evaluation.path": "skip=30"}.items():
@@ -147,12 +149,30 @@ def test_a_run_learns_from_it(tmp_path, capsys):
         file.write_text("".join(json.dumps(row) + "\n" for row in table))
         options += [f"--{option}", str(file)]
     options += ["--cluster.start-deadline-s", "900", "--cluster.stage-deadline-s", "900"]
-    run = Run(tmp_path / "run", *options, recipe="recipes.tiny_cpu:tool_gtpo")
+    recipe = "recipes.tiny_cpu:tool_gtpo"
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run = Run(whole, *options, recipe=recipe, num_steps=3)
     assert run.wait(1500) == 0, run.output[-3000:]
-    for row in steps(tmp_path / "run")[1:]:
+    for row in steps(whole)[1:]:
         assert row["reward/num_turns_mean"] == row["reward/turns_mean"] > 1
         assert row["sync/logprob_gap_mean"] < 1e-5
         assert row["rollout/foreign_tokens_count"] > 0
-    records = list(iter_rollouts(tmp_path / "run/rollouts/step_000002.jsonl"))
+    records = list(iter_rollouts(whole / "rollouts/step_000002.jsonl"))
     assert {record.reward for record in records} <= {0.0, 0.5}
     assert any(record.foreign_spans for record in records)
+
+    run = Run(broken, *options, recipe=recipe, num_steps=3)
+    run.wait_for("step 2/3 ", 900)
+    run.wait_for("step_2 is complete", 900)
+    run.kill()
+    run = Run(broken, *options, "--resume", recipe=recipe, num_steps=3)
+    assert run.wait(1500) == 0, run.output[-3000:]
+    assert steps(broken) == steps(whole)
+
+    output = tmp_path / "evaluated"
+    arguments = ["evaluate", str(whole), "--samples", "2", "--output", str(output)]
+    status, text = finish(launch(arguments, output), output, 900)
+    assert status == 0, text[-3000:]
+    verdicts = saved_verdicts(output / "verdicts.jsonl")
+    assert len(verdicts) == 12
+    assert all(row.failure is None and row.parts["num_turns"] == row.parts["turns"] for row in verdicts)
