@@ -12,6 +12,8 @@ const sampledGroups = (draw) => {
   const KINDS = { correct: "✓", incorrect: "✗", ungraded: "?" };
   /** Responses of a kind that a group opens with. */
   const NUM_FIRST = 2;
+  /** Tokens of others that are shown unfolded. */
+  const NUM_OPEN = 24;
   /** As in traces.py. */
   const BLUE = "#3f83d6", ORANGE = "#d06a1e", GRID = "rgba(128,136,146,0.25)";
   const HEAT = [[0, "rgba(150,90,200,0.08)"], [1, "rgb(150,90,200)"]];
@@ -100,6 +102,26 @@ const sampledGroups = (draw) => {
     });
   }
 
+  /** A conversation: the policy's turns, and between them what others said, folded where it is long and the search finds nothing in it. */
+  function turnsOf(response, scales) {
+    const turns = [];
+    for (const token of tokensOf(response, scales)) {
+      const isForeign = token.classList.contains("foreign");
+      if (turns.at(-1)?.isForeign !== isForeign) turns.push({ isForeign, tokens: [] });
+      turns.at(-1).tokens.push(token);
+    }
+    return turns.map(({ isForeign, tokens }) => {
+      const made = element("div", isForeign ? "others" : "turn");
+      made.setAttribute("role", "group");
+      made.append(...tokens);
+      if (!isForeign || tokens.length <= NUM_OPEN) return made;
+      const folded = element("details", "others"), text = made.textContent.replace(/[\s↵]+/g, " ").trim();
+      folded.open = tokens.some((token) => token.classList.contains("hit"));
+      folded.append(element("summary", "", `${number(tokens.length)} tokens by others: ${text.slice(0, 60)}…`), ...tokens);
+      return folded;
+    });
+  }
+
   /** What the reward said: each test with its status, then all else; a text that was cut is shown as it is. */
   function toldOf(info) {
     try {
@@ -123,11 +145,11 @@ const sampledGroups = (draw) => {
     if (data.length) facts.append(` · mean entropy ${data.mean_entropy.toFixed(3)} nats · mean advantage ${signed(data.mean_advantage)}`);
     if (data.num_tokens > data.length) facts.append(` · ${number(data.num_tokens - data.length)} more by others, in italics: read, not learned from`);
     if (data.truncated) facts.append(" · cut at the length limit");
-    const tokens = element("p", "tokens");
+    const tokens = element("div", "tokens");
     tokens.setAttribute("role", "listbox");
     tokens.setAttribute("aria-orientation", "horizontal");
     tokens.setAttribute("aria-label", `tokens of response ${place}, ${data.kind}: arrow keys move over them`);
-    tokens.append(...tokensOf(data, run.scales));
+    tokens.append(...turnsOf(data, run.scales));
     made.append(facts, tokens);
     if (data.info) made.append(element("p", "facts info", toldOf(data.info)));
     const more = data.num_tokens - opened(data).tokens.length;
@@ -201,7 +223,7 @@ const sampledGroups = (draw) => {
   document.addEventListener("keydown", (event) => {
     const token = event.target.closest?.("span[data-v]");
     if (!token || event.altKey || event.ctrlKey || event.metaKey) return;
-    const tokens = [...token.parentElement.querySelectorAll("span[data-v]")];
+    const tokens = [...token.closest(".tokens").querySelectorAll("span[data-v]")];
     const place = tokens.indexOf(token);
     const next = {
       ArrowRight: () => tokens[place + 1], ArrowLeft: () => tokens[place - 1], Home: () => tokens[0], End: () => tokens.at(-1),

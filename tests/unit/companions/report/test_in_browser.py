@@ -168,23 +168,48 @@ def test_a_run_that_has_nothing_yet(tmp_path):
     assert facts == {"width": str(PHONE_PX), "plots": "0", "drawn": "0", "dark": "false"}
 
 
-def test_foreign_tokens_are_set_apart(tmp_path):
+CONVERSATION = """
+  facts.turns = all(".response[data-place='1'] .tokens > *").map((each) => each.className).join("+");
+  const folded = one(".response details.others");
+  facts.folded = words(folded.querySelector("summary").textContent) + "," + folded.open;
+  one(".response[data-place='1'] .turn span").focus();
+  press("End");
+  facts.last = words(one("#readout").textContent);
+  change("#search input", "result 25", "input");
+  facts.found = one(".response details.others").open;
+"""
+
+
+def test_others_words_stand_between_the_turns(tmp_path):
+    said = ["tool says 4\n"], [f"result {number} " for number in range(26)]
+    tokens = ("call ", *said[0], "call again ", *said[1], "so 4")
+    own = [token in ("call ", "call again ", "so 4") for token in tokens]
     mixed = replace(
-        response(0, 1.0, tokens=("call ", "tool says 4\n", "so 4")),
-        token_entropy=[1.0, 0.0, 0.5],
-        shaped_rewards=[1.1, 0.0, 1.05],
-        advantages=[0.5, 0.0, 0.25],
-        foreign_spans=[(1, 2)],
+        response(0, 1.0, tokens=tokens),
+        token_entropy=[1.0 * mine for mine in own],
+        shaped_rewards=[1.1 * mine for mine in own],
+        advantages=[0.5 * mine for mine in own],
+        foreign_spans=[(1, 2), (3, 29)],
     )
     run = make_run(tmp_path / "run", num_steps=2, responses=False)
     RolloutLog(run, groups_per_step=1).write(2, [mixed, response(0, 0.0)])
     write_report([run], tmp_path / "report.html")
     facts, console = browse(tmp_path, width=PHONE_PX)
     assert console == []
+    assert facts["width"] == str(PHONE_PX)
     assert facts["first"] == (
-        "✓_correct_response_1_·_2_tokens_·_reward_1_·_mean_entropy_0.750_nats_·_mean_advantage_+0.375"
-        "_·_1_more_by_others,_in_italics:_read,_not_learned_from"
+        "✓_correct_response_1_·_3_tokens_·_reward_1_·_mean_entropy_1.000_nats_·_mean_advantage_+0.500"
+        "_·_27_more_by_others,_in_italics:_read,_not_learned_from"
     )
+    facts, console = browse(tmp_path, reader=CONVERSATION)
+    assert console == []
+    beginning = " ".join(said[1])[:60].replace("  ", " ")
+    assert facts.pop("folded").startswith("26_tokens_by_others:_" + beginning[:40].replace(" ", "_"))
+    assert facts == {
+        "turns": "turn+others+turn+others+turn",
+        "last": '"so_4"_entropy_1_nats_shaped_reward_1.1_advantage_0.5',
+        "found": "true",
+    }
 
 
 AXES = """
