@@ -13,6 +13,7 @@ itself, see :mod:`~gtpo_megatron.conversations.agents`; or a taskset of verifier
 """
 
 import inspect
+import json
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
@@ -24,7 +25,7 @@ from gtpo_megatron.config.named_function import named_function
 from gtpo_megatron.conversations.agents import AgentTurns, is_agent
 from gtpo_megatron.conversations.messages import Message, Opening, Reply
 from gtpo_megatron.conversations.openai_form import opening_from, reply_from
-from gtpo_megatron.conversations.tools import ToolEnvironment, ToolTurns, check_tools
+from gtpo_megatron.conversations.tools import ToolEnvironment, ToolTurns, check_tools, row_complaint
 from gtpo_megatron.conversations.verifiers import TasksetAgent, is_of_verifiers, parse_taskset
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.untrusted.text import printable
@@ -82,6 +83,27 @@ def resolve_environment(name: str) -> NamedEnvironment:
                 f"public methods as tools"
             )
     return NamedEnvironment(name=name, make=factory, is_async=_is_async(factory))
+
+
+def row_check(name: str) -> Callable[[str], str]:
+    """Takes a row's columns as JSON; why the environment could not begin an episode with it, or "".
+
+    Only what can be seen without an object of it: the taskset of a row, and columns that ``reset`` takes by name.
+
+    Raises:
+        ConfigError: there is no environment of this name.
+    """
+    if is_of_verifiers(name):
+        return _on_row(parse_taskset(name).complaint)
+    factory = named_function(name, what="environment", example="examples/own_environment/calculator.py:Calculator")
+    if not inspect.isclass(factory) or _has_turns(factory):
+        return lambda _: ""
+    return _on_row(partial(row_complaint, factory))
+
+
+def _on_row(complaint: Callable[[Mapping[str, Any]], str]) -> Callable[[str], str]:
+    """For the columns of a row without its prompt and answer, which every row has."""
+    return lambda columns_json: complaint({**json.loads(columns_json), "prompt": "", "answer": ""})
 
 
 class Episode:

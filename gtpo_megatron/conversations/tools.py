@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -240,6 +241,17 @@ class ToolTurns:
         if callable(get_reward := getattr(self._environment, "get_reward", None)):
             return get_reward()
         return 0.0 if reward is None else reward
+
+
+def row_complaint(kind: type, row: Mapping[str, Any]) -> str:
+    """Why ``reset`` of a class cannot be given a row, because it needs a column that is not there; "" if it can."""
+    if not callable(given := getattr(kind, "reset", None)):
+        return ""
+    try:
+        _taken(partial(given, None), row)  # in the place of the object
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 def tool_names(kind: type) -> list[str]:

@@ -87,6 +87,14 @@ class Taskset:
         """The environment variables of that process."""
         return {name: value for name, value in os.environ.items() if name in PASSED or name in self.passed}
 
+    def complaint(self, row: Mapping[str, Any]) -> str:
+        """Why a row is none of this taskset; "" if it is."""
+        if not isinstance(row.get("task"), dict):
+            return f"the row has no task of verifiers; rows are written by: python -m {__name__} NAME"
+        if (found := row.get("taskset")) != self.taskset:
+            return f"the row is of the taskset {shown(found)}, expected {shown(self.taskset)}"
+        return ""
+
 
 def parse_taskset(name: str) -> Taskset:
     """Reads ``verifiers:TASKSET?python=VENV/bin/python&OPTION=VALUE``.
@@ -128,7 +136,7 @@ class TasksetAgent:
     """
 
     def __init__(self, taskset: Taskset) -> None:
-        self._name, self._taskset = taskset.name, taskset.taskset
+        self._name, self._taskset = taskset.name, taskset
         self._process = _started(taskset, "play")
         weakref.finalize(self, _end, self._process)
         self._numbers = itertools.count(1)
@@ -143,10 +151,8 @@ class TasksetAgent:
         Raises:
             DataError: it failed, or the row is none of a taskset.
         """
-        if not isinstance(row.get("task"), dict):
-            raise DataError(f"the row has no task of verifiers; rows are written by: python -m {__name__} NAME")
-        if row.get("taskset") != self._taskset:
-            raise DataError(f"the row is of the taskset {shown(row.get('taskset'))}, expected {shown(self._taskset)}")
+        if complaint := self._taskset.complaint(row):
+            raise DataError(complaint)
         sender = await self._connected()
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()

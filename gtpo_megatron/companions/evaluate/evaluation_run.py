@@ -216,7 +216,7 @@ def _load(
         verbatim_text=config.verbatim_text,
         template=config.prompt_template,
         # an environment grades whatever it can
-        graded_by=rows_needed(() if config.environment.name else run_rewards(config.reward), drops=None),
+        graded_by=rows_needed(config.reward, config.environment, drops=None),
         given=given,
         vocab_size=vocab_size,
     )

@@ -8,12 +8,15 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from gtpo_megatron.batch import Problem
+from gtpo_megatron.config.environment import EnvironmentConfig
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.conversations.environment import row_check
 from gtpo_megatron.data.chat_template import TemplateInputs, asks_for_date, stop_token_ids, today, unstopped_turn
 from gtpo_megatron.data.contamination import Contamination, find_contamination
 from gtpo_megatron.data.prompts import ProblemSet, RowsNeeded, load_problems
 from gtpo_megatron.evaluation.evaluator import HeldOutSet
-from gtpo_megatron.rewards.function import RewardFunction, answer_complaint, complaint, needs_answer, run_rewards
+from gtpo_megatron.rewards.function import answer_complaint, complaint, needs_answer, run_rewards
 from gtpo_megatron.run_folder.folder import TRAIN, DataContent, heldout_name
 
 logger = logging.getLogger(__name__)
@@ -59,9 +62,7 @@ def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, vocab_
     """
     data, evaluation = config.data, config.evaluation
     given = TemplateInputs(options=data.template_options, date=data.template_date or today())
-    graded_by = rows_needed(  # an environment grades whatever it can
-        () if config.environment.name else run_rewards(config.reward), drops=data.ungradable_rows == "drop"
-    )
+    graded_by = rows_needed(config.reward, config.environment, drops=data.ungradable_rows == "drop")
     training = load_problems(
         data.train,
         tokenizer,
@@ -139,8 +140,11 @@ def turn_warning(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> str:
     return "" if config.data.verbatim_text else unstopped_turn(tokenizer, given, stop_ids, sampling.stop_strings)
 
 
-def rows_needed(functions: Sequence[RewardFunction], *, drops: bool | None) -> RowsNeeded:
-    """What these reward functions need of a row; for ``drops`` see ``RowsNeeded``."""
+def rows_needed(reward: RewardConfig, environment: EnvironmentConfig, *, drops: bool | None) -> RowsNeeded:
+    """What the environment, or without one the reward functions, need of a row; for ``drops`` see ``RowsNeeded``."""
+    if environment.name:
+        return RowsNeeded(answer=False, complaint=row_check(environment.name), drops=drops)
+    functions = run_rewards(reward)
     return RowsNeeded(
         answer=needs_answer(functions),
         complaint=lambda columns_json: complaint(functions, columns_json),

@@ -9,6 +9,7 @@ import pytest
 from gtpo_megatron import train
 from gtpo_megatron.cli import dispatch
 from gtpo_megatron.config.problems import parse_dataset
+from gtpo_megatron.conversations.environment import row_check
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.prompts import RowsNeeded, load_problems
 from gtpo_megatron.data.source import read_rows
@@ -205,3 +206,53 @@ def test_too_few_problems_says_why(tmp_path):
     assert "raise --data.max-prompt-tokens" in said
     assert "1 cannot be graded" in said
     assert "1 repeat an earlier prompt" in said
+
+
+PAGE = """
+class Columns:
+    def reset(self, answer, operands, limit=3):
+        pass
+
+
+class Row:
+    def reset(self, row):
+        return "x"
+
+    def step(self, message):
+        pass
+
+
+def agent(row, *, base_url, api_key):
+    return 0.0
+"""
+
+
+def test_a_row_that_an_environment_cannot_take_is_refused_before_a_run(tmp_path):
+    """Else each of its episodes would fail, one by one; with ``drop`` it is left out."""
+    page = tmp_path / "page.py"
+    page.write_text(PAGE)
+    heldout = tmp_path / "heldout.jsonl"
+    heldout.write_text(json.dumps({"problem": "2+2", "operands": 2}))
+    rows = [{"problem": "1+1", "operands": 2}, {"problem": "1+2"}, {"problem": "1+3", "operands": None}]
+
+    def problems(name, *rows, **options):
+        config = tiny_cpu.tool_gtpo()
+        options = {"prompts_per_step": 1, **options}
+        data = dataclasses.replace(config.data, train_path=written(tmp_path, *rows), **options)
+        environment = dataclasses.replace(config.environment, name=name)
+        evaluation = dataclasses.replace(config.evaluation, path=str(heldout))
+        found = dataclasses.replace(config, data=data, environment=environment, evaluation=evaluation)
+        return train.check_inputs(found).train
+
+    with pytest.raises(DataError, match=r"set\.jsonl:2: reset needs the column 'operands'; the row has prompt, answer"):
+        problems(f"{page}:Columns", *rows)
+    assert len(problems(f"{page}:Columns", *rows, ungradable_rows="drop")) == 2
+    assert len(problems(f"{page}:Row", *rows)) == 3
+    assert len(problems(f"{page}:agent", *rows)) == 3
+
+
+def test_a_row_of_another_taskset_is_none_of_this_one():
+    check = row_check("verifiers:adder?python=/usr/bin/python3")
+    assert check('{"task": {}, "taskset": "adder"}') == ""
+    assert check('{"task": {}, "taskset": "other"}') == "the row is of the taskset 'other', expected 'adder'"
+    assert check("{}").startswith("the row has no task of verifiers; rows are written by: python -m gtpo_megatron.")
