@@ -138,10 +138,9 @@ def main() -> None:
         ]
         rounds = []
         for number in range(-1, options.rounds):  # one round warms up
-            row = {
-                name: sampled(engine, requests, sampling, keeps=keeps)
-                for name, keeps in (("kept", True), ("emptied", False))
-            }
+            row = {}
+            for keeps in (True, False) if number % 2 else (False, True):
+                row["kept" if keeps else "emptied"] = sampled(engine, requests, sampling, keeps=keeps)
             if number >= 0:
                 rounds.append(row)
         engine._conversation.close()

@@ -89,8 +89,14 @@ class Architecture(ModelShape):
         unit = tensor_parallel_size * multiple
         return -(-self.vocab_size // unit) * unit
 
+    def check_engine(self) -> None:
+        """Raises ConfigError if vLLM has no class for the model."""
+        if self.delta is not None and self.experts is None:
+            raise ConfigError("vLLM has no delta nets without experts: one layer of this model must have some")
+
     def check_sampler(self, rollout: RolloutConfig) -> None:
         """Raises ConfigError unless the experts and delta nets split over the workers of a vLLM engine."""
+        self.check_engine()
         workers = rollout.tensor_parallel_size
         if self.delta is not None and self.delta.num_key_heads % workers:
             raise ConfigError(
@@ -199,9 +205,15 @@ _MISSING = {
     "Exaone4ForCausalLM": _NORMS_BEHIND,
     "Cohere2ForCausalLM": "attention and MLP side by side",
     "Ernie4_5_MoeForCausalLM": "a router whose softmax has a bias",
-    "GraniteMoeHybridForCausalLM": "Mamba layers",
+    "GraniteMoeHybridForCausalLM": "Granite's factors, and Mamba layers where it has some",
     "NemotronHForCausalLM": "Mamba layers",
     "Lfm2ForCausalLM": "short convolutions",
+    "Gemma4ForCausalLM": "heads of several sizes and shared keys",
+    "GraniteForCausalLM": "Granite's factors on embedding, residuals and logits",
+    "HunYuanDenseV1ForCausalLM": "norms of heads behind the rotation",
+    "OlmoeForCausalLM": "norms over all heads",
+    "MiniMaxM2ForCausalLM": "norms over all heads",
+    "GraniteMoeForCausalLM": "Granite's factors on embedding, residuals and logits",
     "Qwen3_5ForCausalLM": "Qwen3-Next's projections under other names",
     "Qwen3_5ForConditionalGeneration": "a vision tower",
     "Qwen3_5MoeForCausalLM": "Qwen3-Next's projections under other names",
@@ -287,7 +299,7 @@ def _family(path: Path, fields: Fields) -> _Family:
     names = fields.get("architectures", list[str], [])
     name = names[0] if names else "none"
     if name in _MISSING:
-        raise ConfigError(f"{path}: architecture {shown(name)} needs {_MISSING[name]}, which is not there")
+        raise ConfigError(f"{path}: architecture {shown(name)} needs what is not there: {_MISSING[name]}")
     found = [key for key in _EXPERT_KEYS if fields.raw.get(key)]
     with_experts = [known for known, family in _FAMILIES.items() if family.experts is not None]
     if found and name not in with_experts:

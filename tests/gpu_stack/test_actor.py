@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from gtpo_megatron.config.adapter import PROJECTIONS, AdapterConfig
+from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
 from gtpo_megatron.weights.param_mapping import TensorParallel
 from tests.dist_utils import run_processes
 from tests.distributed.one_update import one_update
@@ -84,13 +86,18 @@ def test_what_is_whole_on_every_rank(models, tmp_path, family, layout):
 @pytest.mark.parametrize("layout", [{"num_ranks": 1}, LAYOUTS["tp2_sp"]], ids=["one", "tp2_sp"])
 @pytest.mark.parametrize("family", ["qwen2", "deepseek_dense"])
 def test_adapters_read_what_their_layers_read(models, tmp_path, family, layout):
-    """Transformer Engine fuses norms into the layers; B begins at 0, so its gradient is that of W times A."""
+    """Transformer Engine fuses norms into the layers; B begins at 0, so its gradient is that of W times A.
+
+    Frozen weights are in a converted folder, where norms have the names that Transformer Engine's layers would give.
+    """
     from gtpo_megatron.actor.model.adapters import new_adapter  # imports Megatron, which warns
 
     folder, model = models[family]
     targets = ("q_b_proj", "kv_b_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     targets = PROJECTIONS if family == "qwen2" else targets
-    config = te_config(folder, layout, adapter=AdapterConfig(rank=4, targets=targets))
+    converted = tmp_path / "converted"
+    hf_to_megatron(folder, converted, ParallelConfig(num_ranks=1), progress=ConversionProgress())
+    config = te_config(converted, layout, adapter=AdapterConfig(rank=4, targets=targets))
     rollouts = make_rollouts(loss_mask=own_tokens())
     expected = dense_step(copy.deepcopy(model), config, rollouts, make_rewards())["gradients"]
     arguments = (config, str(tmp_path / "weights"), (), "one", rollouts)

@@ -90,13 +90,12 @@ def _local_layer(arch: Architecture, config: TransformerConfig, *, num_experts: 
             _submodules(_submodules(layer.mlp).experts).linear_fc2 = _OwnOutput
     if arch.latents is not None:
         _replace_attention(spec, LatentSelfAttention, arch)
-        _keep_apart(layer, "input_layernorm.")
     return spec
 
 
 def _keep_apart(layer: Any, norm: str) -> None:
     """Checkpoints name norms as Transformer Engine does, which fuses them into the layers behind, but not this one."""
-    keys = layer.sharded_state_dict_keys_map
+    keys = layer.sharded_state_dict_keys_map or {}
     layer.sharded_state_dict_keys_map = {ours: fused for ours, fused in keys.items() if ours != norm}
 
 
@@ -132,7 +131,6 @@ def _with_delta_nets(
         if arch.has_delta_net(number):
             layer = copy.deepcopy(layer)  # noqa: PLW2901 - one spec is that of many layers
             _replace_attention(layer, GatedDeltaNet, arch)
-            _keep_apart(layer.submodules, "input_layernorm.")
         found.append(layer)
     return found
 
@@ -142,6 +140,7 @@ def _replace_attention(layer: Any, kind: type, arch: Architecture) -> None:
     classes = layer_classes()
     layer.submodules.input_layernorm = classes.norm
     layer.submodules.self_attention = ModuleSpec(kind, params={"arch": arch}, submodules=classes)
+    _keep_apart(layer.submodules, "input_layernorm.")
 
 
 def _use_policy_router(layer: Any) -> None:

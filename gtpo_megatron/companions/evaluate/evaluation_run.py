@@ -22,7 +22,7 @@ from gtpo_megatron.companions.evaluate.benchmark_run import (
 from gtpo_megatron.companions.evaluate.conversations import ConversationSource
 from gtpo_megatron.companions.evaluate.display import EvaluationDisplay, results_table
 from gtpo_megatron.companions.evaluate.evaluated_model import EvaluatedModel
-from gtpo_megatron.companions.evaluate.model_folder import check_length, check_model_folder, model_fingerprint
+from gtpo_megatron.companions.evaluate.model_folder import check_can_sample, check_model_folder, model_fingerprint
 from gtpo_megatron.companions.evaluate.results import RESULTS_FILE, EvaluationResult, evaluation_result, write_results
 from gtpo_megatron.companions.evaluate.verdict_file import (
     TEMPLATE_INPUTS,
@@ -96,7 +96,7 @@ def evaluate_model(
     judged_by = check_judge(config.reward.judge) if any(one.statement.needs_judge for one in rewards) else ""
     check_model_folder(model.folder)
     architecture = read_architecture(model.folder)
-    check_length(architecture, config.max_sequence_tokens)
+    check_can_sample(architecture, config.max_sequence_tokens)
     if is_cpu_build():
         check_attention(architecture, config.engine.dtype, where=f"model {model.folder}")
     final_answer = None if config.environment.name else resolve_final_answer(config.reward.function)
@@ -215,7 +215,6 @@ def _load(
         max_prompt_tokens=config.max_prompt_tokens,
         verbatim_text=config.verbatim_text,
         template=config.prompt_template,
-        # an environment grades whatever it can
         graded_by=rows_needed(config.reward, config.environment, drops=None),
         given=given,
         vocab_size=vocab_size,

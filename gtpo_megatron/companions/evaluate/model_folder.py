@@ -57,8 +57,9 @@ def weight_paths(folder: Path) -> list[Path]:
     return []
 
 
-def check_length(architecture: Architecture, needed: int) -> None:
-    """Raises ConfigError if the model has fewer positions than ``needed`` tokens."""
+def check_can_sample(architecture: Architecture, needed: int) -> None:
+    """Raises ConfigError if vLLM has no class for the model, or it has fewer positions than ``needed`` tokens."""
+    architecture.check_engine()
     if needed > architecture.max_positions:
         raise ConfigError(
             f"max_prompt_tokens + sampling.max_response_tokens = {needed} exceeds the model's "

@@ -115,7 +115,7 @@ def token_section(runs: Sequence[RunData]) -> str:
         return ""
     inside = "".join((f"<h3>{escape(run.name)}</h3>" if len(runs) > 1 else "") + _table(found) for run, found in tables)
     return (
-        '<details class="tokens" id="tokens"><summary>Where the credit goes, by kinds of tokens</summary>'
+        '<details id="tokens"><summary>Where the credit goes, by kinds of tokens</summary>'
         f'{inside}<p class="about">{_CAPTION}</p></details>'
     )
 

@@ -222,6 +222,22 @@ class Row:
         pass
 
 
+class Static:
+    @staticmethod
+    def reset(*, operands):
+        pass
+
+
+class OfClass:
+    @classmethod
+    def reset(cls, operands):
+        pass
+
+
+class InC:
+    reset = dict.update
+
+
 def agent(row, *, base_url, api_key):
     return 0.0
 """
@@ -247,8 +263,12 @@ def test_a_row_that_an_environment_cannot_take_is_refused_before_a_run(tmp_path)
     with pytest.raises(DataError, match=r"set\.jsonl:2: reset needs the column 'operands'; the row has prompt, answer"):
         problems(f"{page}:Columns", *rows)
     assert len(problems(f"{page}:Columns", *rows, ungradable_rows="drop")) == 2
-    assert len(problems(f"{page}:Row", *rows)) == 3
-    assert len(problems(f"{page}:agent", *rows)) == 3
+    for name in ("Static", "OfClass"):
+        with pytest.raises(DataError, match="reset needs the column 'operands'"):
+            problems(f"{page}:{name}", *rows)
+        assert len(problems(f"{page}:{name}", *rows, ungradable_rows="drop")) == 2
+    for name in ("Row", "agent", "InC"):
+        assert len(problems(f"{page}:{name}", *rows)) == 3
 
 
 def test_a_row_of_another_taskset_is_none_of_this_one():

@@ -121,3 +121,12 @@ def test_layouts_and_adapters_that_it_has_not_are_named(tmp_path):
     adapted = dataclasses.replace(gtpo_64gpu(), adapter=AdapterConfig(rank=8, targets=("q_proj",)))
     with pytest.raises(ConfigError, match="gated delta nets and output gates has no adapters"):
         request_from(adapted, cluster())
+
+
+def test_one_without_experts_is_read_and_has_no_engine(tmp_path):
+    """vLLM's class looks for a layer with experts and raises if there is none."""
+    dense = QWEN3_NEXT_80B | {"num_hidden_layers": 4, "mlp_only_layers": [0, 1, 2, 3]}
+    arch = read_architecture(written(tmp_path, dense))
+    assert arch.experts is None
+    with pytest.raises(ConfigError, match="vLLM has no delta nets without experts"):
+        arch.check_sampler(RolloutConfig())

@@ -102,22 +102,25 @@ const sampledGroups = (draw) => {
     });
   }
 
+  /** What the reader has unfolded, by run, group, response and turn; it stays so when the page is drawn anew. */
+  const unfolded = new Set();
   /** A conversation: the policy's turns, and between them what others said, folded where it is long and the search finds nothing in it. */
-  function turnsOf(response, scales) {
+  function turnsOf(response, scales, name) {
     const turns = [];
     for (const token of tokensOf(response, scales)) {
       const isForeign = token.classList.contains("foreign");
       if (turns.at(-1)?.isForeign !== isForeign) turns.push({ isForeign, tokens: [] });
       turns.at(-1).tokens.push(token);
     }
-    return turns.map(({ isForeign, tokens }) => {
+    return turns.map(({ isForeign, tokens }, at) => {
       const made = element("div", isForeign ? "others" : "turn");
-      made.setAttribute("role", "group");
       made.append(...tokens);
       if (!isForeign || tokens.length <= NUM_OPEN) return made;
-      const folded = element("details", "others"), text = made.textContent.replace(/[\s↵]+/g, " ").trim();
-      folded.open = tokens.some((token) => token.classList.contains("hit"));
-      folded.append(element("summary", "", `${number(tokens.length)} tokens by others: ${text.slice(0, 60)}…`), ...tokens);
+      const folded = element("details", "others"), text = made.textContent.replace(/[\s↵]+/g, " ").trim(), key = `${name}.${at}`;
+      const summary = element("summary", "", `${number(tokens.length)} tokens by others: ${text.length > 60 ? `${text.slice(0, 60)}…` : text}`);
+      folded.open = unfolded.has(key) || tokens.some((token) => token.classList.contains("hit"));
+      summary.onclick = () => (folded.open ? unfolded.delete(key) : unfolded.add(key)); // before it changes
+      folded.append(summary, ...tokens);
       return folded;
     });
   }
@@ -149,7 +152,7 @@ const sampledGroups = (draw) => {
     tokens.setAttribute("role", "listbox");
     tokens.setAttribute("aria-orientation", "horizontal");
     tokens.setAttribute("aria-label", `tokens of response ${place}, ${data.kind}: arrow keys move over them`);
-    tokens.append(...turnsOf(data, run.scales));
+    tokens.append(...turnsOf(data, run.scales, `${run.name}.${group.step}.${group.group_id}.${place}`));
     made.append(facts, tokens);
     if (data.info) made.append(element("p", "facts info", toldOf(data.info)));
     const more = data.num_tokens - opened(data).tokens.length;

@@ -177,6 +177,12 @@ CONVERSATION = """
   facts.last = words(one("#readout").textContent);
   change("#search input", "result 25", "input");
   facts.found = one(".response details.others").open;
+  change("#search input", "", "input");
+  facts.after = one(".response details.others").open;
+  one(".response details.others summary").click();
+  await later(100);
+  change("#pick-order select", "-length", "change");
+  facts.kept = one(".response details.others").open;
 """
 
 
@@ -209,6 +215,8 @@ def test_others_words_stand_between_the_turns(tmp_path):
         "turns": "turn+others+turn+others+turn",
         "last": '"so_4"_entropy_1_nats_shaped_reward_1.1_advantage_0.5',
         "found": "true",
+        "after": "false",
+        "kept": "true",
     }
 
 

@@ -102,6 +102,6 @@ def test_without_sampled_responses_there_is_no_table(tmp_path):
 def test_a_page_has_a_table_a_run_and_shows_no_text_of_tokens(tmp_path):
     write_report([make_run(tmp_path / name) for name in ("one", "two")], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    section = page[page.index('<details class="tokens"') :].split("</details>")[0]
+    section = page[page.index('<details id="tokens"') :].split("</details>")[0]
     assert section.count("<table") == 2
     assert ATTACK not in section
