@@ -84,6 +84,7 @@ OWN_JSON = {
     "gtpo_megatron/rewards/request.py": "what data/rows.py has just made of a row",
     "gtpo_megatron/companions/evaluate/conversations.py": "why an episode failed, as responses.py has just written it",
     "gtpo_megatron/rollout/conversation.py": "what data/rows.py has just made of a row",
+    "gtpo_megatron/conversations/environment.py": "what data/rows.py has just made of a row",
     "gtpo_megatron/rewards/grade.py": "what it has just made of a value",
     "gtpo_megatron/rewards/code_tests.py": "values that program_tests.py has just made, and a program's",
     "gtpo_megatron/sandbox/inside/main.py": "its command line and jobs, from the process that started it",
