@@ -52,7 +52,8 @@ def make_folder(folder: Path, size: ModelSize, *, device: torch.device) -> None:
         if sum(tensor.nbytes for tensor in tensors.values()) >= FILE_BYTES:
             save()
     save()
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}), encoding="utf-8")
+    index = {"metadata": {}, "weight_map": files}  # transformers reads both
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
 def run_config(folder: Path, size: ModelSize, dtype: str) -> RunConfig:
