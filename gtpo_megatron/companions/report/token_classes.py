@@ -40,10 +40,10 @@ _COMPILED = {
 
 Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
-_CAPTION = (
-    "Tokens that the policy wrote, by their text, of the sampled responses that this page was made from. Credit: the "
-    "mean advantage of a kind's tokens over that of all tokens of the same outcome; above 1 a kind is raised. Where "
-    "credit does not depend on entropy, what is left is which responses have such tokens."
+CAPTION = (
+    "Tokens that the policy wrote, by their text, of responses that the run wrote down. Credit: the mean advantage of "
+    "a kind's tokens over that of all tokens of the same outcome; above 1 a kind is raised. Where credit does not "
+    "depend on entropy, what is left is which responses have such tokens."
 )
 
 
@@ -116,7 +116,7 @@ def token_section(runs: Sequence[RunData]) -> str:
     inside = "".join((f"<h3>{escape(run.name)}</h3>" if len(runs) > 1 else "") + _table(found) for run, found in tables)
     return (
         '<details id="tokens"><summary>Where the credit goes, by kinds of tokens</summary>'
-        f'{inside}<p class="about">{_CAPTION}</p></details>'
+        f'{inside}<p class="about">{CAPTION}</p></details>'
     )
 
 

@@ -19,6 +19,9 @@ from gtpo_megatron.companions.study.table import (
     ArmRow,
     arm_rows,
     cells,
+    kinds_headings,
+    kinds_legend,
+    kinds_rows,
     markdown,
     notes,
     planned_cells,
@@ -108,6 +111,12 @@ def study_page(study: Study, rows: Sequence[ArmRow], summaries: Sequence[Finishe
             caption = f"Line: mean over seeds{band}."
             main.append(plot(metric.replace("/", "-"), title, unit=unit, caption=caption))
     main.append("</section>")
+    if kinds := kinds_rows(rows, summaries):
+        main += [
+            "<details><summary>Where the credit goes, by kinds of tokens</summary>",
+            _html_table(kinds_headings(rows), kinds, marked=-1),
+            f'<p class="about">{escape(kinds_legend())}</p></details>',
+        ]
     abouts = "".join(
         f"<div><dt>{escape(row.label)}</dt><dd>{escape(study.arm(row.name).about)}</dd></div>" for row in rows
     )

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.atomic_file import write_file
+from gtpo_megatron.companions.report.sampled_groups import Kind, read_groups
+from gtpo_megatron.companions.report.token_classes import kinds_of_tokens
 from gtpo_megatron.companions.study.plan import MAX_SEED, PlannedRun, digest, fingerprint, portable
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.errors import DataError
@@ -33,6 +35,7 @@ CURVES = (
 """Metrics whose curves are kept."""
 MAX_VALUE = 1e15
 """Largest value of a curve or a cost, so that sums of them stay finite."""
+SIDES = (Kind.CORRECT, Kind.INCORRECT)
 _SUMS = {
     "training_s": ("timing/step_s", "timing/evaluation_s", "timing/checkpoint_s"),
     "responses": ("rollout/responses_count",),
@@ -53,6 +56,8 @@ class FinishedRun:
         provenance: versions, commit and machine of the run.
         curves: pairs of step and value, by metric.
         cost: seconds of training, responses and response tokens, summed over the steps.
+        kinds: of the responses that the run wrote down, by kind of token: share of the tokens, mean entropy in nats,
+            and the credit of correct and of incorrect ones; empty in older summaries.
     """
 
     arm: str
@@ -63,6 +68,7 @@ class FinishedRun:
     provenance: dict[str, Any]
     curves: dict[str, list[tuple[int, float]]]
     cost: dict[str, float]
+    kinds: dict[str, dict[str, float | None]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -96,6 +102,7 @@ def summarise(planned: PlannedRun, run_dir: Path) -> FinishedRun:
     if last < planned.config.num_steps:
         raise DataError(f"{run_dir}: its metrics end at step {last} of {planned.config.num_steps}; it has not finished")
     curves = {name: [(row["step"], row[name]) for row in rows if row.get(name) is not None] for name in CURVES}
+    groups, _ = read_groups(run_dir, threshold=planned.config.algorithm.success_threshold)
     return FinishedRun(
         arm=planned.arm.name,
         seed=planned.seed,
@@ -105,6 +112,10 @@ def summarise(planned: PlannedRun, run_dir: Path) -> FinishedRun:
         provenance=logged_provenance(run_dir / LOG_FILE),
         curves={name: points for name, points in curves.items() if points},
         cost={name: sum(row.get(part) or 0.0 for row in rows for part in parts) for name, parts in _SUMS.items()},
+        kinds={
+            one.kind: {"share": one.share, "entropy": one.entropy, **{side: one.credit[side] for side in SIDES}}
+            for one in kinds_of_tokens(groups)
+        },
     )
 
 
@@ -150,6 +161,7 @@ def _check_settings(found: FinishedRun) -> None:
 
 def _check_numbers(found: FinishedRun) -> None:
     values = [value for points in found.curves.values() for _, value in points]
+    values += [value for kind in found.kinds.values() for value in kind.values() if value is not None]
     if not all(abs(value) <= MAX_VALUE for value in (*values, *found.cost.values())):
         raise DataError(f"a value is not between -{MAX_VALUE:g} and {MAX_VALUE:g}")
     for name, points in found.curves.items():

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from gtpo_megatron.companions.report.token_classes import CAPTION, KINDS
 from gtpo_megatron.companions.study.comparison import (
     MAX_EXACT_PAIRS,
     NUM_RANDOM_SIGNS,
@@ -14,7 +15,7 @@ from gtpo_megatron.companions.study.comparison import (
     shown_p,
 )
 from gtpo_megatron.companions.study.plan import PlannedComparison, Study
-from gtpo_megatron.companions.study.run_summary import FinishedRun, of_arm, outcomes
+from gtpo_megatron.companions.study.run_summary import SIDES, FinishedRun, of_arm, outcomes
 from gtpo_megatron.evaluation.intervals import Interval, bootstrap_interval
 
 
@@ -167,7 +168,10 @@ def markdown(study: Study, rows: Sequence[ArmRow], summaries: Sequence[FinishedR
     planned = [planned_cells(study, row) for row in planned_rows(study, summaries)]
     tables = [_table(PLANNED_HEADINGS, planned)] if planned else []
     tables.append(_table(HEADINGS, [cells(row) for row in rows]))
-    return "\n\n".join([*tables, *notes(study, rows, summaries)]) + "\n"
+    parts = [*tables, *notes(study, rows, summaries)]
+    if kinds := kinds_rows(rows, summaries):
+        parts += [_table(kinds_headings(rows), kinds), kinds_legend()]
+    return "\n\n".join(parts) + "\n"
 
 
 def notes(study: Study, rows: Sequence[ArmRow], summaries: Sequence[FinishedRun]) -> list[str]:
@@ -175,6 +179,37 @@ def notes(study: Study, rows: Sequence[ArmRow], summaries: Sequence[FinishedRun]
     below = (choices_note(study, rows), missing_note(study, summaries), commits_note(summaries))
     parts = (planned_legend(study), legend(study), *below)
     return [part for part in parts if part]
+
+
+def kinds_headings(rows: Sequence[ArmRow]) -> list[str]:
+    """Headings over :func:`kinds_rows`."""
+    return ["tokens", "share", "entropy, nats", *(f"{side}, {row.label}" for side in SIDES for row in rows)]
+
+
+def kinds_rows(rows: Sequence[ArmRow], summaries: Sequence[FinishedRun]) -> list[list[str]]:
+    """Where the credit of each arm goes, a row a kind of token; empty if no run says."""
+    by_arm = {row.name: list(of_arm(summaries, row.name).values()) for row in rows}
+    runs = [run for arm in by_arm.values() for run in arm]
+
+    def mean(of: Sequence[FinishedRun], kind: str, what: str, shape: str) -> str:
+        found = [value for run in of if (value := run.kinds.get(kind, {}).get(what)) is not None]
+        return format(fmean(found), shape) if found else "-"
+
+    return [
+        [
+            kind,
+            mean(runs, kind, "share", ".1%"),
+            mean(runs, kind, "entropy", ".3f"),
+            *(mean(by_arm[row.name], kind, side, ".2f") for side in SIDES for row in rows),
+        ]
+        for kind in KINDS
+        if any(kind in run.kinds for run in runs)
+    ]
+
+
+def kinds_legend() -> str:
+    """Sentences that explain them."""
+    return f"{CAPTION} Means over runs."
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

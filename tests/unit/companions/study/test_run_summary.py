@@ -7,6 +7,7 @@ from gtpo_megatron.companions.study.plan import planned_runs
 from gtpo_megatron.companions.study.run_summary import read_summaries, read_summary, summarise, write_summary
 from gtpo_megatron.companions.study.table import arm_rows, markdown
 from gtpo_megatron.errors import DataError
+from gtpo_megatron.run_folder.rollout_log import RolloutLog, RolloutRecord
 from recipes import precision_study, staleness_study, study
 from tests.unit.companions.study.makers import STUDY, finish
 
@@ -18,6 +19,8 @@ COMMITTED = {
     "study_dose": (study.dose(), ("study",)),
     "study_size": (study.second_size(), ()),
     "study_task": (study.second_task(), ()),
+    "study_conversations": (study.conversations(), ()),
+    "study_adapter_rates": (study.adapter_rates(), ()),
     "precision_study": (precision_study.study(), ()),
     "staleness_study": (staleness_study.study(), ()),
 }
@@ -86,6 +89,34 @@ def test_a_committed_study_is_whole_and_its_table_of_its_runs(folder):
     summaries = [found[name] for name in sorted(run.name for run in runs) if name in found]
     rows = arm_rows(study, summaries, arms)
     assert (RESULTS / folder / "table.md").read_text() == markdown(study, rows, summaries)
+
+
+def test_a_summary_says_where_the_credit_went(tmp_path, planned):
+    finish(planned, tmp_path / "run")
+    assert summarise(planned, tmp_path / "run").kinds == {}  # it wrote no responses down
+    log = RolloutLog(tmp_path / "run", groups_per_step=2)
+    for step, (tokens, reward, advantages) in enumerate(
+        [(["So", " 4", " +", "5"], 1.0, [1.0, 1.0, 2.0, 4.0]), (["4", "."], 0.0, [-1.0, -3.0])], start=1
+    ):
+        record = RolloutRecord(
+            group_id=step, policy_version=0, prompt="p", response="".join(tokens), tokens=tokens, reward=reward,
+            token_entropy=[0.25] * len(tokens), shaped_rewards=[0.0] * len(tokens), advantages=advantages,
+            truncated=False,
+        )  # fmt: skip
+        log.write(step, [record])
+    summary = summarise(planned, tmp_path / "run")
+    assert summary.kinds["digits"] == {
+        "share": pytest.approx(2 / 6), "entropy": pytest.approx(0.25, abs=1e-2), "correct": pytest.approx(2.5 / 2),
+        "incorrect": None,
+    }  # fmt: skip
+    assert summary.kinds["punctuation"]["incorrect"] == pytest.approx(1.5)
+    assert set(summary.kinds) == {"first token", "digits", "operator", "punctuation"}
+    path = tmp_path / f"{summary.name}.json"
+    write_summary(summary, path)
+    assert read_summary(path) == summary
+    path.write_text(path.read_text().replace('"incorrect": null', '"incorrect": 1e300'))
+    with pytest.raises(DataError, match="not between"):
+        read_summary(path)
 
 
 def test_a_run_that_has_not_finished_has_no_summary(tmp_path, planned):

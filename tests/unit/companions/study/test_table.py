@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from gtpo_megatron.companions.study.page import study_page
 from gtpo_megatron.companions.study.plan import planned_runs
 from gtpo_megatron.companions.study.table import HEADINGS, arm_rows, cells, choices_note, markdown, missing_note
 from tests.unit.companions.study.makers import STUDY, summaries
@@ -108,3 +109,23 @@ def test_the_order_of_runs_does_not_matter(made):
     found = made(12)
     by_name = sorted(found, key=lambda one: one.name)  # seed 10 before seed 2
     assert arm_rows(STUDY, by_name, ("gtpo", "grpo")) == arm_rows(STUDY, found, ("gtpo", "grpo"))
+
+
+def test_where_the_credit_goes_is_the_mean_over_the_runs_of_an_arm(made):
+    runs = [replace(run, kinds={}) for run in made(2)]
+    gtpo = [run for run in runs if run.arm == "gtpo"]
+    others = [run for run in runs if run.arm != "gtpo"]
+    text = markdown(STUDY, arm_rows(STUDY, runs, ("gtpo", "grpo")), runs)
+    assert "share" not in text  # no run says
+    kinds = {"digits": {"share": 0.25, "entropy": 0.5, "correct": 1.2, "incorrect": None}, "<b>|": {"share": 1.0}}
+    further = {"digits": {"share": 0.75, "entropy": 0.25, "correct": 1.4, "incorrect": 0.5}}
+    found = [replace(gtpo[0], kinds=kinds), replace(gtpo[1], kinds=further), *others]
+    rows = arm_rows(STUDY, found, ("gtpo", "grpo"))
+    table = markdown(STUDY, rows, found).split("\n\n")[-2].splitlines()
+    assert table[0] == (
+        "| tokens | share | entropy, nats | correct, GTPO v6 | correct, GRPO | incorrect, GTPO v6 | incorrect, GRPO |"
+    )
+    assert table[2:] == ["| digits | 50.0% | 0.375 | 1.30 | - | 0.50 | - |"]  # names that are no kinds are left out
+    html = study_page(STUDY, rows, found)
+    assert "<tr><th>digits</th><td>50.0%</td><td>0.375</td><td>1.30</td>" in html
+    assert "<b>|" not in html
