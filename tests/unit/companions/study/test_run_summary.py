@@ -21,6 +21,7 @@ COMMITTED = {
     "study_task": (study.second_task(), ()),
     "study_conversations": (study.conversations(), ()),
     "study_adapter_rates": (study.adapter_rates(), ()),
+    "study_adapters": (study.adapters(), ()),
     "precision_study": (precision_study.study(), ()),
     "staleness_study": (staleness_study.study(), ()),
 }
