@@ -82,8 +82,8 @@ def _first_to_come(status: RunStatus) -> str:
         return "measured before training; curves and responses appear after step 1"
     since = "" if status.driver is None else f" ({duration(max(0.0, time.time() - status.driver.started_at))} so far)"
     return (
-        f"starting, then measuring before training{since}: accuracy appears when that is done, curves and responses "
-        f"after step 1"
+        f"starting{since}: accuracy before training appears first, where evaluation.at_start asks for it, curves and "
+        "responses after step 1"
     )
 
 

@@ -303,6 +303,7 @@ class EvaluationConfig:
             Empty: that of ``data`` in rows that have it, else the usual names.
         answer_column: of the reference answer in the same rows; empty: as for ``prompt_column``.
         benchmarks: more sets, such as ``aime24``, ``math500=FILE``; their metrics are ``eval/aime24_*`` and so on.
+        at_start: measure before the first step; False saves that where the model's accuracy is known.
         every_steps: steps between measurements; 0 measures before and after only.
         num_problems: how many rows of each set, from the first; 0 takes all.
         samples: responses a problem, the ``k`` of mean@k.
@@ -315,6 +316,7 @@ class EvaluationConfig:
     prompt_column: str = ""
     answer_column: str = ""
     benchmarks: tuple[str, ...] = ()
+    at_start: bool = True
     every_steps: NonNegativeInt = 10
     num_problems: NonNegativeInt = 0
     samples: PositiveInt = 8

@@ -201,6 +201,8 @@ def _still_to_come(runs: Sequence[RunData]) -> str:
         before = (
             "its accuracy before training is above"
             if measured_sets([run])
+            else "processes start, and accuracy before training is not measured"
+            if run.setting("evaluation.at_start") is False
             else (
                 "processes start, then the held-out sets are measured before training"
                 + (f" with {samples} responses a problem" if samples else "")

@@ -85,10 +85,10 @@ class FinishedRun:
         points = self.curves.get(metric)
         return points[-1][1] if points and points[-1][0] == self.num_steps else None
 
-    def first(self, metric: str) -> float | None:
-        """The metric's first value."""
+    def at_start(self, metric: str) -> float | None:
+        """The metric's value before training; None if it was not measured then."""
         points = self.curves.get(metric)
-        return points[0][1] if points else None
+        return points[0][1] if points and points[0][0] == 0 else None
 
 
 def summarise(planned: PlannedRun, run_dir: Path) -> FinishedRun:

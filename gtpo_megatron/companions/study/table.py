@@ -59,7 +59,7 @@ def _row(study: Study, summaries: Sequence[FinishedRun], name: str, baseline: di
     if not after:
         return None
     runs = of_arm(summaries, name)
-    before = [value for run in runs.values() if (value := run.first(study.outcome)) is not None]
+    before = [value for run in runs.values() if (value := run.at_start(study.outcome)) is not None]
     seeds = sorted(after.keys() & baseline.keys())
     comparison = None
     if name != study.baseline and seeds:

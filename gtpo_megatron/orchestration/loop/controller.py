@@ -127,12 +127,10 @@ class Controller:
             with self._stages.timers.stage("weight_sync"):
                 self._stages.weight_sync.push(version=first)
             self._stages.memory_sharing.to_engine()
-            before = after = None
-            if checkpoint is None or checkpoint.unmeasured is not None:
-                after = self._measure_at_start(checkpoint, memory)
-                if after is None:
-                    return self._stopped(first)  # nothing is lost: the next start begins here too
-                before = after if checkpoint is None else None
+            after = self._measure_at_start(checkpoint, memory)
+            if after is None:
+                return self._stopped(first)  # nothing is lost: the next start begins here too
+            before = (after or None) if checkpoint is None else None
             self._display.starting("")
             for step in range(first + 1, self._config.num_steps + 1):
                 scalars = self._step(step)
@@ -155,14 +153,23 @@ class Controller:
                     is_asked = is_asked or (not is_last and self._is_asked_to_stop())
                 if is_asked:
                     return self._stopped(step, before=before)
-            if after is None:  # resumed when everything was done
+            if not after:  # resumed when everything was done
                 after = self._heldout.measure()
                 if after is None:
                     return self._stopped(first)
             return RunSummary(before=before, after=after)
 
     def _measure_at_start(self, checkpoint: Checkpoint | None, memory: PeakMemory) -> tuple[HeldOutResult, ...] | None:
-        """Before the first step, or after that of a checkpoint, whose measurement a stop has put off."""
+        """Before the first step, or after that of a checkpoint, whose measurement a stop has put off.
+
+        Returns:
+            What was measured, nothing if nothing was due; None where the run was asked to stop.
+        """
+        if checkpoint is None and not self._config.evaluation.at_start:
+            self._log.write(0, self._heldout.contamination() | memory.take())
+            return ()
+        if checkpoint is not None and checkpoint.unmeasured is None:
+            return ()
         if checkpoint is not None:
             self._stages.timers.take()  # the times of this start are not the step's
         step = checkpoint.state.step if checkpoint else 0

@@ -352,8 +352,8 @@ def test_at_step_0_it_says_what_will_appear_and_when(tmp_path):
     lock = run_state.acquire(folder)
     try:
         line = status_line(folder, "run")
-        assert line.startswith("run: running, step 0 of 40; starting, then measuring before training (")
-        assert line.endswith("accuracy appears when that is done, curves and responses after step 1")
+        assert line.startswith("run: running, step 0 of 40; starting (")
+        assert line.endswith("where evaluation.at_start asks for it, curves and responses after step 1")
         _, page = LiveReport([folder]).page()
         assert "the held-out sets are measured before training with 8 responses a problem" in page
         assert "begin with step 1; accuracy has its next point after step 20." in page

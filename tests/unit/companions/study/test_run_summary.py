@@ -38,7 +38,8 @@ def test_a_finished_run_in_one_file(tmp_path, planned):
     summary = summarise(planned, tmp_path / "run")
     assert (summary.arm, summary.seed, summary.num_steps) == ("gtpo", 0, 4)
     assert summary.curves["eval/heldout_mean_at_k"] == [(0, 0.2), (4, 0.4)]
-    assert (summary.first("rollout/reward_mean"), summary.at_end("rollout/reward_mean")) == (0.01, 0.04)
+    assert (summary.at_start("eval/heldout_mean_at_k"), summary.at_end("rollout/reward_mean")) == (0.2, 0.04)
+    assert summary.at_start("rollout/reward_mean") is None  # step 1 is not before training
     assert summary.at_end("credit/effective_frac_correct") is None
     assert summary.cost == {"training_s": 4 * 4.0 + 20.0, "responses": 512.0, "response_tokens": 24000.0}
     assert summary.config["data"]["train_path"] == "train_hard.jsonl"

@@ -100,7 +100,17 @@ class RecordedSharing(MemorySharing):
         self._log.append("engine")
 
 
-def run(folder, world, checkpoint=None, memory_sharing=None, rollout=None, measure_every=0, keep_best=0, **options):
+def run(
+    folder,
+    world,
+    checkpoint=None,
+    memory_sharing=None,
+    rollout=None,
+    measure_every=0,
+    measure_at_start=True,
+    keep_best=0,
+    **options,
+):
     """The whole run, or its rest from a checkpoint."""
     config = tiny_cpu.gtpo(num_steps=4)
     config = dataclasses.replace(
@@ -108,7 +118,13 @@ def run(folder, world, checkpoint=None, memory_sharing=None, rollout=None, measu
         data=dataclasses.replace(config.data, prompts_per_step=2),
         rollout=dataclasses.replace(config.rollout, group_size=2, **(rollout or {})),
         algorithm=GTPOConfig(off_policy=OffPolicyConfig(mode="truncate")) if rollout else config.algorithm,
-        evaluation=dataclasses.replace(config.evaluation, samples=2, every_steps=measure_every, seed=EVALUATION_SEED),
+        evaluation=dataclasses.replace(
+            config.evaluation,
+            samples=2,
+            at_start=measure_at_start,
+            every_steps=measure_every,
+            seed=EVALUATION_SEED,
+        ),
         checkpoint=dataclasses.replace(config.checkpoint, every_steps=2, keep=1, keep_best=keep_best),
         logging=dataclasses.replace(config.logging, rollout_groups_per_step=0),
     )
@@ -163,6 +179,16 @@ def test_every_step_has_its_row_before_its_checkpoint(tmp_path):
     assert (rows[0]["eval/heldout_contaminated_count"], rows[0]["eval/aime24_contaminated_count"]) == (1, 0)
     assert rows[3]["rollout/responses_count"] == 4
     assert world.version == 4
+
+
+def test_a_run_may_begin_without_a_measurement(tmp_path):
+    world = World()
+    summary = run(RunFolder(tmp_path), world, measure_at_start=False)
+    assert set(world.measured) == {4}
+    assert (summary.before, summary.after[0].mean_at_k) == (None, 0.5)
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows if "eval/heldout_mean_at_k" in row] == [4]
+    assert rows[0]["eval/heldout_contaminated_count"] == 1  # it is said all the same
 
 
 def test_a_resumed_run_counts_groups_on(tmp_path):
