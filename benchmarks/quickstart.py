@@ -96,6 +96,7 @@ def summarise(run_dir: Path) -> dict[str, Any]:
         "num_steps": len(steps),
         "heldout_before": _accuracy(before),
         "heldout_after": _accuracy(after),
+        "heldout_at_steps": {row["step"]: _accuracy(row) for row in measured},
         "gain_points": 100 * (after["eval/heldout_mean_at_k"] - before["eval/heldout_mean_at_k"]),
         "logprob_gap_max_nats": max(row["sync/logprob_gap_max"] for row in steps),
         "step_median_s": statistics.median(step_s),
