@@ -123,11 +123,11 @@ def test_the_pretrained_models_limits_are_those_of_its_recipe():
         assert getattr(penalty, "max_tokens", 48) == 48
 
 
-def test_every_run_has_one_process_so_that_two_fit_on_two_cores():
+def test_every_run_has_one_process_and_two_fit_on_two_cores_but_of_the_pretrained_model():
     for make in (study, learning_rates, dose, second_size, second_task, conversations, pretrained):
         for run in runs(make()):
             assert (run.config.cluster.mode, run.config.parallel.num_ranks) == ("local", 1)
-            assert run.config.cluster.threads_per_rank == 1
+            assert run.config.cluster.threads_per_rank == (2 if make is pretrained else 1)
 
 
 @pytest.mark.parametrize(
