@@ -36,7 +36,7 @@ from gtpo_megatron.run_folder import state as run_state
 from gtpo_megatron.run_folder.checkpoints import Checkpoint
 from gtpo_megatron.run_folder.folder import CONFIG_FILE, RunFolder
 from gtpo_megatron.run_folder.manifest import RunFacts, check_model, layout_changes, run_facts
-from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, check_metrics
+from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, check_metrics, read_what_there_is
 from gtpo_megatron.run_folder.provenance import LOG_FILE, log_provenance, logged_cause
 from gtpo_megatron.run_folder.stop_request import StopAtOnce, StopRequest
 from gtpo_megatron.sandbox.choose import check_sandbox
@@ -83,7 +83,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         check_disk_space(config, architecture, run_dir, used_bytes=folder.checkpoints.num_bytes)
         checkpoint = folder.checkpoints.latest(config.checkpoint.verify) if resume else None
         first = checkpoint.state.step if checkpoint else 0
-        notes = (*inputs.notes, *(_resume_notes(checkpoint, facts) if checkpoint else ()))
+        notes = (*inputs.notes, *(_resume_notes(checkpoint, facts, run_dir) if resume else ()))
         if checkpoint:
             PromptSampler(inputs.train, config.seed).load_state_dict(checkpoint.state.sampler)
             check_metrics(run_dir / METRICS_FILE)
@@ -170,13 +170,21 @@ def _outcome(summary: RunSummary) -> str:
     return f"stopped after step {summary.stopped_after}: {summary.stop_reason}"
 
 
-def _resume_notes(checkpoint: Checkpoint, facts: RunFacts) -> list[str]:
-    """Notes about resuming from this checkpoint.
+def _resume_notes(checkpoint: Checkpoint | None, facts: RunFacts, run_dir: Path) -> list[str]:
+    """Notes about resuming from this checkpoint, or from the start where there is none yet.
 
     Raises:
         CheckpointError: it is from another model.
     """
-    notes = [checkpoint.note] if checkpoint.note else []
+    metrics, first = run_dir / METRICS_FILE, checkpoint.state.step if checkpoint else 0
+    rows, _ = read_what_there_is(metrics) if metrics.exists() else ([], "")
+    last = max((row["step"] for row in rows), default=0)
+    origin = f"the last checkpoint is of step {first}" if checkpoint else "there is no checkpoint yet"
+    again = f"step {last}" if last == first + 1 else f"steps {first + 1} to {last}"
+    notes = [f"{origin}: {again}, finished before, will be done again"] if last > first else []
+    if checkpoint is None:
+        return notes
+    notes += [checkpoint.note] if checkpoint.note else []
     if checkpoint.manifest is None:
         return [*notes, f"{checkpoint.path} is taken as it is: neither its files nor its model are checked"]
     check_model(checkpoint.path, checkpoint.manifest, facts)

@@ -89,6 +89,19 @@ def test_a_run_that_has_saved_nothing_takes_other_problems(begin):
     assert all(second[name] != first[name] for name in first)
 
 
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [(0, "there is no checkpoint yet: steps 1 to 3,"), (2, "the last checkpoint is of step 2: step 3")],
+)
+def test_steps_that_are_done_again_are_said(begin, tmp_path, caplog, saved, said):
+    begin(TRAIN, HELDOUT, resume=False, step=saved)
+    metrics = "".join(json.dumps({"step": step}) + "\n" for step in range(4))
+    (tmp_path / "run" / "metrics.jsonl").write_text(metrics, encoding="utf-8")
+    with caplog.at_level("INFO", logger="gtpo_megatron.train"):
+        begin(TRAIN, HELDOUT)
+    assert said in caplog.text
+
+
 def test_a_failure_that_refers_to_the_log_quotes_it_and_so_does_the_status(begin, tmp_path, monkeypatch, capsys):
     def failing(*_, inspector=None):
         line = (
