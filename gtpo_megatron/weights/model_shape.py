@@ -1,5 +1,6 @@
 """The sizes of a model, dense or mixture of experts, and how many parameters they make."""
 
+import functools
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -319,7 +320,7 @@ class ModelShape:
         nothing = (False,) * self.num_layers
         delta = nothing if self.delta is None else self.delta.layers
         experts = nothing if self.experts is None else self.experts.layers
-        return tuple(sorted(Counter(map(LayerKind, delta[first:last], experts[first:last])).items()))
+        return _counted(delta[first:last], experts[first:last])
 
     def check_layout(self, parallel: ParallelConfig) -> None:
         """Raises ConfigError unless heads, key-value heads, MLP, layers, experts and attention can be split so."""
@@ -357,3 +358,8 @@ class ModelShape:
             for kind, count in self.layers_between(0, self.num_layers)
         )
         return layers + self.embedding_parameters + self.hidden_size
+
+
+@functools.cache  # a plan asks for the same few stages some hundred thousand times
+def _counted(delta: tuple[bool, ...], experts: tuple[bool, ...]) -> LayerCounts:
+    return tuple(sorted(Counter(map(LayerKind, delta, experts)).items()))
