@@ -191,8 +191,11 @@ def kinds_rows(rows: Sequence[ArmRow], summaries: Sequence[FinishedRun]) -> list
     by_arm = {row.name: list(of_arm(summaries, row.name).values()) for row in rows}
     runs = [run for arm in by_arm.values() for run in arm]
 
+    absent: dict[str, float | None] = {"share": 0.0}  # a kind that a run has no token of
+
     def mean(of: Sequence[FinishedRun], kind: str, what: str, shape: str) -> str:
-        found = [value for run in of if (value := run.kinds.get(kind, {}).get(what)) is not None]
+        values = (run.kinds.get(kind, absent).get(what) for run in of if run.kinds)
+        found = [value for value in values if value is not None]
         return format(fmean(found), shape) if found else "-"
 
     return [

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from dataclasses import replace
 
 import pytest
 
@@ -357,6 +358,10 @@ def test_at_step_0_it_says_what_will_appear_and_when(tmp_path):
         _, page = LiveReport([folder]).page()
         assert "the held-out sets are measured before training with 8 responses a problem" in page
         assert "begin with step 1; accuracy has its next point after step 20." in page
+        evaluation = replace(gtpo().evaluation, at_start=False)
+        (folder / "config.yaml").write_text(to_yaml(replace(gtpo(), evaluation=evaluation)))
+        assert "accuracy before training is not measured" in LiveReport([folder]).page()[1]
+        (folder / "config.yaml").write_text(to_yaml(gtpo()))
         sink = JsonlSink(folder / "metrics.jsonl")
         sink.write(0, {"eval/heldout_mean_at_k": 0.25})
         sink.close()

@@ -118,14 +118,20 @@ def test_where_the_credit_goes_is_the_mean_over_the_runs_of_an_arm(made):
     text = markdown(STUDY, arm_rows(STUDY, runs, ("gtpo", "grpo")), runs)
     assert "share" not in text  # no run says
     kinds = {"digits": {"share": 0.25, "entropy": 0.5, "correct": 1.2, "incorrect": None}, "<b>|": {"share": 1.0}}
-    further = {"digits": {"share": 0.75, "entropy": 0.25, "correct": 1.4, "incorrect": 0.5}}
+    further = {
+        "digits": {"share": 0.75, "entropy": 0.25, "correct": 1.4, "incorrect": 0.5},
+        "operator": {"share": 0.2, "entropy": 1.0, "correct": None, "incorrect": 1.0},
+    }
     found = [replace(gtpo[0], kinds=kinds), replace(gtpo[1], kinds=further), *others]
     rows = arm_rows(STUDY, found, ("gtpo", "grpo"))
     table = markdown(STUDY, rows, found).split("\n\n")[-2].splitlines()
     assert table[0] == (
         "| tokens | share | entropy, nats | correct, GTPO v6 | correct, GRPO | incorrect, GTPO v6 | incorrect, GRPO |"
     )
-    assert table[2:] == ["| digits | 50.0% | 0.375 | 1.30 | - | 0.50 | - |"]  # names that are no kinds are left out
+    assert table[2:] == [  # names that are no kinds are left out
+        "| digits | 50.0% | 0.375 | 1.30 | - | 0.50 | - |",
+        "| operator | 10.0% | 1.000 | - | - | 1.00 | - |",
+    ]
     html = study_page(STUDY, rows, found)
     assert "<tr><th>digits</th><td>50.0%</td><td>0.375</td><td>1.30</td>" in html
     assert "<b>|" not in html
