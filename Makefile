@@ -22,7 +22,7 @@ setup:
 quickstart: setup  ## trains the tiny model with GTPO, 3 to 6 minutes on two cores, each time anew; RUN_DIR=... for another folder
 	@$(BIN)/gtpo-megatron quickstart --run-dir "$(RUN_DIR)"
 
-real-quickstart: setup  ## a pretrained SmolLM2 learns to follow instructions: 11 to 18 minutes on two cores
+real-quickstart: setup  ## a pretrained SmolLM2 learns to follow instructions: 11 to 20 minutes on two cores
 	@[ "$(REAL_RUN_DIR)" != runs/real-quickstart ] || rm -rf runs/real-quickstart
 	@$(BIN)/gtpo-megatron train recipes.smollm2_cpu:gtpo --run-dir "$(REAL_RUN_DIR)"
 
