@@ -31,7 +31,7 @@ code-quickstart: setup  ## the tiny model learns to write programs that pass tes
 	@[ "$(CODE_RUN_DIR)" != runs/code-quickstart ] || rm -rf runs/code-quickstart
 	@$(BIN)/gtpo-megatron train recipes.tiny_cpu:code_gtpo --run-dir "$(CODE_RUN_DIR)"
 
-test: setup  ## every part, and the whole chain once: a tiny run, a resume, a push; 7 minutes on two cores
+test: setup  ## every part, and the whole chain once: a tiny run, a resume, a push; 7 to 26 minutes on two cores, as quick as they are
 	@tools/install_bubblewrap.sh
 	$(PYTEST) -n 3 $(FILE_BY_FILE) -m "$(FAST)"
 	$(PYTEST) -n 2 $(FILE_BY_FILE) -m "(vllm or ray or megatron) and not ($(LATER))"
@@ -97,4 +97,4 @@ golden: setup  ## rewrites the golden curves, or adds this stack to them; say wh
 bench-quickstart: setup  ## time, memory and accuracy of the quickstart, as JSON
 	$(BIN)/python -m benchmarks.quickstart --output benchmarks/results/quickstart.json
 
-check: lint types arch docs resolve test test-slow  ## what CI runs: 30 minutes on two quiet cores
+check: lint types arch docs resolve test test-slow  ## what CI runs: 30 to 60 minutes on two cores
