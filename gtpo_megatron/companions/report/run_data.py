@@ -5,6 +5,7 @@ A run may be running or crashed, so the configuration is read as plain values, a
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ _TIMED = ("step", "push_check", "evaluation", "checkpoint")
 """What the driver does one after another."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class RunData:
     """The data of one run for a report.
 
@@ -53,8 +54,20 @@ class RunData:
 
     def series(self, metric: str) -> tuple[list[int], list[float]]:
         """Steps and values of a metric, without steps at which it is absent or not finite."""
-        points = [(row["step"], value) for row in self.metrics if (value := finite(row.get(metric))) is not None]
-        return [step for step, _ in points], [value for _, value in points]
+        steps, values = self.columns.get(metric, ((), ()))
+        return list(steps), list(values)
+
+    @cached_property
+    def columns(self) -> dict[str, tuple[list[int], list[float]]]:
+        """Every :meth:`series` that is not empty; a page asks for some hundreds, of thousands of steps."""
+        columns: dict[str, tuple[list[int], list[float]]] = {}
+        for row in self.metrics:
+            for name, value in row.items():
+                if (number := finite(value)) is not None:
+                    steps, values = columns.setdefault(name, ([], []))
+                    steps.append(row["step"])
+                    values.append(number)
+        return columns
 
     def values(self, metric: str) -> list[float]:
         """The values of :meth:`series`."""
@@ -83,9 +96,8 @@ class RunData:
 def measured_sets(runs: Sequence[RunData]) -> list[str]:
     """Labels of the held-out sets of all runs: in the order of ``data.json``, then of the metrics."""
     in_order = [f"{name}_mean_at_k" for run in runs for name in run.contents]
-    found = dict.fromkeys(name for run in runs for row in run.metrics for name in row)
-    labels = labels_among([*in_order, *found])
-    return [label for label in labels if any(run.values(mean_metric(label)) for run in runs)]
+    labels = labels_among(dict.fromkeys([*in_order, *(name for run in runs for name in run.columns)]))
+    return [label for label in labels if any(mean_metric(label) in run.columns for run in runs)]
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunData]:
