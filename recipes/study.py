@@ -47,12 +47,12 @@ TOOL_STEPS = 40
 
 PRETRAINED_RATE = 8e-5
 """The best of four over eight steps of one seed of GTPO."""
-PRETRAINED_STEPS = 8
-"""Its reward is then about three quarters of what it can be, so that no arm is at the top."""
-PRETRAINED_SAMPLES = 4
-"""With one, an outcome of 80% of 256 prompts is off by 2.5 points by itself, as much as seeds were apart."""
-PRETRAINED_SEEDS = 6
-"""24 runs; six arms and eight seeds would be twice as many."""
+PRETRAINED_STEPS = 10
+PRETRAINED_OUTCOME_STEPS = 5
+"""The policy swings: after the tenth step five seeds were 7 points apart held out (standard deviation), their mean
+reward over steps 6 to 10 only 2. No prompt is in two steps, so that a step's reward is of prompts not trained on."""
+PRETRAINED_SEEDS = range(10, 16)
+"""24 runs, of which nothing is known; six arms and eight seeds would be twice as many."""
 
 SMALL_MODEL = "runs/models/small_qwen2"
 SMALL_MODEL_COMMAND = (
@@ -276,7 +276,10 @@ def pretrained() -> Study:
         default_arms=MAIN_ARMS,
         baseline="grpo",
         num_steps=PRETRAINED_STEPS,
-        num_seeds=PRETRAINED_SEEDS,
+        num_seeds=len(PRETRAINED_SEEDS),
+        first_seed=PRETRAINED_SEEDS.start,
+        outcome="rollout/reward_mean",
+        outcome_steps=PRETRAINED_OUTCOME_STEPS,
         comparisons=(
             PlannedComparison(method="gtpo", baseline="grpo", is_primary=True),
             PlannedComparison(method="gtpo", baseline="gtpo_alpha2_0"),
@@ -407,12 +410,8 @@ def _with_smollm2(config: RunConfig) -> RunConfig:
         base,
         name=f"{config.name}_smollm2",
         algorithm=algorithm,
-        evaluation=replace(
-            base.evaluation,
-            at_start=False,  # 26.6%, with one sample a prompt; all arms begin there
-            every_steps=config.num_steps,
-            samples=PRETRAINED_SAMPLES,
-        ),
+        # all arms begin at 26.6%; held-out accuracy at the end is beside the outcome
+        evaluation=replace(base.evaluation, at_start=False, every_steps=config.num_steps),
         checkpoint=replace(base.checkpoint, every_steps=config.num_steps // 2, export_hf=False),
         optimizer=replace(base.optimizer, learning_rate=PRETRAINED_RATE),
         logging=replace(base.logging, tensorboard=False, rollout_groups_per_step=base.data.prompts_per_step),

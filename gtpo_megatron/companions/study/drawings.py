@@ -43,7 +43,7 @@ def forest_rows(study: Study, summaries: Sequence[FinishedRun], arms: Sequence[s
     others = [(arm, study.baseline) for arm in arms if arm != study.baseline and (arm, study.baseline) not in planned]
     rows = []
     for method, baseline in [*planned, *others]:
-        left, right = outcomes(summaries, method, study.outcome), outcomes(summaries, baseline, study.outcome)
+        left, right = outcomes(study, summaries, method), outcomes(study, summaries, baseline)
         seeds = sorted(left.keys() & right.keys())
         if not seeds:
             continue
@@ -123,7 +123,7 @@ class DosePoint:
 
 
 def dose_points(study: Study, summaries: Sequence[FinishedRun], metric: str) -> list[DosePoint]:
-    """A metric over the study's dose: the outcome at its last step, others as their mean over the last steps.
+    """A metric over the study's dose: the outcome as the table has it, others as their mean over the last steps.
 
     Args:
         study: the plan, with a dose.
@@ -133,7 +133,7 @@ def dose_points(study: Study, summaries: Sequence[FinishedRun], metric: str) -> 
     points = []
     for arm, dose in study.dose:
         if metric == study.outcome:
-            values = outcomes(summaries, arm, metric)
+            values = outcomes(study, summaries, arm)
         else:
             runs = of_arm(summaries, arm)
             values = {seed: late for seed, run in runs.items() if (late := _late_mean(run, metric)) is not None}

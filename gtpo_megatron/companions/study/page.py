@@ -70,7 +70,7 @@ def write_results(study: Study, folders: Sequence[Path], runs_dir: Path, *, num_
     left_out = f" ({len(found.others)} with other settings left out)" if found.others else ""
     rows = arm_rows(study, summaries, arms)
     if summaries and not rows:
-        return f"none of {len(summaries)} finished runs in {output} has measured {study.outcome} at its last step"
+        return f"none of {len(summaries)} finished runs in {output} has measured {study.outcome} {study.outcome_time}"
     if not rows:
         is_there = "" if output.is_dir() else f"; there is no folder {output}"
         return f"no finished run of {num_steps} steps with the study's settings in {output} yet{left_out}{is_there}"
@@ -131,7 +131,8 @@ def _wide_figures(
     wide = []
     if forest := forest_rows(study, summaries, [row.name for row in rows]):
         caption = "Diamond: mean difference over seeds, with its 95% t interval; dots: the seeds. Blue: planned."
-        wide.append(("forest", "Differences", "points of held-out accuracy", caption, forest_figure(forest)))
+        title = next((title for metric, title, _, _ in _FIGURES if metric == study.outcome), study.outcome)
+        wide.append(("forest", "Differences", f"points of {title.lower()}", caption, forest_figure(forest)))
     dose = dose_figure(study, summaries) if study.dose else {"data": []}
     if dose["data"]:
         caption = (

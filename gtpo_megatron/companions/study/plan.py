@@ -88,7 +88,8 @@ class Study:
         num_steps: steps per run.
         num_seeds: number of seeds.
         first_seed: the first one; the others follow it.
-        outcome: the compared metric, at its last step.
+        outcome: the compared metric.
+        outcome_steps: it is compared in its mean over so many last steps; 1: after the last.
         comparisons: those that were planned; the table lists them first.
         alternatives: groups of arms of which one each is chosen: that of the best mean outcome; ties go to the first.
         dose: arms that differ in one number, with that number, ascending; the page draws metrics over it.
@@ -104,6 +105,7 @@ class Study:
     num_seeds: int = 5
     first_seed: int = 0
     outcome: str = "eval/heldout_mean_at_k"
+    outcome_steps: int = 1
     comparisons: tuple[PlannedComparison, ...] = ()
     alternatives: tuple[tuple[str, ...], ...] = ()
     dose: tuple[tuple[str, float], ...] = ()
@@ -126,6 +128,13 @@ class Study:
             self.arm(name)
         if not 0 <= self.first_seed <= MAX_SEED:
             raise ConfigError(f"first_seed={self.first_seed}: must be from 0 to {MAX_SEED}")
+        if not 1 <= self.outcome_steps <= self.num_steps:
+            raise ConfigError(f"outcome_steps={self.outcome_steps}: must be from 1 to num_steps, {self.num_steps}")
+
+    @property
+    def outcome_time(self) -> str:
+        """The steps of the outcome, in words."""
+        return f"in the mean over the last {self.outcome_steps} steps" if self.outcome_steps > 1 else "at the last step"
 
     def arm(self, name: str) -> Arm:
         """The arm with this name.

@@ -4,12 +4,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.companions.report.sampled_groups import Kind, read_groups
 from gtpo_megatron.companions.report.token_classes import kinds_of_tokens
-from gtpo_megatron.companions.study.plan import MAX_SEED, PlannedRun, digest, fingerprint, portable
+from gtpo_megatron.companions.study.plan import MAX_SEED, PlannedRun, Study, digest, fingerprint, portable
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
@@ -80,10 +81,11 @@ class FinishedRun:
         """Commit of the run; several separated by commas if it was resumed on another."""
         return printable(str(self.provenance.get("commit", "unknown")))
 
-    def at_end(self, metric: str) -> float | None:
-        """The metric's value after the last step; None if it was not measured then."""
-        points = self.curves.get(metric)
-        return points[-1][1] if points and points[-1][0] == self.num_steps else None
+    def at_end(self, metric: str, *, last_steps: int = 1) -> float | None:
+        """The metric's mean over the last steps; None if it was not measured at all of them."""
+        before = max(0, self.num_steps - last_steps)
+        last = [value for step, value in self.curves.get(metric, ()) if step > before]
+        return fmean(last) if len(last) == last_steps else None
 
     def at_start(self, metric: str) -> float | None:
         """The metric's value before training; None if it was not measured then."""
@@ -187,7 +189,10 @@ def of_arm(summaries: Sequence[FinishedRun], arm: str) -> dict[int, FinishedRun]
     return {summary.seed: summary for summary in summaries if summary.arm == arm}
 
 
-def outcomes(summaries: Sequence[FinishedRun], arm: str, metric: str) -> dict[int, float]:
-    """An arm's values of a metric after the last step, by seed; runs that did not measure it then are left out."""
-    found = {seed: summary.at_end(metric) for seed, summary in of_arm(summaries, arm).items()}
+def outcomes(study: Study, summaries: Sequence[FinishedRun], arm: str) -> dict[int, float]:
+    """An arm's outcomes by seed; runs that did not measure them are left out."""
+    found = {
+        seed: summary.at_end(study.outcome, last_steps=study.outcome_steps)
+        for seed, summary in of_arm(summaries, arm).items()
+    }
     return {seed: value for seed, value in found.items() if value is not None}

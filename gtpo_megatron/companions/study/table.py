@@ -46,7 +46,7 @@ class ArmRow:
 
 def arm_rows(study: Study, summaries: Sequence[FinishedRun], arms: Sequence[str]) -> list[ArmRow]:
     """One row for each of the arms that has a finished run with an outcome."""
-    baseline = outcomes(summaries, study.baseline, study.outcome)
+    baseline = outcomes(study, summaries, study.baseline)
     rows = [row for name in arms if (row := _row(study, summaries, name, baseline)) is not None]
     compared = [row for row in rows if row.comparison is not None and row.comparison.num_pairs > 1]
     corrected = holm([row.comparison.p_t for row in compared if row.comparison is not None])
@@ -55,7 +55,7 @@ def arm_rows(study: Study, summaries: Sequence[FinishedRun], arms: Sequence[str]
 
 
 def _row(study: Study, summaries: Sequence[FinishedRun], name: str, baseline: dict[int, float]) -> ArmRow | None:
-    after = outcomes(summaries, name, study.outcome)
+    after = outcomes(study, summaries, name)
     if not after:
         return None
     runs = of_arm(summaries, name)
@@ -112,8 +112,8 @@ def cells(row: ArmRow) -> list[str]:
 def legend(study: Study) -> str:
     """Sentences that explain the table."""
     return (
-        f"Outcome: {study.outcome} at the last step, in percent; after it the 95% bootstrap interval over seeds, which "
-        f"is too narrow for few seeds. Difference: to {study.arm(study.baseline).label} with the same seeds, in "
+        f"Outcome: {study.outcome} {study.outcome_time}, in percent; after it the 95% bootstrap interval over seeds, "
+        f"which is too narrow for few seeds. Difference: to {study.arm(study.baseline).label} with the same seeds, in "
         "points, with its 95% t interval. p: paired t test; the same after Holm's correction for all arms of the "
         f"table; sign-flip test, up to {MAX_EXACT_PAIRS} pairs exact with 2/2^pairs as its least value, beyond with "
         f"{NUM_RANDOM_SIGNS:,} random signs. Detectable: the true difference in points that the t test would have "
@@ -145,11 +145,11 @@ def commits_note(summaries: Sequence[FinishedRun]) -> str:
 def missing_note(study: Study, summaries: Sequence[FinishedRun]) -> str:
     """Runs without an outcome, and seeds that not all arms have, so that a difference is of fewer pairs; or empty."""
     arms = [arm.name for arm in study.arms if of_arm(summaries, arm.name)]
-    seeds = {name: outcomes(summaries, name, study.outcome).keys() for name in arms}
+    seeds = {name: outcomes(study, summaries, name).keys() for name in arms}
     parts = []
     without = [run.name for run in summaries if run.seed not in seeds[run.arm]]
     if without:
-        parts.append(f"Left out, since {study.outcome} was not measured at the last step: {', '.join(without)}.")
+        parts.append(f"Left out, since {study.outcome} was not measured {study.outcome_time}: {', '.join(without)}.")
     if not seeds.get(study.baseline):
         parts.append(f"No run of {study.arm(study.baseline).label} has an outcome, so there are no differences to it.")
     every = set().union(*seeds.values())
@@ -244,7 +244,7 @@ def planned_rows(study: Study, summaries: Sequence[FinishedRun]) -> list[Planned
     """The planned comparisons that have a common seed."""
     compared = []
     for pair in study.comparisons:
-        left, right = (outcomes(summaries, arm, study.outcome) for arm in (pair.method, pair.baseline))
+        left, right = (outcomes(study, summaries, arm) for arm in (pair.method, pair.baseline))
         seeds = sorted(left.keys() & right.keys())
         if seeds:
             compared.append((pair, compare([left[seed] for seed in seeds], [right[seed] for seed in seeds])))

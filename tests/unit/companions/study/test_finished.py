@@ -9,6 +9,7 @@ from gtpo_megatron.companions.study.finished import find_runs, progress
 from gtpo_megatron.companions.study.page import write_results
 from gtpo_megatron.companions.study.plan import MAX_SEED, digest, planned_runs
 from gtpo_megatron.companions.study.run_summary import MAX_VALUE, outcomes, read_summary, write_summary
+from gtpo_megatron.companions.study.table import legend
 from gtpo_megatron.errors import ConfigError, DataError
 from tests.unit.companions.study.makers import STUDY, summaries
 
@@ -136,13 +137,21 @@ def test_an_outcome_that_nobody_measured_is_named(tmp_path, found):
     put(tmp_path, *found)
     plan = replace(STUDY, outcome="rollout/nothing")
     said = write_results(plan, [tmp_path], tmp_path / "runs", num_steps=4, suffix="")
-    assert said == f"none of 6 finished runs in {tmp_path} has measured rollout/nothing at its last step"
+    assert said == f"none of 6 finished runs in {tmp_path} has measured rollout/nothing at the last step"
 
 
-def test_an_outcome_is_that_of_the_last_step(found):
+def test_an_outcome_is_that_of_the_last_step_or_steps(found):
     curve = {"eval/heldout_mean_at_k": [(0, 0.2)]}
     early = replace(found[0], curves=found[0].curves | curve)
-    assert outcomes([early, *found[2:4]], found[0].arm, STUDY.outcome).keys() == {1}
+    assert outcomes(STUDY, [early, *found[2:4]], found[0].arm).keys() == {1}
+    rewards = replace(STUDY, outcome="rollout/reward_mean", outcome_steps=3)
+    curve = {"rollout/reward_mean": [(1, 0.9), (2, 0.1), (3, 0.2), (4, 0.6)]}
+    whole, gap = (replace(found[0], curves={key: points[start:]}) for key, points in curve.items() for start in (0, 2))
+    assert outcomes(rewards, [whole], whole.arm) == {whole.seed: pytest.approx(0.3)}
+    assert outcomes(rewards, [gap], gap.arm) == {}
+    assert "Outcome: rollout/reward_mean in the mean over the last 3 steps" in legend(rewards)
+    with pytest.raises(ConfigError, match="outcome_steps=25: must be from 1 to num_steps"):
+        replace(STUDY, outcome_steps=25)
 
 
 def test_an_arm_that_is_asked_for_twice_is_run_once():
