@@ -16,7 +16,13 @@ logger = logging.getLogger(__name__)
 
 
 def build_optimizer(config: OptimizerConfig, chunks: Sequence[Any], *, dtype: torch.dtype, distributed: bool) -> Any:
-    """Megatron's Adam over a rank's data-parallel model chunks; float32 master weights for a bfloat16 model.
+    """Megatron's Adam over a rank's data-parallel model chunks; float32 master weights for trained bfloat16 ones.
+
+    Args:
+        config: of the optimizer.
+        chunks: of the rank.
+        dtype: of the trained weights.
+        distributed: shards it over data-parallel ranks.
 
     Collectives: group creation only.
     """

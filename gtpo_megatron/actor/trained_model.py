@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from torch import Tensor
 
@@ -91,9 +92,9 @@ def trained_model(config: RunConfig, arch: Architecture, *, global_rank: int) ->
     )
     wrapped = [DistributedDataParallel(transformer, wrapping, chunk) for chunk in chunks]
     transformer.finalize_model_grads_func = finalize_model_grads
-    made = optimizer.build_optimizer(
-        config.optimizer, wrapped, dtype=torch_dtype(config.model), distributed=parallel.distributed_optimizer
-    )
+    # of what is trained: asked for masters of bfloat16 weights Megatron's optimizer cannot save float32 adapters
+    dtype = torch.float32 if config.adapter.dtype == "float32" else torch_dtype(config.model)
+    made = optimizer.build_optimizer(config.optimizer, wrapped, dtype=dtype, distributed=parallel.distributed_optimizer)
     transformer.grad_scale_func = made.scale_loss
     schedule = optimizer.build_schedule(config.optimizer, made, num_updates=config.num_updates)
     return TrainedModel(chunks, wrapped, adapters, reference, made, schedule)

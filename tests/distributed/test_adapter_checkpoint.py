@@ -28,6 +28,7 @@ pytestmark = [
 PP2_VPP2 = {"num_ranks": 2, "pipeline_parallel_size": 2, "virtual_pipeline_size": 2}
 ONE = {"num_ranks": 1}
 TP2_SP = {"num_ranks": 2, "tensor_parallel_size": 2, "sequence_parallel": True}
+DP2_SHARDED = {"num_ranks": 2, "distributed_optimizer": True}
 PP2_DP2_SHARDED = {
     "num_ranks": 4,
     "pipeline_parallel_size": 2,
@@ -49,11 +50,18 @@ def config_of(folder, layout, **adapter):
 
 
 @pytest.mark.parametrize(
-    "layout",
-    [pytest.param(TP2_SP, id="tp2_sp"), pytest.param(PP2_DP2_SHARDED, id="pp2_dp2", marks=pytest.mark.nightly)],
+    ("layout", "model", "adapter"),
+    [
+        pytest.param(TP2_SP, "float32", "model", id="tp2_sp"),
+        pytest.param(ONE, "bfloat16", "float32", id="one-float32-over-bfloat16"),
+        pytest.param(DP2_SHARDED, "bfloat16", "float32", id="dp2-float32-over-bfloat16", marks=pytest.mark.nightly),
+        pytest.param(TP2_SP, "bfloat16", "model", id="tp2_sp-bfloat16", marks=pytest.mark.nightly),
+        pytest.param(PP2_DP2_SHARDED, "float32", "model", id="pp2_dp2", marks=pytest.mark.nightly),
+    ],
 )
-def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(folder, tmp_path, layout):
-    config, checkpoint = config_of(folder, layout), tmp_path / "checkpoint"
+def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(folder, tmp_path, layout, model, adapter):
+    config, checkpoint = config_of(folder, layout, dtype=adapter), tmp_path / "checkpoint"
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=model))
     checkpoint.mkdir()
     whole = run_processes(unbroken, config.parallel.num_ranks, config, str(checkpoint), timeout_s=120)
     stored = CheckpointReader(checkpoint, verify="none").tensors
