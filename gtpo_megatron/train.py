@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -40,7 +41,7 @@ from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, check_metrics, r
 from gtpo_megatron.run_folder.provenance import LOG_FILE, log_provenance, logged_cause
 from gtpo_megatron.run_folder.stop_request import StopAtOnce, StopRequest
 from gtpo_megatron.sandbox.choose import check_sandbox
-from gtpo_megatron.weights.adapters import chosen_projections
+from gtpo_megatron.weights.adapter_shapes import check_adaptable
 from gtpo_megatron.weights.architecture import Architecture, check_same_model, read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, check_weights, converted_weights, megatron_to_hf
 from gtpo_megatron.weights.peft import PeftFolder
@@ -108,7 +109,8 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         make_stages = ray_stages if config.cluster.mode == "ray" else local_stages
         try:
             with stop.at_once():
-                stages = stack.enter_context(make_stages(config, run_dir, timers, inspector=MachineRecord(config)))
+                started = _started_with(config, architecture, checkpoint)
+                stages = stack.enter_context(make_stages(started, run_dir, timers, inspector=MachineRecord(config)))
                 stop.listen()  # imported libraries may have replaced signal handlers
         except StopAtOnce:
             logger.info("asked to stop (%s) before the processes were up", stop.reason())
@@ -131,7 +133,7 @@ def _pinned_inputs(config: RunConfig, recorded: Path | None) -> tuple[RunConfig,
         recorded: configuration of the run that is continued; None: a new one.
     """
     config = pin_data_sets(config, load_config(recorded) if recorded is not None and recorded.exists() else None)
-    inputs = check_inputs(config)
+    inputs = check_inputs(config, resume=recorded is not None)
     if any(one.statement.needs_judge for one in run_rewards(config.reward)):
         check_judge(config.reward.judge)
     return pin_date(config, inputs.template_date), inputs
@@ -201,9 +203,7 @@ def _resume_notes(checkpoint: Checkpoint | None, facts: RunFacts, run_dir: Path)
 
 def _check_adapter(config: RunConfig, architecture: Architecture) -> None:
     """Raises ConfigError unless the model can have such adapters, and the sampler can get them."""
-    chosen_projections(architecture, config.adapter)
-    if config.adapter.path:
-        PeftFolder(Path(config.adapter.path), architecture, config.adapter)
+    check_adaptable(architecture, config.adapter)
     if config.adapter.pushes_alone and architecture.experts is not None and is_cpu_build():
         raise ConfigError(
             "adapter.push='adapters' with a mixture of experts: vLLM's CPU build has no experts beside adapters; use "
@@ -216,8 +216,30 @@ def _check_adapter(config: RunConfig, architecture: Architecture) -> None:
         )
 
 
-def check_inputs(config: RunConfig) -> RunInputs:
+def _check_peft_folder(config: RunConfig, architecture: Architecture) -> None:
+    """Raises ConfigError unless a run can begin with the adapters of a folder, if one is named."""
+    if config.adapter.path:
+        PeftFolder(Path(config.adapter.path), architecture, config.adapter).check_values()
+
+
+def _started_with(config: RunConfig, architecture: Architecture, checkpoint: Checkpoint | None) -> RunConfig:
+    """What processes are started with: adapters that a checkpoint has need no folder to begin with.
+
+    Raises:
+        ConfigError: there is no checkpoint, and the folder cannot be used.
+    """
+    if checkpoint is not None:
+        return replace(config, adapter=replace(config.adapter, path=""))
+    _check_peft_folder(config, architecture)
+    return config
+
+
+def check_inputs(config: RunConfig, *, resume: bool = False) -> RunInputs:
     """Reads and checks the run's inputs, for ``config`` and ``train``.
+
+    Args:
+        config: of the run.
+        resume: adapters may be in a checkpoint, so that the folder that they began with need not be there.
 
     Raises:
         ConfigError: the model folder, the reference's or the adapters', their values, the layout, the algorithm, this
@@ -248,6 +270,8 @@ def check_inputs(config: RunConfig) -> RunInputs:
     check_weights(model, architecture)
     if config.adapter.is_on:
         _check_adapter(config, architecture)
+        if not resume:
+            _check_peft_folder(config, architecture)
     if config.reference.path:
         reference = Path(config.reference.path)
         check_same_model(reference, architecture)

@@ -99,6 +99,12 @@ class RunConfig:
                 f"balance.{on[0]}={getattr(self.balance, on[0])} with adapter.rank={self.adapter.rank}: routers are "
                 f"frozen; set it to 0"
             )
+        if self.adapter.pushes_alone and (self.model.dtype, self.rollout.dtype) == ("bfloat16", "float32"):
+            raise ConfigError(
+                "rollout.dtype='float32' with model.dtype='bfloat16' and adapter.push='adapters': the sampler reads "
+                "the frozen weights unrounded, the trainer rounds them; use rollout.dtype='bfloat16', or "
+                "push='merged'"
+            )
         if self.optimizer.offload_fraction > 0 and self.adapter.is_on:
             raise ConfigError(
                 f"optimizer.offload_fraction={self.optimizer.offload_fraction} with adapter.rank={self.adapter.rank}: "

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.parallel import LayerSplit
-from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.weights.adapter_shapes import check_adaptable
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.param_mapping import (
@@ -28,7 +27,6 @@ from gtpo_megatron.weights.reshard import ShardCoordinates, chunk_mappings, stag
 
 PEFT_PREFIX = "base_model.model."
 """Begins peft's names."""
-_OF_EXPERTS = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,33 +181,7 @@ def chosen_projections(arch: Architecture, config: AdapterConfig) -> list[Projec
     """Those that are targets.
 
     Raises:
-        ConfigError: a target is no projection that can have adapters, or none that vLLM can add adapters to where these
-            travel alone; or a matrix is smaller than the rank.
+        ConfigError: as :func:`check_adaptable`.
     """
     check_adaptable(arch, config)
-    every, targets = projections(arch), config.targets
-    known = dict.fromkeys(one.target for one in every)
-    if arch.experts is not None and (of_experts := [target for target in targets if target in _OF_EXPERTS]):
-        rest = " ".join(name for name in known if name not in _OF_EXPERTS)
-        raise ConfigError(
-            f"adapter.targets={targets!r}: {of_experts[0]} is a projection of experts, which have no adapters; train "
-            f"those of attention, with --adapter.targets {rest}, or all weights, with --adapter.rank 0"
-        )
-    if unknown := [target for target in targets if target not in known]:
-        raise ConfigError(
-            f"adapter.targets={targets!r}: {unknown[0]} is no projection of this model that can have adapters; it has "
-            f"{', '.join(known) or 'none'}"
-        )
-    if config.pushes_alone and "kv_b_proj" in targets:
-        raise ConfigError(
-            f"adapter.targets={targets!r} with adapter.push='adapters': vLLM multiplies kv_b_proj into other weights, "
-            f"where its adapters have no effect; use push='merged', or leave it out"
-        )
-    chosen = [one for one in every if one.target in targets]
-    for one in chosen:
-        if config.rank > (most := min(one.rows, one.columns)):
-            raise ConfigError(
-                f"adapter.rank={config.rank} exceeds {most}, the smaller side of {one.name}: no product has a higher "
-                f"rank; use {most} or less"
-            )
-    return chosen
+    return [one for one in projections(arch) if one.target in config.targets]

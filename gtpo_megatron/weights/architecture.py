@@ -144,6 +144,7 @@ class _Family:
         tied: if ``config.json`` has no ``tie_word_embeddings``.
         has_sinks: as in ``Architecture``; the window is in every other layer, from the first on.
         has_latents: multi-latent attention.
+        fuses_projections: as in ``ModelShape``.
         has_delta: gated delta nets in most layers, an output gate in the others, norms from one.
         experts: reads them; None for a family of dense models.
     """
@@ -161,6 +162,7 @@ class _Family:
     tied: bool = False
     has_sinks: bool = False
     has_latents: bool = False
+    fuses_projections: bool = False
     has_delta: bool = False
     experts: Callable[[Path, Fields, int], Experts | None] | None = None
 
@@ -173,7 +175,7 @@ _FAMILIES = {
     "SeedOssForCausalLM": _Family("qwen2", qkv_bias=True, head_size=128, own_switches=True),
     "SmolLM3ForCausalLM": _Family("llama", rope_theta=2e6, unrotated_every=4, tied=True),
     "Ernie4_5ForCausalLM": _Family("llama", head_size=128, rope_theta=5e5, rotates_neighbours=True, tied=True),
-    "Phi3ForCausalLM": _Family("phi3", window=None, rotary_fraction=1.0),
+    "Phi3ForCausalLM": _Family("phi3", window=None, rotary_fraction=1.0, fuses_projections=True),
     "Qwen3MoeForCausalLM": _Family("qwen3_moe", qk_norm=True, experts=qwen3_moe_experts),
     "Glm4MoeForCausalLM": _Family("glm4_moe", own_switches=True, rotary_fraction=0.5, experts=glm4_moe_experts),
     "DeepseekV2ForCausalLM": _Family("deepseek", has_latents=True, experts=deepseek_v2_experts),
@@ -478,6 +480,7 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
         tied_embeddings=fields.get("tie_word_embeddings", bool, family.tied),
         qkv_bias=fields.get("attention_bias", bool, family.qkv_bias) if family.own_switches else family.qkv_bias,
         has_sinks=family.has_sinks,
+        fuses_projections=family.fuses_projections,
         qk_norm=fields.get("use_qk_norm", bool, False) if family.own_switches else family.qk_norm,
         has_output_gate=family.has_delta,
         delta=_delta(path, fields, num_layers) if family.has_delta else None,

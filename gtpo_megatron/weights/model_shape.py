@@ -117,6 +117,7 @@ class ModelShape:
         qk_norm: every head's query and key pass an RMSNorm.
         has_output_gate: the output of every head's attention is multiplied by the sigmoid of a gate as wide, which is
             made as queries are.
+        fuses_projections: query, key and value are one tensor of its folder, and so are the MLP's gate and up.
         delta: in the place of some layers' attention; None: every layer has attention.
         latents: of multi-latent attention; None for grouped-query attention.
         windows: of every layer, the tokens that a token attends to, itself and those right before it; 0: all, and all
@@ -137,6 +138,7 @@ class ModelShape:
     has_sinks: bool = False
     qk_norm: bool = False
     has_output_gate: bool = False
+    fuses_projections: bool = False
     delta: DeltaNet | None = None
     latents: LatentAttention | None = None
     windows: tuple[int, ...] = ()

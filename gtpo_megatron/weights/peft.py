@@ -16,7 +16,7 @@ from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import read_json
 from gtpo_megatron.untrusted.text import check_file, printable, shown
-from gtpo_megatron.weights.adapters import PEFT_PREFIX, Projection, tensor_names, tensor_shapes
+from gtpo_megatron.weights.adapters import PEFT_PREFIX, Projection, chosen_projections, tensor_names, tensor_shapes
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.hf.reader import DTYPES, check_names, require_finite
 
@@ -28,6 +28,7 @@ _HARMLESS = frozenset(
         *("revision", "task_type", "r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules"),
         "lora_dropout",  # of the training that made them
         "qalora_group_size",  # of no effect without use_qalora
+        "eva_config",  # how A began
     }
 )
 """Keys of peft's that leave a projection ``W x + s B A x``; any other one must be off."""
@@ -52,6 +53,7 @@ class PeftFolder:
         _check_config(folder / CONFIG_FILE, config)
         self._path = folder / WEIGHTS_FILE
         self._file = _open(self._path)
+        self._projections = chosen_projections(arch, config)
         found = set(self._file.keys())
         shapes = tensor_shapes(arch, config)
         targets = {name.split(".")[-3] for name in found if name.count(".") > 2}
@@ -72,6 +74,15 @@ class PeftFolder:
                 f"{self._path}: {printable(name)} has shape {found} of {printable(entry.get_dtype())}, expected "
                 f"{shape} of {', '.join(DTYPES)}: the adapters are of another model or rank"
             )
+
+    def check_values(self) -> None:
+        """Reads all of them.
+
+        Raises:
+            ConfigError: as :meth:`read`.
+        """
+        for projection in self._projections:
+            self.read(projection)
 
     def read(self, projection: Projection) -> tuple[Tensor, Tensor]:
         """The whole A and B, float32.

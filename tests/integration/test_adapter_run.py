@@ -1,6 +1,7 @@
 """Whole runs that train adapters: pushed merged or alone, resumed, converted; their log-probs are vLLM's."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -8,6 +9,9 @@ from safetensors.torch import load_file
 
 from gtpo_megatron.cli.convert import run as convert
 from gtpo_megatron.run_folder.metrics_file import read_metrics
+from gtpo_megatron.weights.adapters import projections
+from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.peft import write_peft_folder
 from recipes.tiny_cpu import ASSETS
 from tests.integration.runs import Run
 
@@ -69,11 +73,21 @@ def test_adapters_alone_reach_responses_that_are_being_sampled(tmp_path):
 
 
 def test_a_killed_run_goes_on_from_its_adapters(tmp_path):
-    whole = Run(tmp_path / "whole", *ADAPTERS, *MEASURES, num_steps=4)
+    """The folder that it began with is gone by then."""
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    arch = read_architecture(ASSETS / "tiny_qwen2")
+    adapters = {
+        one.name: (torch.randn(6, one.columns) / 50, torch.randn(one.rows, 6) / 50) for one in projections(arch)
+    }
+    write_peft_folder(begun, adapters, base="tiny_qwen2", scale=32 / 6)
+    options = (*ADAPTERS, *MEASURES, "--adapter.path", str(begun))
+    whole = Run(tmp_path / "whole", *options, num_steps=4)
     whole.succeed()
-    halved = Run(tmp_path / "halved", *ADAPTERS, *MEASURES, num_steps=2)
+    halved = Run(tmp_path / "halved", *options, num_steps=2)
     halved.succeed()
-    resumed = Run(tmp_path / "halved", *ADAPTERS, *MEASURES, "--resume", num_steps=4)
+    shutil.rmtree(begun)
+    resumed = Run(tmp_path / "halved", *options, "--resume", num_steps=4)
     resumed.succeed()
     left, right = (load_file(run.folder / "hf" / "model.safetensors") for run in (whole, resumed))
     assert all(torch.equal(left[name], right[name]) for name in left)

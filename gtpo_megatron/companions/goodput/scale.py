@@ -9,13 +9,14 @@ from statistics import NormalDist
 
 from gtpo_megatron.companions.goodput.failures import GPU_HOURS_BETWEEN_FAILURES, Failures, failures_of
 from gtpo_megatron.companions.goodput.simulation import P99, Lengths, Mode, Rates, Result, Simulation
+from gtpo_megatron.companions.planner.adapters import adapter_parameters
 from gtpo_megatron.companions.planner.layout import Layout
 from gtpo_megatron.companions.planner.layout_plan import make_plan
 from gtpo_megatron.companions.planner.phases import engine_of
 from gtpo_megatron.companions.planner.request import Batch, Cluster, PlanRequest, request_from
 from gtpo_megatron.companions.planner.search import AssessedLayout
 from gtpo_megatron.companions.planner.step_time import BYTES_EFFICIENCY, HOST_BYTES, StepTime, decode_rates
-from gtpo_megatron.companions.planner.trainer_state import stage_parameters
+from gtpo_megatron.companions.planner.trainer_state import StageParameters, stage_parameters
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.weights.adapter_shapes import num_parameters
 
@@ -227,10 +228,13 @@ def _snapshot(request: PlanRequest, layout: Layout) -> float:
 
     The bytes are those that docs/planning.md counts: 12 a parameter of the rank's share on their way, 20 on the host.
     """
-    parameters = max(
-        stage_parameters(request.shape, layout, stage, request.vocab_multiple).num_elements
-        for stage in {0, layout.pipeline - 1}
-    )
+
+    def trained(stage: int) -> StageParameters:
+        if request.adapter.is_on:
+            return adapter_parameters(request.shape, layout, stage, request.adapter)
+        return stage_parameters(request.shape, layout, stage, request.vocab_multiple)
+
+    parameters = max(trained(stage).num_elements for stage in {0, layout.pipeline - 1})
     replicas = layout.data * layout.context
     gathered = 12 * parameters * (replicas - 1) / replicas / (request.cluster.gpu.network_bytes * BYTES_EFFICIENCY)
     return gathered + 20 * parameters / HOST_BYTES

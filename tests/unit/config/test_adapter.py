@@ -50,6 +50,17 @@ def test_routers_are_frozen():
             replace(config, adapter=AdapterConfig(rank=4), balance=BalanceConfig(**{name: 0.1}))
 
 
+def test_the_sampler_has_no_finer_weights_than_the_trainer():
+    """Alone, adapters are multiplied with the weights that vLLM itself has read."""
+    run = tiny_cpu.gtpo_lora()
+    alone = replace(run.adapter, push="adapters")
+    coarse = replace(run.model, dtype="bfloat16")
+    with pytest.raises(ConfigError, match="unrounded, the trainer rounds them; use rollout.dtype='bfloat16', or push="):
+        replace(run, adapter=alone, model=coarse)
+    replace(run, adapter=alone, model=coarse, rollout=replace(run.rollout, dtype="bfloat16"))
+    replace(run, model=coarse)
+
+
 def test_an_optimizer_on_the_host_is_for_all_weights():
     config = tiny_cpu.gtpo()
     parallel = replace(config.parallel, distributed_optimizer=True)

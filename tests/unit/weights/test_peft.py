@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import peft
@@ -13,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from gtpo_megatron.config.adapter import PROJECTIONS, AdapterConfig
 from gtpo_megatron.errors import ConfigError, WeightMappingError
 from gtpo_megatron.train import _check_adapter
-from gtpo_megatron.weights.adapter_shapes import num_parameters
-from gtpo_megatron.weights.adapters import chosen_projections
+from gtpo_megatron.weights.adapter_shapes import check_adaptable, num_parameters
+from gtpo_megatron.weights.adapters import chosen_projections, projections, tensor_shapes
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
 from gtpo_megatron.weights.peft import CONFIG_FILE, WEIGHTS_FILE, PeftFolder, write_peft_folder
@@ -167,10 +168,35 @@ def test_what_can_have_no_adapters(arch):
         ConfigError, match="qkv_proj is no projection .* it has q_proj, k_proj, v_proj, o_proj, gate_proj"
     ):
         chosen_projections(latents, dataclasses.replace(CONFIG, targets=("qkv_proj",)))
-    with pytest.raises(
-        ConfigError, match=r"adapter.rank=500 exceeds \d+, the smaller side of model.layers.0.self_attn"
-    ):
+    with pytest.raises(ConfigError, match=r"adapter.rank=500 exceeds \d+, the smaller side of k_proj"):
         chosen_projections(arch, dataclasses.replace(CONFIG, rank=500))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_shapes_and_name_tables_have_the_same_projections(tmp_path, name):
+    """A plan, which has a shape only, refuses and counts what a run does."""
+    make_family_model(tmp_path, FAMILIES[name])
+    arch = read_architecture(tmp_path)
+    could = {one.target for one in projections(arch)} - (set(PROJECTIONS[4:]) if arch.experts is not None else set())
+    could = set() if arch.delta is not None else could
+    can = set()
+    for target in {*PROJECTIONS, "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "qkv_proj", "gate_up_proj"}:
+        config = dataclasses.replace(CONFIG, targets=(target,))
+        try:
+            check_adaptable(arch, config)
+        except ConfigError:
+            continue
+        can.add(target)
+        assert num_parameters(arch, config) == sum(math.prod(shape) for shape in tensor_shapes(arch, config).values())
+    assert can == could
+
+
+def test_values_are_read_before_a_run_starts(folder, arch):
+    change(folder, init_lora_weights="eva", eva_config={"rho": 2.0})  # how A began
+    PeftFolder(folder, arch, CONFIG).check_values()
+    change_tensors(folder, lambda tensors: next(iter(tensors.values()))[0].fill_(math.nan))
+    with pytest.raises(ConfigError, match="NaN or infinity"):
+        PeftFolder(folder, arch, CONFIG).check_values()
 
 
 def test_what_vllm_would_leave_out(tmp_path):

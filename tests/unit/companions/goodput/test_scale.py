@@ -8,6 +8,7 @@ import pytest
 from benchmarks.planner import PUBLISHED, estimate
 from gtpo_megatron.companions.goodput.scale import IN_TURN, TAIL, lengths_of, scale_rows, simulation_of
 from gtpo_megatron.companions.planner.search import assess
+from gtpo_megatron.config.adapter import AdapterConfig
 from recipes import qwen2_5_7b
 from tests.unit.companions.planner.requests import cluster, request
 
@@ -121,3 +122,10 @@ RATIOS = {
 def test_how_far_published_steps_are_from_estimates(row):
     found = estimate(row)
     assert (found["ratio"], found["simulated_ratio"]) == pytest.approx(RATIOS[row.name], abs=0.006)
+
+
+def test_a_save_of_adapters_holds_up_less():
+    config = dataclasses.replace(qwen2_5_7b.paper_64gpu(), adapter=AdapterConfig(rank=32))
+    [adapted, _] = scale_rows(config, cluster_of, num_nodes=2)
+    [whole, _] = scale_rows(qwen2_5_7b.paper_64gpu(), cluster_of, num_nodes=2)
+    assert adapted.failures.held_up < 0.1 * whole.failures.held_up

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from gtpo_megatron.companions.planner.request import gpus_of, request_from
+from gtpo_megatron.config.adapter import PROJECTIONS
 from gtpo_megatron.errors import ConfigError
+from recipes import qwen2_5_7b, qwen3_30b_a3b
 from recipes.qwen2_5_32b import gtpo_64gpu
 from recipes.qwen3_30b_a3b import gtpo_32gpu
 from tests.unit.companions.planner.requests import cluster, request
@@ -71,6 +73,26 @@ def test_clusters_that_are_none(changes, message):
 def test_requests_that_are_none(changes, message):
     with pytest.raises(ConfigError, match=message):
         request(**changes)
+
+
+def phi_4():
+    config = qwen2_5_7b.gtpo_lora_1gpu()
+    return replace(config, model=replace(config.model, path="microsoft/phi-4"))
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "message"),
+    [
+        (qwen2_5_7b.gtpo_lora_1gpu, {"targets": ("q_projj", "v_proj")}, "q_projj is no projection of this model"),
+        (qwen2_5_7b.gtpo_lora_1gpu, {"rank": 100_000}, "rank=100000 exceeds 512, the smaller side of k_proj"),
+        (qwen3_30b_a3b.gtpo_lora_8gpu, {"targets": PROJECTIONS}, "gate_proj is a projection of experts"),
+        (phi_4, {"targets": PROJECTIONS}, "q_proj is no projection of this model .* it has o_proj, down_proj"),
+    ],
+)
+def test_adapters_that_a_run_would_refuse(make, changes, message):
+    config = make()
+    with pytest.raises(ConfigError, match=message):
+        request_from(replace(config, adapter=replace(config.adapter, **changes)), cluster(num_gpus=8))
 
 
 def test_a_layout_that_does_not_divide_the_model():
