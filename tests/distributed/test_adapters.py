@@ -46,6 +46,18 @@ LAYOUTS = {
         "distributed_optimizer": True,
     },
 }
+EXPERT_LAYOUTS = {
+    "one": {"num_ranks": 1},
+    "tp2_sp_ep2": {
+        "num_ranks": 2,
+        "tensor_parallel_size": 2,
+        "sequence_parallel": True,
+        "expert_parallel_size": 2,
+        "expert_tensor_parallel_size": 1,
+    },
+    # that of the 30B on one node: whole experts on every rank
+    "pp2_sharded_optimizer": {"num_ranks": 4, "pipeline_parallel_size": 2, "distributed_optimizer": True},
+}
 BEFORE_A_COMMIT = ("one", "tp2_sp", "pp2_vpp2_cp2")
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -172,14 +184,12 @@ def test_families(tmp_path, family, layout):
         ("gpt_oss", ATTENTION),
     ],
 )
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_attention_of_a_mixture_of_experts(tmp_path, family, targets, ranks):
+@pytest.mark.parametrize("layout", EXPERT_LAYOUTS)
+def test_the_attention_of_a_mixture_of_experts(tmp_path, family, targets, layout):
     model = make_expert_model(tmp_path / "model", family)
     adapted = with_adapters(model, tmp_path / "adapters", targets=targets)
-    layout = {"num_ranks": ranks, "expert_parallel_size": ranks}
-    if ranks == 2:
-        layout |= {"tensor_parallel_size": 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1}
-    compare(tmp_path, adapted, adapted_config(tmp_path / "model", layout, tmp_path / "adapters", targets=targets))
+    config = adapted_config(tmp_path / "model", EXPERT_LAYOUTS[layout], tmp_path / "adapters", targets=targets)
+    compare(tmp_path, adapted, config)
 
 
 @pytest.mark.parametrize("layout", ["one", pytest.param("tp2_sp", marks=pytest.mark.nightly)])
