@@ -151,9 +151,15 @@ def layers_of_chunk(shape: ModelShape, layout: Layout, stage: int, chunk: int) -
 
 def layers_of_stage(shape: ModelShape, layout: Layout, stage: int) -> LayerCounts:
     """A stage's layers of each kind, over all of its chunks."""
+    return _layers_of_stage(shape, layout.layer_split, stage)
+
+
+@functools.cache  # layouts that deal layers alike share it, with every recomputation
+def _layers_of_stage(shape: ModelShape, split: LayerSplit, stage: int) -> LayerCounts:
     total: Counter[LayerKind] = Counter()
-    for chunk in range(layout.virtual):
-        total.update(dict(layers_of_chunk(shape, layout, stage, chunk)))
+    for virtual_stage in range(stage, split.num_stages, split.pipeline):
+        layers = split.layers(shape.num_layers, virtual_stage)
+        total.update(dict(shape.layers_between(layers.start, layers.stop)))
     return tuple(sorted(total.items()))
 
 
