@@ -14,6 +14,9 @@ from gtpo_megatron.errors import ConfigError
 
 MOST_CONSTRAINTS = 3
 
+MOST_DRAWS = 100
+"""Of the kinds of one row, after which too few of them are said to fit together."""
+
 MOST_REPEATS = 1_000
 """Prompts one after the other that there are already, after which a set has no others."""
 
@@ -149,7 +152,8 @@ def instruction_records(term: GeneratedSet, num: int) -> Iterator[dict[str, obje
     of a row.
 
     Raises:
-        ConfigError: an option is unknown or has no such value, or there are not so many different prompts.
+        ConfigError: an option is unknown or has no such value, no ``min_constraints`` of the kinds fit together, or
+            there are not so many different prompts.
     """
     options = dict(term.options)
     kinds = _kinds(options.pop("kinds", ";".join(name for name in KINDS if name not in RARE)), term)
@@ -166,7 +170,10 @@ def instruction_records(term: GeneratedSet, num: int) -> Iterator[dict[str, obje
     index = repeats = 0
     while len(seen) < num:
         rng = random.Random(f"instructions {term.first_seed + index}")
-        record = _record(rng, kinds, rng.randint(least, most))
+        chosen = _fitting(rng, kinds, rng.randint(least, most), least)
+        if len(chosen) < least:
+            raise ConfigError(f"{term}: at most {len(chosen)} of these kinds fit together; min_constraints is {least}")
+        record = _record(rng, chosen)
         repeats = repeats + 1 if record["prompt"] in seen else 0
         if repeats > MOST_REPEATS:
             raise ConfigError(f"{term}: has {len(seen)} different prompts; ask for a smaller size")
@@ -176,12 +183,21 @@ def instruction_records(term: GeneratedSet, num: int) -> Iterator[dict[str, obje
         index += 1
 
 
-def _record(rng: random.Random, kinds: list[str], wanted: int) -> dict[str, object]:
-    """A row of so many constraints, or of fewer where no others fit together."""
-    chosen: list[str] = []
-    for name in rng.sample(kinds, len(kinds)):
-        if len(chosen) < wanted and all(_fit(KINDS[name], KINDS[other]) for other in chosen):
-            chosen.append(name)
+def _fitting(rng: random.Random, kinds: list[str], wanted: int, least: int) -> list[str]:
+    """So many kinds that can be asked together, or fewer where no others fit; at least ``least``, if there are such."""
+    best: list[str] = []
+    for _ in range(MOST_DRAWS):
+        chosen: list[str] = []
+        for name in rng.sample(kinds, len(kinds)):
+            if len(chosen) < wanted and all(_fit(KINDS[name], KINDS[other]) for other in chosen):
+                chosen.append(name)
+        best = max(best, chosen, key=len)
+        if len(best) >= least:
+            break
+    return best
+
+
+def _record(rng: random.Random, chosen: list[str]) -> dict[str, object]:
     constraints = [{"kind": name, **KINDS[name].draw(rng)} for name in chosen]
     asked = " ".join(KINDS[name].sentence(one) for name, one in zip(chosen, constraints, strict=True))
     return {

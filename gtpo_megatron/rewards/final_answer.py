@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass
 
 _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
-_ANSWER = r"[^\w\n]*+(?:the[ ]+)?(?:final[ ]+)?answer[ \t*_]*+:"
+_ANSWER = r"(?:[ \t]*\d{1,2}[.)])?[^\w\n]*+(?:the[ ]+)?(?:final[ ]+)?answer[ \t*_]*+[:\uff1a]"
 _ANSWER_LINE = re.compile(
     rf"^{_ANSWER}[\s*_]*+(?!{_ANSWER})(?P<answer>[^\n]*)",
     re.IGNORECASE | re.MULTILINE,
@@ -39,8 +39,7 @@ def final_answer(response: str) -> str | None:
     around it are removed. Boxes with only "and", "or" or a comma between them are one answer; an empty box is passed
     over if there is another one; if the last box is never closed there is no answer, because the response was cut.
     """
-    boxes = _boxes(response)
-    filled = [box for box in boxes if box.end is None or response[box.start : box.end].strip()] or boxes
+    filled = _filled_boxes(response)
     line = next(iter(deque(_ANSWER_LINE.finditer(response), maxlen=1)), None)  # the last one
     if line is not None and (not filled or filled[-1].start < line.start("answer")):
         return _unwrapped(_whole_formula(response, line)) or None
@@ -52,10 +51,17 @@ def final_answer(response: str) -> str | None:
 def last_boxed(text: str) -> str | None:
     r"""The content of the last ``\boxed{...}``, or None if there is none or it is never closed.
 
-    Escaped braces (``\{``, ``\}``) are ordinary characters. Of nested boxes the inner one counts. Linear time.
+    Escaped braces (``\{``, ``\}``) are ordinary characters. Of nested boxes the inner one counts, and an empty one is
+    passed over if there is another one. Linear time.
     """
-    boxes = _boxes(text)
+    boxes = _filled_boxes(text)
     return text[boxes[-1].start : boxes[-1].end] if boxes and boxes[-1].end is not None else None
+
+
+def _filled_boxes(text: str) -> list[_Box]:
+    """The boxes that are not empty, or all if all are."""
+    boxes = _boxes(text)
+    return [box for box in boxes if box.end is None or text[box.start : box.end].strip()] or boxes
 
 
 def _boxes(text: str) -> list[_Box]:

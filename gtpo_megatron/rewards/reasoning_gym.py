@@ -23,8 +23,8 @@ import reasoning_gym  # noqa: E402, F401 - takes seconds, which no row's limit s
 FULL_SCORE_TOLERANCE = 1e-6
 """A score within this of 1 is 1."""
 
-TASKS = 64
-"""Tasks with their options that a process keeps."""
+TASKS = 1_024
+"""Tasks with their options that a process keeps: all of reasoning-gym's with several options each."""
 
 EVALUATED = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
 """Tasks whose scorer passes the answer to ``eval``; it is given ``ast.literal_eval`` in its place."""
@@ -46,7 +46,8 @@ _EXPRESSION = re.compile(rf"(?:[\s\d+\-*/^(),]|\.(?!\s*[^\W\d])|(?<![^\W\d_])(?:
 
 _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _TEXT = re.compile(r"\\(?:text|mathrm|mathbf|textbf)\{([^{}]*)\}")
-_NUMBER = re.compile(r"(?<![\d.])-?\d+(?:,\d{3})*(?:\.\d+)?")
+_MINUS = "\u2212\u2010\u2011\u2013\ufe63"
+_NUMBER = re.compile(rf"(?<![\d.])[-{_MINUS}]?\d+(?:,\d{{3}})*(?:\.\d+)?")
 _ANSWER_LINE = re.compile(r"\banswer:", re.IGNORECASE)
 
 
@@ -100,7 +101,8 @@ def answer_asked_for(prompt: str, response: str, *, is_number: bool = False) -> 
     - ``<answer>``: what is between the last pair of these tags;
     - ``\boxed``: the last box, or the last line ``Answer: ...`` if there is no box;
     - ``Answer:``: the last such line, or the last box, whichever is later;
-    - none of them: the last number if ``is_number``, which the reference is; else the whole response.
+    - none of them: the last number if ``is_number``, which the reference is, with any of Unicode's minus signs; else
+      the whole response.
 
     White space at the ends is removed, and from a whole response also a last full stop.
     """
@@ -108,7 +110,8 @@ def answer_asked_for(prompt: str, response: str, *, is_number: bool = False) -> 
     places = {"tags": prompt.rfind("<answer>"), "box": prompt.rfind("\\boxed"), "line": line}
     form, place = max(places.items(), key=lambda one: one[1])
     if place < 0 and is_number:
-        return next(iter(deque(_NUMBER.findall(response), maxlen=1)), None)
+        last = next(iter(deque(_NUMBER.findall(response), maxlen=1)), None)
+        return last and last.translate(dict.fromkeys(map(ord, _MINUS), "-"))
     if place < 0:
         return response.strip().removesuffix(".") or None
     if form == "tags":

@@ -64,6 +64,14 @@ def test_every_row_can_be_checked_and_followed(num):
     assert found == set(KINDS)
 
 
+def test_no_row_has_fewer_constraints_than_asked_for():
+    for kinds, least in (("json;title;quoted", 2), ("start;end", 2), ("bullets;sentences;start", 3)):
+        with pytest.raises(ConfigError, match=f"at most .* fit together; min_constraints is {least}"):
+            rows_of(f"instructions?size=9&kinds={kinds}&min_constraints={least}&max_constraints=3")
+    rows = rows_of("instructions?size=200&kinds=json;title;include;letter&min_constraints=3&max_constraints=3")
+    assert {len(json.loads(row.columns_json)["constraints"]) for row in rows} == {3}
+
+
 def test_kinds_are_those_that_the_reward_checks():
     assert set(KINDS) == set(CHECKS)
 

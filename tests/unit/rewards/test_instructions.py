@@ -12,8 +12,25 @@ from gtpo_megatron.rewards.request import RewardRequest
 CASES = [
     (
         {"kind": "max_words", "num": 3},
-        ["one", "one two three", "a - b\tc\n", "naïve café größe", "well-known  facts, he"],
-        ["one two three four", "", " \n", "- - -", "..."],
+        [
+            "one",
+            "one two three",
+            "a - b\tc\n",
+            "naïve café größe",
+            "well-known  facts, he",
+            "\u4e0b\u96e8\u3002",
+            "3.5 1,000 it's",
+        ],
+        [
+            "one two three four",
+            "",
+            " \n",
+            "- - -",
+            "...",
+            "one/two/three/four",
+            "one\u2014two,three...four",
+            "\u6211\u559c\u6b22\u4e0b",
+        ],
     ),
     (
         {"kind": "min_words", "num": 3},
@@ -30,15 +47,19 @@ CASES = [
             "First. second",
             "  A b. C d.  \n",
             "Él vino. ¿Sí?",
+            "**Hello there.** It is good.",
+            "*Cats sleep.*\nDogs bark.",
+            "1. Apples are red.\n2. Pears are green.",
+            "\u4eca\u5929\u5929\u6c14\u5f88\u597d\u3002\u6211\u559c\u6b22\u4e0b\u96e8\u3002",
         ],
-        ["One.", "A. B. C.", "3.5 is one", "no end at all", ""],
+        ["One.", "A. B. C.", "3.5 is one", "no end at all", "", "1. One."],
     ),
     ({"kind": "paragraphs", "num": 2}, ["a\n\nb", "a\nb\n \n\n\nc", "a\n\nb\n\n  "], ["a\nb", "a\n\nb\n\nc", "a", ""]),
     ({"kind": "lowercase"}, ["all small.", "größe 12, ok", "é"], ["One", "all Small", "12 ...", "", "É"]),
     ({"kind": "uppercase"}, ["ALL BIG.", "GRÖSSE 12", "É"], ["All BIG", "ALL BIg", "12", "", "straße"]),
     (
         {"kind": "bullets", "num": 2},
-        ["* a\n* b", "Two:\n- a\n  - b\n", " * a\n\n* **b**"],
+        ["* a\n* b", "Two:\n- a\n  - b\n", " * a\n\n* **b**", "* a\n* b\n* * *", "- - -\n* *a*\n* -1"],
         ["* a", "* a\n* b\n* c", "*a\n*b", "*\n*", "", "**a**\n**b**"],
     ),
     (
@@ -61,18 +82,37 @@ CASES = [
         ['"All of it."', ' "a"\n', "\u201cA b.\u201d"],
         ['"a', 'a"', '""', '" "', '"a" and "b"', "'a'", "", '"a".', '"'],
     ),
-    ({"kind": "include", "word": "sea"}, ["The sea.", "SEA!", "sea's edge? sea"], ["seaside", "the s e a", "", "seas"]),
-    ({"kind": "exclude", "word": "the"}, ["A sea.", "then other"], ["The sea", "at THE end", "", "the"]),
+    (
+        {"kind": "include", "word": "sea"},
+        ["The sea.", "SEA!", "sea's edge? sea", "the _sea_", "'sea'"],
+        ["seaside", "the s e a", "", "seas"],
+    ),
+    ({"kind": "include", "word": "ice cream"}, ["Ice cream!", "an ice cream"], ["ice", "nice cream", "ice creams"]),
+    ({"kind": "include", "word": "C++"}, ["in C++.", "c++"], ["C", "C+"]),
+    ({"kind": "include", "word": "caf\u00e9"}, ["a caf\u00e9", "a cafe\u0301"], ["cafe", "cafe\u0301s", "caf\u00e9s"]),
+    (
+        {"kind": "include", "word": "\u0939\u093f\u0928\u094d\u0926\u0940"},
+        ["\u0939\u093f\u0928\u094d\u0926\u0940 hai"],
+        ["\u0939\u093f\u0928\u094d\u0926"],
+    ),
+    ({"kind": "include", "word": "\u4e0b\u96e8"}, ["\u6211\u559c\u6b22\u4e0b\u96e8\u3002"], ["\u4e0b\u96ea"]),
+    (
+        {"kind": "exclude", "word": "the"},
+        ["A sea.", "then other"],
+        ["The sea", "at THE end", "", "the", "_the_", "__the__"],
+    ),
+    ({"kind": "exclude", "word": "ice cream"}, ["ice and cream"], ["an ice cream"]),
     (
         {"kind": "times", "word": "sea", "num": 2},
         ["sea, sea", "Sea and SEA and sea"],
         ["sea", "seasea", "sea seas", ""],
     ),
     ({"kind": "letter", "letter": "b", "num": 3}, ["bBb", "baobab"], ["bb", "", "ddd"]),
+    ({"kind": "letter", "letter": "\u00e9", "num": 1.0}, ["cafe\u0301", "\u00c9"], ["e"]),
     (
         {"kind": "start", "text": "Dear friend"},
-        ["Dear friend, hi", " \nDear friend"],
-        ["dear friend", "Hi. Dear friend", "", '"Dear friend"'],
+        ["Dear friend, hi", " \nDear friend", "Dear friend_"],
+        ["dear friend", "Hi. Dear friend", "", '"Dear friend"', "Dear friends", "Dear friend's dog"],
     ),
     (
         {"kind": "end", "text": "The end."},
@@ -87,7 +127,7 @@ def graded(response, *constraints):
     return all_followed(RewardRequest(response=response, columns_json=json.dumps({"constraints": constraints})))
 
 
-@pytest.mark.parametrize(("constraint", "good", "bad"), CASES, ids=[one["kind"] for one, _, _ in CASES])
+@pytest.mark.parametrize(("constraint", "good", "bad"), CASES, ids=[str(one) for one, _, _ in CASES])
 def test_a_check(constraint, good, bad):
     for response in good:
         assert graded(response, constraint).value == 1.0, response
@@ -107,8 +147,17 @@ def test_all_must_be_followed_and_each_is_a_part():
     assert graded("one two", {"kind": "max_words", "num": 3}, {"kind": "no_comma"}).value == 1.0
 
 
+def test_of_two_constraints_of_one_kind_both_count():
+    words = [{"kind": "include", "word": word} for word in ("alpha", "beta")]
+    assert graded("alpha and beta", *words).value == 1.0
+    for response in ("only beta here", "only alpha here"):
+        reward = graded(response, *words)
+        assert (reward.value, reward.parts) == (0.0, {"followed": 0.5, "include": 0.0})
+        assert reward.info == {"missed": ["include"]}
+
+
 def test_counts():
-    assert [num_words(text) for text in ("", "a", "a-b c", "\u4f60\u597d", "--")] == [0, 1, 2, 1, 0]
+    assert [num_words(text) for text in ("", "a", "a-b c", "\u4f60\u597d", "--")] == [0, 1, 2, 2, 0]
     assert [num_sentences(text) for text in ("", "A", "A.", "A. B", "Mr. X.", "v1.2 is.", "\u4f60\u597d\u3002")] == [
         0,
         1,
@@ -131,6 +180,14 @@ def test_counts():
         [{"kind": "haiku"}],
         [{"kind": "max_words"}],
         [{"kind": "times", "word": "a", "num": True}],
+        [{"kind": ["json"]}],
+        [{"kind": {}}],
+        [{"kind": "max_words", "num": -1}],
+        [{"kind": "times", "word": "a", "num": 0}],
+        [{"kind": "bullets", "num": 2.5}],
+        [{"kind": "bullets", "num": float("inf")}],
+        [{"kind": "include", "word": " "}],
+        [{"kind": "letter", "letter": "", "num": 2}],
     ],
 )
 def test_rows_that_cannot_be_graded(constraints):

@@ -48,6 +48,7 @@ def score(record, answer):
         (BOXED_TEMPLATE, r"\boxed{\text{Yes}}", "Yes"),
         (BOXED_TEMPLATE, "\\boxed{_ Q\nQ _}", "_ Q\nQ _"),
         (BOXED_TEMPLATE, "Answer: 12", "12"),
+        (BOXED_TEMPLATE, r"\boxed{5}. As asked, in \boxed{}.", "5"),
         (BOXED_TEMPLATE, "12", None),
         (DAPO_TEMPLATE, "x\nAnswer: 12.", "12"),
         (DAPO_TEMPLATE, "12", None),
@@ -70,6 +71,9 @@ def test_the_answer_is_where_the_prompt_asks_for_it(prompt, response, expected):
         ("1,234", "1,234"),
         ("1, 2", "2"),
         ("v1.2.3", "1.2"),
+        ("it is \u22127.", "-7"),
+        ("\u20132.5", "-2.5"),
+        ("pages 18\u201320", "20"),
         ("none", None),
     ],
 )
