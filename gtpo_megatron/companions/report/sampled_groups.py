@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -135,6 +135,20 @@ def _groups_of_file(step: int, path: Path, _state: tuple[int, int], threshold: f
     return tuple(sampled_groups(step, iter_rollouts(path), threshold=threshold))
 
 
+def all_groups(folder: Path, *, threshold: float) -> Iterator[SampledGroup]:
+    """Every group that a run has written down, one step at a time.
+
+    Args:
+        folder: the run folder.
+        threshold: lowest reward of a correct response.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    for step, path in rollout_files(folder):
+        yield from sampled_groups(step, iter_rollouts(path), threshold=threshold, max_groups=sys.maxsize)
+
+
 def spread(items: Sequence[T], count: int) -> list[T]:
     """At most ``count`` of the items, spread over all of them, including the first.
 
@@ -189,6 +203,9 @@ def _shown(record: RolloutRecord, kind: Kind, *, max_info: int) -> ShownResponse
         for values in (record.shaped_rewards, record.token_entropy, record.advantages)
     )
     num_own = max(1, len(entropy))
+    shown_tokens = record.tokens[:MAX_TOKENS]
+    shown_foreign = [index for index in foreign if index < MAX_TOKENS]
+    own = slice(len(shown_tokens) - len(shown_foreign))
     return ShownResponse(
         kind=kind,
         truncated=record.truncated,
@@ -199,11 +216,11 @@ def _shown(record: RolloutRecord, kind: Kind, *, max_info: int) -> ShownResponse
         num_tokens=len(record.tokens),
         mean_entropy=round(float(entropy.sum()) / num_own, 4),
         mean_advantage=round(float(advantages.sum()) / num_own, 4),
-        entropy=packed(entropy[:MAX_TOKENS]),
-        tokens=[sys.intern(token) for token in record.tokens[:MAX_TOKENS]],
-        foreign=[index for index in foreign if index < MAX_TOKENS],
-        shaped_rewards=packed(shaped[:MAX_TOKENS]),
-        advantages=packed(advantages[:MAX_TOKENS]),
+        entropy=packed(entropy[own]),
+        tokens=[sys.intern(token) for token in shown_tokens],
+        foreign=shown_foreign,
+        shaped_rewards=packed(shaped[own]),
+        advantages=packed(advantages[own]),
     )
 
 

@@ -41,9 +41,9 @@ _COMPILED = {
 Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 CAPTION = (
-    "Tokens that the policy wrote, by their text, of responses that the run wrote down. Credit: the mean advantage of "
-    "a kind's tokens over that of all tokens of the same outcome; above 1 a kind is raised. Where credit does not "
-    "depend on entropy, what is left is which responses have such tokens."
+    "Tokens that the policy wrote, by their text, of sampled responses, each one's first thousand. Credit: the mean "
+    "advantage of a kind's tokens over that of all tokens of the same outcome; above 1 a kind is raised. Where credit "
+    "does not depend on entropy, what is left is which responses have such tokens."
 )
 
 

@@ -1,8 +1,8 @@
 """Serves the report of running jobs on the loopback interface; an open page polls for changes.
 
 Only files are read, so it also works for a run that has ended. The server answers only requests for its own host names,
-on any port (tunnels), which prevents DNS rebinding. Without an open page it costs nothing; otherwise a few files are
-checked every two seconds, and drawing takes at most a fifth of one core.
+on any port (tunnels), which prevents DNS rebinding. Without an open page it costs nothing; otherwise reading and
+drawing take at most a fifth of one core, however many pages are open.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ from gtpo_megatron.run_folder.rollout_log import rollout_files
 
 HOST = "127.0.0.1"
 MAX_PORT = 65535
-PAUSE_PER_DRAWING = 4.0
-"""Seconds of pause per second of drawing."""
+PAUSE_PER_LOOK = 4.0
+"""Seconds of pause per second that a look at the runs took."""
 _PLOTLY = "/plotly.js"
 _OWN_NAMES = frozenset({HOST, "localhost"})
 
@@ -38,7 +38,7 @@ class LiveReport:
 
     Args:
         folders: the run folders.
-        status: returns one line about the runs' progress, at every request.
+        status: returns one line about the runs' progress, at every look.
         dollars_per_gpu_hour: see ``report.page.content``.
 
     Raises:
@@ -53,8 +53,8 @@ class LiveReport:
         dollars_per_gpu_hour: float | None = None,
     ) -> None:
         self._folders, self._status, self._rate = list(folders), status, dollars_per_gpu_hour
-        self._lock = threading.Lock()
-        self._draw(self._state())
+        self._lock, self._drawn_of = threading.Lock(), ""
+        self._look()
 
     def page(self, shown: str = "") -> tuple[str, str | None]:
         """The current page.
@@ -65,25 +65,28 @@ class LiveReport:
         Returns:
             Its version, and the page itself; None if the reader has it.
         """
-        try:
-            status = self._status()
-        except OSError as error:  # the page is served without the line
-            status = f"status unknown: {error}"
         with self._lock:
-            if time.monotonic() >= self._not_before and (state := self._state()) != self._drawn_of:
-                self._draw(state)
-            drawn_of, shown_now = self._drawn_of, self._content
+            if time.monotonic() >= self._not_before:
+                self._look()
+            drawn_of, shown_now, status = self._drawn_of, self._content, self._line
         version = hashlib.sha256(f"{drawn_of} {status}".encode("utf-8", "replace")).hexdigest()[:16]
         if version == shown:
             return version, None
         live = f'<p id="live" role="status" data-version="{version}">{escape(status)}</p>'
         return version, document(shown_now, live=live, scripts=(*SCRIPTS, "watch.js"), plotly_at=_PLOTLY)
 
-    def _draw(self, state: str) -> None:
+    def _look(self) -> None:
+        """Finds the line, and draws if a file has changed; a long run's metrics are read whole for either."""
         start = time.monotonic()
-        self._content, self._drawn_of = content(read_runs(self._folders), dollars_per_gpu_hour=self._rate), state
+        if (state := self._state()) != self._drawn_of:
+            self._content = content(read_runs(self._folders), dollars_per_gpu_hour=self._rate)
+            self._drawn_of = state
+        try:
+            self._line = self._status()
+        except OSError as error:  # the page is served without the line
+            self._line = f"status unknown: {error}"
         end = time.monotonic()
-        self._not_before = end + PAUSE_PER_DRAWING * (end - start)
+        self._not_before = end + PAUSE_PER_LOOK * (end - start)
 
     def _state(self) -> str:
         """A digest that changes with the files of the report."""

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from gtpo_megatron.atomic_file import write_file
-from gtpo_megatron.companions.report.sampled_groups import Kind, read_groups
+from gtpo_megatron.companions.report.sampled_groups import Kind, all_groups
 from gtpo_megatron.companions.report.token_classes import kinds_of_tokens
 from gtpo_megatron.companions.study.plan import MAX_SEED, PlannedRun, Study, digest, fingerprint, portable
 from gtpo_megatron.config.serialize import to_plain
@@ -97,14 +97,14 @@ def summarise(planned: PlannedRun, run_dir: Path) -> FinishedRun:
     """Reads a finished run.
 
     Raises:
-        DataError: its metrics are missing, or end before the last step.
+        DataError: its metrics are missing or end before the last step, or a file of its responses cannot be read.
     """
     rows = read_metrics(run_dir / METRICS_FILE)
     last = max((row["step"] for row in rows), default=0)
     if last < planned.config.num_steps:
         raise DataError(f"{run_dir}: its metrics end at step {last} of {planned.config.num_steps}; it has not finished")
     curves = {name: [(row["step"], row[name]) for row in rows if row.get(name) is not None] for name in CURVES}
-    groups, _ = read_groups(run_dir, threshold=planned.config.algorithm.success_threshold)
+    groups = all_groups(run_dir, threshold=planned.config.algorithm.success_threshold)
     return FinishedRun(
         arm=planned.arm.name,
         seed=planned.seed,

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from gtpo_megatron.companions.report.page import write_report
-from gtpo_megatron.companions.report.sampled_groups import Kind, sampled_groups
+from gtpo_megatron.companions.report.sampled_groups import MAX_TOKENS, Kind, sampled_groups
 from gtpo_megatron.companions.report.token_classes import FIRST, KINDS, kind_of, kinds_of_tokens
 from gtpo_megatron.run_folder.rollout_log import RolloutRecord
 from tests.unit.companions.report.run_folders import ATTACK, make_run
@@ -79,6 +79,28 @@ def test_shares_entropies_and_credit_are_those_of_a_scalar_loop():
             mine = [row[2] for row in rows if row[3] == is_correct]
             wanted = (sum(mine) / len(mine)) / (sum(side) / len(side)) if mine else None
             assert got.credit[outcome] == (None if wanted is None else pytest.approx(wanted, rel=1e-2))
+
+
+def test_of_a_long_conversation_the_tokens_that_are_kept_have_their_own_entropies():
+    num, spans = MAX_TOKENS + 500, [(100, 200), (MAX_TOKENS - 20, MAX_TOKENS + 30)]
+    foreign = {index for span in spans for index in range(*span)}
+    long = RolloutRecord(
+        group_id=0,
+        policy_version=0,
+        prompt="p",
+        response="",
+        tokens=["12" if index % 2 else " word" for index in range(num)],
+        token_entropy=[0.0 if index in foreign else 1.0 + index % 2 for index in range(num)],
+        shaped_rewards=[0.0] * num,
+        advantages=[1.0 + index % 2 for index in range(num)],
+        reward=1.0,
+        truncated=False,
+        foreign_spans=spans,
+    )
+    found = {one.kind: one for one in kinds_of_tokens(sampled_groups(1, [long], threshold=0.5))}
+    assert sum(one.count for one in found.values()) == MAX_TOKENS - 120
+    assert (found["digits"].entropy, found["beginning of a word"].entropy) == (2.0, 1.0)
+    assert found["digits"].credit[Kind.CORRECT] > 1 > found["beginning of a word"].credit[Kind.CORRECT]
 
 
 def test_equal_credit_is_one_everywhere_and_no_credit_is_a_dash():

@@ -26,12 +26,12 @@ from recipes.tiny_cpu import gtpo
 from tests.unit.companions.report.run_folders import make_run, response
 from tests.unit.companions.report.test_in_browser import BROWSER
 
-PAUSE = watch.PAUSE_PER_DRAWING
+PAUSE = watch.PAUSE_PER_LOOK
 
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch):
-    monkeypatch.setattr(watch, "PAUSE_PER_DRAWING", 0.0)
+    monkeypatch.setattr(watch, "PAUSE_PER_LOOK", 0.0)
 
 
 @pytest.fixture
@@ -97,6 +97,23 @@ def test_another_status_is_another_page(folder):
     assert "&lt;b&gt;finished&lt;/b&gt;</p>" in page
 
 
+def test_a_line_that_takes_long_is_not_asked_for_at_every_request(folder, monkeypatch):
+    now, asked = [0.0], []
+
+    def status():
+        asked.append(now[0])
+        now[0] += 1.0
+        return "running"
+
+    monkeypatch.setattr(watch, "PAUSE_PER_LOOK", PAUSE)
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
+    page = LiveReport([folder], status=status)
+    for _ in range(20):
+        now[0] += 1.0
+        page.page()
+    assert asked == [0.0, 5.0, 10.0, 15.0, 20.0, 25.0]
+
+
 def test_drawing_takes_a_fifth_of_the_time_at_most(folder, monkeypatch):
     now = [0.0]
     drawn = []
@@ -106,7 +123,7 @@ def test_drawing_takes_a_fifth_of_the_time_at_most(folder, monkeypatch):
         now[0] += 3.0
         return report.content(runs, **options)
 
-    monkeypatch.setattr(watch, "PAUSE_PER_DRAWING", PAUSE)
+    monkeypatch.setattr(watch, "PAUSE_PER_LOOK", PAUSE)
     monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(watch, "content", content)
     page = LiveReport([folder])

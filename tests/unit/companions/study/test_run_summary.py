@@ -121,6 +121,20 @@ def test_a_summary_says_where_the_credit_went(tmp_path, planned):
         read_summary(path)
 
 
+def test_a_summary_is_of_all_responses_of_more_than_a_page_shows(tmp_path, planned):
+    finish(planned, tmp_path / "run")
+    log = RolloutLog(tmp_path / "run", groups_per_step=40)
+    for step in range(1, 5):
+        tokens = ["So", " 4"] if step == 2 else ["So", "."]
+        alike = {"policy_version": 0, "prompt": "p", "response": "", "tokens": tokens, "reward": 1.0}
+        alike |= {"token_entropy": [0.5] * 2, "shaped_rewards": [0.0] * 2, "advantages": [1.0] * 2, "truncated": False}
+        log.write(step, [RolloutRecord(group_id=100 * step + group, **alike) for group in range(40)])
+    kinds = summarise(planned, tmp_path / "run").kinds
+    assert {name: kind["share"] for name, kind in kinds.items()} == {
+        "first token": 0.5, "digits": 0.125, "punctuation": 0.375
+    }  # fmt: skip
+
+
 def test_a_run_that_has_not_finished_has_no_summary(tmp_path, planned):
     finish(planned, tmp_path / "run", last=3)
     with pytest.raises(DataError, match="end at step 3 of 4"):
