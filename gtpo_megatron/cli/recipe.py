@@ -3,7 +3,7 @@
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, NoReturn, TypeVar
 
@@ -13,7 +13,7 @@ from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.field_help import attribute_texts, help_text
 from gtpo_megatron.cli.reader import reader_may_leave
 from gtpo_megatron.config.algorithm.named import default_algorithm
-from gtpo_megatron.config.configuration import configuration
+from gtpo_megatron.config.configuration import configuration, unchecked
 from gtpo_megatron.config.named_function import called, named_function
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import load_config
@@ -40,7 +40,7 @@ EXAMPLE = "recipes.tiny_cpu:gtpo"
 
 _ALGORITHM_HELP = (
     "--algorithm NAME takes another algorithm with its defaults: GSPOConfig, or a class of your own, module:Class or "
-    "FILE.py:Class."
+    "FILE.py:Class. A length penalty among them ends at the recipe's response limit."
 )
 
 
@@ -79,7 +79,8 @@ def parse(
     config = (load or load_recipe)(recipe)
     name, others = _take_algorithm(arguments)
     if name is not None:
-        config = replace(config, algorithm=default_algorithm(name))
+        algorithm = default_algorithm(name, max_response_tokens=config.rollout.sampling.max_response_tokens)
+        config = unchecked(config, algorithm=algorithm)  # the options may make it fit
     default = options(config=config)
     if asked := [place for place, other in enumerate(others) if other in HELP]:
         topic = next((other for other in others[asked[0] + 1 : asked[0] + 2] if _names_topic(other)), "")

@@ -87,6 +87,17 @@ def make(kind: type[T], values: Mapping[str, object]) -> T:
     return kind(**{one.name: getattr(exact, one.name) for one in fields(kind)})  # type: ignore[arg-type]
 
 
+def unchecked(config: T, **changes: object) -> T:
+    """A copy with other values of some fields, which nothing checks: defaults of options that are still to be read.
+
+    ``make`` checks what becomes of them.
+    """
+    copy = object.__new__(type(config))
+    for one in fields(config):  # type: ignore[arg-type]
+        object.__setattr__(copy, one.name, changes.get(one.name, getattr(config, one.name)))
+    return copy
+
+
 def check_fields(config: object) -> None:
     """Checks an object of a plain dataclass that derives from a configuration, as ``@configuration`` would have.
 

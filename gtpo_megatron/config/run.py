@@ -23,7 +23,10 @@ from gtpo_megatron.errors import ConfigError
 
 @configuration
 class RunConfig:
-    """Everything that determines a run. Two runs with equal configurations on equal machines are equal bit for bit.
+    """Everything that determines a run.
+
+    Two runs with equal configurations on equal machines are equal bit for bit, unless ``rollout`` has engines sample
+    continuously: ``max_staleness`` above 1, ``partial`` or ``over_sample``.
 
     Attributes:
         name: of the recipe, for people.
@@ -209,10 +212,11 @@ class RunConfig:
         if isinstance(penalty, GroupRelativeLengthPenalty):
             where, penalty = f"{where}.hard_group_penalty", penalty.hard_group_penalty
         if isinstance(penalty, SoftOverlongPenalty) and penalty.max_tokens != limit:
+            option = f"--{where.replace('_', '-')}"
             raise ConfigError(
                 f"{where}.max_tokens={penalty.max_tokens} differs from rollout.sampling.max_response_tokens={limit}: "
-                f"the penalty's ramp must end where responses are cut; set --{where.replace('_', '-')}.max-tokens "
-                f"{limit}, with a buffer-tokens to match"
+                f"the penalty's ramp must end where responses are cut; set {option}.max-tokens {limit} "
+                f"{option}.buffer-tokens {penalty.ending_at(limit).buffer_tokens}"
             )
 
     def _check_batch(self) -> None:
@@ -243,13 +247,13 @@ class RunConfig:
             raise ConfigError(
                 f"rollout.entropy_source='rollout' with update.updates_per_rollout={self.update.updates_per_rollout}: "
                 f"updates after the first need the trainer's log-probs from before it, which is the scoring pass; "
-                f"use updates_per_rollout=1 or entropy_source='actor'"
+                f"set --rollout.entropy-source actor, or updates_per_rollout=1"
             )
         if self.algorithm.off_policy.is_on:
             raise ConfigError(
                 f"rollout.entropy_source='rollout' with algorithm.off_policy.mode={self.algorithm.off_policy.mode!r}: "
-                f"the correction needs the trainer's log-probs before its update; use mode='off' or "
-                f"entropy_source='actor'"
+                f"the correction needs the trainer's log-probs before its update; set --rollout.entropy-source actor, "
+                f"or mode='off'"
             )
         if self.update.routing_replay == "score":
             raise ConfigError(

@@ -1,5 +1,6 @@
 """The options that algorithms share: length penalties, a reference policy, off-policy weights, dynamic sampling."""
 
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -45,6 +46,11 @@ class SoftOverlongPenalty:
         if self.buffer_tokens > self.max_tokens:
             raise ConfigError(f"buffer_tokens={self.buffer_tokens}: must be at most max_tokens={self.max_tokens}")
 
+    def ending_at(self, max_tokens: int) -> "SoftOverlongPenalty":
+        """The same ramp for another limit, over the same share of it."""
+        buffer_tokens = max(1, self.buffer_tokens * max_tokens // self.max_tokens)
+        return replace(self, max_tokens=max_tokens, buffer_tokens=buffer_tokens)
+
 
 @configuration
 class GroupRelativeLengthPenalty:
@@ -73,6 +79,17 @@ class GroupRelativeLengthPenalty:
 
 
 LengthPenaltyConfig: TypeAlias = NoLengthPenalty | SoftOverlongPenalty | GroupRelativeLengthPenalty
+
+
+def penalty_ending_at(penalty: LengthPenaltyConfig, max_tokens: int) -> LengthPenaltyConfig:
+    """A length penalty whose ramp, if it has one with a fixed end, ends at another limit."""
+    match penalty:
+        case SoftOverlongPenalty():
+            return penalty.ending_at(max_tokens)
+        case GroupRelativeLengthPenalty(hard_group_penalty=SoftOverlongPenalty() as ramp):
+            return replace(penalty, hard_group_penalty=ramp.ending_at(max_tokens))
+        case _:
+            return penalty
 
 
 KLEstimator: TypeAlias = Literal["k1", "k2", "k3"]
@@ -225,7 +242,8 @@ class AlgorithmConfig:
         if rollout.max_staleness and self.off_policy.mode == "off":
             raise ConfigError(
                 f"rollout.max_staleness={rollout.max_staleness} with algorithm.off_policy.mode='off': responses "
-                f"of older weights need an importance correction; use mode='truncate' or 'mask', or max_staleness=0"
+                f"of older weights need an importance correction; set --algorithm.off-policy.mode truncate, or mask, "
+                f"or max_staleness=0"
             )
 
 
@@ -272,5 +290,5 @@ def check_sequence_correction(off_policy: OffPolicyConfig) -> None:
     if off_policy.mode != "off" and off_policy.level == "token":
         raise ConfigError(
             "off_policy.level='token': a loss with one ratio a response needs one factor a response; "
-            "use 'sequence' or 'geometric'"
+            "set --algorithm.off-policy.level sequence, or geometric"
         )

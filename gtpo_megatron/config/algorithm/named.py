@@ -3,7 +3,7 @@
 import dataclasses
 
 from gtpo_megatron.config.algorithm import ALGORITHMS
-from gtpo_megatron.config.algorithm.base import AlgorithmConfig
+from gtpo_megatron.config.algorithm.base import AlgorithmConfig, penalty_ending_at
 from gtpo_megatron.config.configuration import require_decorator
 from gtpo_megatron.config.named_function import name_of, named_function
 from gtpo_megatron.errors import ConfigError
@@ -34,8 +34,12 @@ def algorithm_class(name: object) -> type[AlgorithmConfig]:
     return kind
 
 
-def default_algorithm(name: str) -> AlgorithmConfig:
+def default_algorithm(name: str, *, max_response_tokens: int) -> AlgorithmConfig:
     """The configuration called ``name`` with its defaults, for the command line.
+
+    Args:
+        name: as in ``algorithm_class``.
+        max_response_tokens: the recipe's limit, at which the ramp of a length penalty ends.
 
     Raises:
         ConfigError: see ``algorithm_class``; or a field has no default.
@@ -48,4 +52,6 @@ def default_algorithm(name: str) -> AlgorithmConfig:
     ]
     if missing:
         raise ConfigError(f"algorithm {name!r}: {', '.join(missing)} without a default; give every field one")
-    return kind()
+    algorithm = kind()
+    penalty = penalty_ending_at(algorithm.length_penalty, max_response_tokens)
+    return algorithm if penalty == algorithm.length_penalty else dataclasses.replace(algorithm, length_penalty=penalty)

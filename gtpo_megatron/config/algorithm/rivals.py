@@ -144,8 +144,8 @@ class FIPOConfig(SurrogateSettings):
         if update.updates_per_rollout == 1:
             raise ConfigError(
                 "update.updates_per_rollout=1 with algorithm FIPOConfig: its weights come from ratios, and all ratios "
-                "are 1 in the first update of a rollout batch; use more updates, with update.mini_batch_prompts to "
-                "split the batch, or DAPOConfig"
+                "are 1 in the first update of a rollout batch; set --update.updates-per-rollout 2, with "
+                "--update.mini-batch-prompts to split the batch, or take --algorithm DAPOConfig"
             )
 
 
