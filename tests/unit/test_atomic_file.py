@@ -3,10 +3,11 @@
 import os
 import stat
 import threading
+import time
 
 import pytest
 
-from gtpo_megatron.atomic_file import replaced_file, write_file
+from gtpo_megatron.atomic_file import STALE_S, replaced_file, write_file
 
 
 def test_a_file_is_made_and_replaced(tmp_path):
@@ -36,6 +37,39 @@ def test_the_old_content_stays_where_the_new_is_not_complete(tmp_path, error):
         breaks_off()
     assert path.read_text() == "old"
     assert [one.name for one in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_two_writers_of_one_file_do_not_meet(tmp_path):
+    path = tmp_path / "a.txt"
+    with replaced_file(path) as first:
+        first.write(b"first, ")
+        write_file(path, "second")
+        assert path.read_text() == "second"
+        first.write(b"whole")
+    assert path.read_text() == "first, whole"
+    assert [one.name for one in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_what_killed_writers_left_is_removed_by_a_later_one(tmp_path):
+    left = [f"a.txt{middle}.tmp" for middle in ("", ".0123abcd", ".89abcdef")]
+    others = ["a.txt.mine.tmp", "b.txt.0123abcd.tmp", "a.txt.0123abcd", "aXtxt.0123abcd.tmp"]
+    now, recent = time.time(), left[-1]
+    for name in (*left, *others):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (now, now - STALE_S * (0.5 if name == recent else 2)))
+    (tmp_path / "a.txt.00000000.tmp").mkdir()
+    write_file(tmp_path / "a.txt", "new")
+    names = {one.name for one in tmp_path.iterdir()}
+    assert names == {"a.txt", recent, *others, "a.txt.00000000.tmp"}, "a recent one may be another process's"
+
+
+def test_a_new_file_has_the_rights_that_the_umask_leaves(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_file(tmp_path / "a", "x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
 
 
 def test_links_are_followed_and_rights_kept(tmp_path):

@@ -116,7 +116,7 @@ def test_scores_of_an_unfinished_benchmark_are_of_its_complete_problems(folder):
 
 
 def test_a_folder_that_cannot_be_written_is_said(folder):
-    (folder.path / (RESULTS_FILE + ".tmp")).mkdir()
+    (folder.path / RESULTS_FILE).mkdir()
     with pytest.raises(ConfigError, match=r"evaluation\.json cannot be written: Is a directory"):
         folder.command(x=1)
 
