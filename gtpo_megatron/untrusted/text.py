@@ -1,5 +1,6 @@
 """Readers of bytes and text with size limits and one-line errors."""
 
+import os
 import reprlib
 import stat
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ MAX_BYTES = 256 << 20
 """Size limit of a file read at once; the checkpoint index of a large model has 100 MB."""
 MAX_LINE_BYTES = 64 << 20
 """Size limit of a line; a response of 100,000 tokens has 4 MB."""
+CHUNK_BYTES = 1 << 20
+"""What is read at a time of a file that is longer than it says: it grows, or is one of ``/proc``, whose size is 0."""
 MAX_SHOWN = 80
 """Characters of a value in a message."""
 
@@ -55,10 +58,22 @@ def read_bytes(path: Path, *, limit: int = MAX_BYTES, error: type[GTPOError] = D
         GTPOError: ``error``: it is missing, not a regular file, unreadable or too large.
     """
     with _opened(path, error) as file:
-        content = file.read(limit + 1)
+        content = _read_up_to(file, limit + 1)
     if len(content) > limit:
         raise error(f"{printable(path)}: is larger than {limit} bytes, the most that is read of such a file")
     return content
+
+
+def _read_up_to(file: BinaryIO, most: int) -> bytes:
+    """Its first ``most`` bytes, in memory for what is there: a read takes all that is asked for before it begins."""
+    wanted = min(os.fstat(file.fileno()).st_size + 1, most)  # one byte more shows that it ends there
+    parts = []
+    while True:
+        parts.append(file.read(wanted))
+        most -= len(parts[-1])
+        if len(parts[-1]) < wanted or not most:
+            return b"".join(parts)
+        wanted = min(CHUNK_BYTES, most)
 
 
 def find_bytes(path: Path, *, limit: int = MAX_BYTES, error: type[GTPOError] = DataError) -> bytes | None:

@@ -2,7 +2,9 @@
 
 import json
 import os
+import tracemalloc
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -299,3 +301,33 @@ def test_yaml_is_written_as_it_is_read():
         "d": [1, 1.0, "x", None, True, "true", "2024-01-01", "<<", "=", "a\nb"],
     }
     assert parse_yaml(written_yaml(value), "here") == value
+
+
+def test_reading_takes_memory_for_what_is_there_and_not_for_the_limit(tmp_path):
+    (tmp_path / "a").write_bytes(b"x" * 1000)
+    tracemalloc.start()
+    try:
+        assert read_bytes(tmp_path / "a", limit=1 << 30) == b"x" * 1000
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [0, 999, 1000, 1001, 5000])
+def test_a_file_of_any_size_is_read_up_to_the_limit_whatever_it_says_of_its_size(tmp_path, monkeypatch, size):
+    (tmp_path / "a").write_bytes(os.urandom(size))
+    monkeypatch.setattr(text, "CHUNK_BYTES", 300)
+
+    class Said:
+        st_size = 0
+
+    monkeypatch.setattr(os, "fstat", lambda _: Said)  # as of a file that grows, or of /proc
+    if size > 1000:
+        assert "larger than 1000 bytes" in refused(read_bytes, tmp_path / "a", limit=1000)
+    else:
+        assert read_bytes(tmp_path / "a", limit=1000) == (tmp_path / "a").read_bytes()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
+def test_a_file_of_proc_is_read(tmp_path):
+    assert b"VmRSS" in read_bytes(Path("/proc/self/status"))
