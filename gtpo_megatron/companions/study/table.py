@@ -143,7 +143,11 @@ def commits_note(summaries: Sequence[FinishedRun]) -> str:
 
 
 def missing_note(study: Study, summaries: Sequence[FinishedRun]) -> str:
-    """Runs without an outcome, and seeds that not all arms have, so that a difference is of fewer pairs; or empty."""
+    """What the tables lack; or empty.
+
+    Runs without an outcome, planned comparisons without a pair, and seeds that not all arms have, so that a difference
+    is of fewer pairs.
+    """
     arms = [arm.name for arm in study.arms if of_arm(summaries, arm.name)]
     seeds = {name: outcomes(study, summaries, name).keys() for name in arms}
     parts = []
@@ -152,6 +156,17 @@ def missing_note(study: Study, summaries: Sequence[FinishedRun]) -> str:
         parts.append(f"Left out, since {study.outcome} was not measured {study.outcome_time}: {', '.join(without)}.")
     if not seeds.get(study.baseline):
         parts.append(f"No run of {study.arm(study.baseline).label} has an outcome, so there are no differences to it.")
+    none: set[int] = set()
+    unpaired = [
+        _planned_label(study, pair)
+        for pair in study.comparisons
+        if not seeds.get(pair.method, none) & seeds.get(pair.baseline, none)
+    ]
+    if unpaired:
+        parts.append(
+            f"Planned comparisons without a common seed: {'; '.join(unpaired)}. In Holm's correction a secondary one "
+            "of them counts with a p of 1."
+        )
     every = set().union(*seeds.values())
     gaps = [
         f"{study.arm(name).label} lacks {', '.join(map(str, gap))}"
@@ -241,14 +256,17 @@ class PlannedRow:
 
 
 def planned_rows(study: Study, summaries: Sequence[FinishedRun]) -> list[PlannedRow]:
-    """The planned comparisons that have a common seed."""
+    """The planned comparisons that have a common seed; the others count in the correction, with a p of 1."""
     compared = []
     for pair in study.comparisons:
         left, right = (outcomes(study, summaries, arm) for arm in (pair.method, pair.baseline))
         seeds = sorted(left.keys() & right.keys())
         if seeds:
             compared.append((pair, compare([left[seed] for seed in seeds], [right[seed] for seed in seeds])))
-    corrected = iter(holm([found.p_t for pair, found in compared if not pair.is_primary]))
+    p_values = [found.p_t for pair, found in compared if not pair.is_primary]
+    # of all that were planned, or a p would depend on which runs there are
+    num_planned = sum(not pair.is_primary for pair in study.comparisons)
+    corrected = iter(holm([*p_values, *[1.0] * (num_planned - len(p_values))]))
     return [
         PlannedRow(planned=pair, found=found, p_holm=found.p_t if pair.is_primary else next(corrected))
         for pair, found in compared
@@ -257,11 +275,8 @@ def planned_rows(study: Study, summaries: Sequence[FinishedRun]) -> list[Planned
 
 def planned_cells(study: Study, row: PlannedRow) -> list[str]:
     """The row as text under ``PLANNED_HEADINGS``."""
-    pair = row.planned
-    kind = "primary" if pair.is_primary else "secondary"
-    labels = f"{study.arm(pair.method).label} to {study.arm(pair.baseline).label} ({kind})"
     return [
-        labels,
+        _planned_label(study, row.planned),
         str(row.found.num_pairs),
         *difference_cells(row.found),
         shown_p(row.found.p_t) if row.found.has_scatter else "-",
@@ -269,6 +284,11 @@ def planned_cells(study: Study, row: PlannedRow) -> list[str]:
         "-" if row.found.num_pairs < 2 else shown_p(row.found.p_sign_flip),
         "-" if math.isinf(row.found.smallest_detectable) else f"{100 * row.found.smallest_detectable:.1f}",
     ]
+
+
+def _planned_label(study: Study, pair: PlannedComparison) -> str:
+    kind = "primary" if pair.is_primary else "secondary"
+    return f"{study.arm(pair.method).label} to {study.arm(pair.baseline).label} ({kind})"
 
 
 def difference_cells(found: PairedComparison) -> list[str]:

@@ -27,6 +27,17 @@ def test_a_comparison_without_a_common_seed_is_left_out(found):
     assert [row.planned.baseline for row in planned_rows(STUDY, few)] == ["gtpo_alpha2_0", "gtpo_shuffled"]
 
 
+def test_a_missing_comparison_counts_in_the_correction_and_is_named(found):
+    few = [one for one in found if one.arm != "gtpo_shuffled"]
+    _, secondary = planned_rows(STUDY, few)
+    assert secondary.planned.baseline == "gtpo_alpha2_0"
+    assert secondary.p_holm == pytest.approx(2 * secondary.found.p_t), "two were planned"
+    assert "Planned comparisons without a common seed: GTPO v6 to GTPO, shuffled (secondary). In" in markdown(
+        STUDY, arm_rows(STUDY, few, ("gtpo",)), few
+    )
+    assert "without a common seed" not in markdown(STUDY, [], found)
+
+
 def test_they_stand_above_the_table_of_the_arms(found):
     text = markdown(STUDY, arm_rows(STUDY, found, ("gtpo", "grpo")), found)
     first, second, *_ = text.split("\n\n")

@@ -81,21 +81,20 @@ def test_the_best_of_alternatives_is_named_and_ties_go_to_the_first(made):
 
 
 def test_missing_pairs_and_outcomes_are_said(made):
+    plan = replace(STUDY, comparisons=())
     found = made(3)  # by seed
     gtpo, shuffled, grpo = found[::3], found[1::3], found[2::3]
-    assert missing_note(STUDY, [*gtpo, *grpo]) == ""
+    assert missing_note(plan, [*gtpo, *grpo]) == ""
     few = [*gtpo, *grpo[1:]]
-    text = markdown(STUDY, rows := arm_rows(STUDY, few, ("gtpo", "grpo")), few)
+    text = markdown(plan, rows := arm_rows(plan, few, ("gtpo", "grpo")), few)
     assert cells(rows[0])[1:5] == ["3", "20.0", "41.2 [40.0, 42.4]", "+10.3 (2 pairs)"]
     assert "\n\nSeeds that not all arms have, whose pairs are missing: GRPO lacks 0.\n" in text
     early = replace(grpo[0], curves={"eval/heldout_mean_at_k": [(0, 0.2)]})
-    assert missing_note(STUDY, [*gtpo, early, *grpo[1:]]) == (
+    assert missing_note(plan, [*gtpo, early, *grpo[1:]]) == (
         "Left out, since eval/heldout_mean_at_k was not measured at the last step: grpo_seed0. "
         "Seeds that not all arms have, whose pairs are missing: GRPO lacks 0."
     )
-    assert (
-        missing_note(STUDY, [*gtpo, *shuffled]) == "No run of GRPO has an outcome, so there are no differences to it."
-    )
+    assert missing_note(plan, [*gtpo, *shuffled]) == "No run of GRPO has an outcome, so there are no differences to it."
 
 
 def test_a_difference_that_rounds_to_nothing_has_no_minus(made):
