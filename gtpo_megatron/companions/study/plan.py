@@ -172,11 +172,16 @@ def planned_runs(study: Study, arms: Sequence[str], *, num_seeds: int, num_steps
         num_steps: steps per run.
 
     Raises:
-        ConfigError: no such arm, or no seed.
+        ConfigError: no such arm, no seed, or fewer steps than the outcome is a mean over.
     """
     most = MAX_SEED + 1 - study.first_seed
     if not 1 <= num_seeds <= most:
         raise ConfigError(f"num_seeds={num_seeds}: must be from 1 to {most}, since the largest seed is {MAX_SEED}")
+    if num_steps < study.outcome_steps:  # or all runs would be trained, and none have an outcome
+        raise ConfigError(
+            f"num_steps={num_steps}: the outcome of the study {study.name!r} is a mean over the last "
+            f"{study.outcome_steps} steps; a run needs at least as many"
+        )
     chosen = [study.arm(name) for name in dict.fromkeys(arms)]
     return [
         PlannedRun(arm=arm, seed=seed, config=arm.run(num_steps=num_steps, seed=seed))

@@ -104,6 +104,14 @@ def test_the_table_has_all_arms_whichever_were_asked_for_last(folders, tmp_path,
     assert "+10.1" in rows[0]
 
 
+def test_runs_too_short_for_the_outcome_are_refused_before_anything_starts(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(session, "run_session", None)
+    asked = ["study", "--study", "recipes.study:pretrained", "--output", str(tmp_path / "out"), "--num-steps", "4"]
+    assert dispatch.run([*asked, "--runs-dir", str(tmp_path / "runs")]) == 2
+    assert "num_steps=4: the outcome of the study" in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.iterdir())
+
+
 SECRET = "40.6"
 """What the runs of the fixture reached, in percent."""
 

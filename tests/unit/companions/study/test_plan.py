@@ -38,6 +38,13 @@ def test_seeds_begin_where_the_study_says():
         replace(STUDY, first_seed=-1)
 
 
+def test_a_run_too_short_for_the_outcome_is_refused():
+    study = replace(STUDY, num_steps=10, outcome_steps=5)
+    with pytest.raises(ConfigError, match="num_steps=4: the outcome of the study .* is a mean over the last 5 steps"):
+        planned_runs(study, ("gtpo",), num_seeds=1, num_steps=4)
+    assert planned_runs(study, ("gtpo",), num_seeds=1, num_steps=5)
+
+
 def test_planned_comparisons_and_doses_are_of_arms_that_there_are():
     with pytest.raises(ConfigError, match="arm 'ppo'"):
         replace(STUDY, comparisons=(PlannedComparison(method="gtpo", baseline="ppo"),))
