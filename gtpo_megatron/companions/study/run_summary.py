@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -36,6 +37,7 @@ CURVES = (
 """Metrics whose curves are kept."""
 MAX_VALUE = 1e15
 """Largest value of a curve or a cost, so that sums of them stay finite."""
+_ANEW = "move the folder elsewhere, and the study trains the run anew"
 SIDES = (Kind.CORRECT, Kind.INCORRECT)
 _SUMS = {
     "training_s": ("timing/step_s", "timing/evaluation_s", "timing/checkpoint_s"),
@@ -97,15 +99,14 @@ def summarise(planned: PlannedRun, run_dir: Path) -> FinishedRun:
     """Reads a finished run.
 
     Raises:
-        DataError: its metrics are missing or end before the last step, or a file of its responses cannot be read.
+        DataError: its metrics are missing, end before the last step, are not those of one run of so many steps or have
+            a value that a summary may not have, or a file of its responses cannot be read.
     """
     rows = read_metrics(run_dir / METRICS_FILE)
-    last = max((row["step"] for row in rows), default=0)
-    if last < planned.config.num_steps:
-        raise DataError(f"{run_dir}: its metrics end at step {last} of {planned.config.num_steps}; it has not finished")
+    _check_steps([row["step"] for row in rows], run_dir, num_steps=planned.config.num_steps)
     curves = {name: [(row["step"], row[name]) for row in rows if row.get(name) is not None] for name in CURVES}
     groups = all_groups(run_dir, threshold=planned.config.algorithm.success_threshold)
-    return FinishedRun(
+    summary = FinishedRun(
         arm=planned.arm.name,
         seed=planned.seed,
         num_steps=planned.config.num_steps,
@@ -119,6 +120,22 @@ def summarise(planned: PlannedRun, run_dir: Path) -> FinishedRun:
             for one in kinds_of_tokens(groups)
         },
     )
+    try:
+        _check_numbers(summary)
+    except DataError as error:
+        raise DataError(f"{run_dir}: {error}; {_ANEW}") from error
+    return summary
+
+
+def _check_steps(steps: Sequence[int], run_dir: Path, *, num_steps: int) -> None:
+    last = max(steps, default=0)
+    if last < num_steps:
+        raise DataError(f"{run_dir}: its metrics end at step {last} of {num_steps}; it has not finished")
+    if last > num_steps:
+        raise DataError(f"{run_dir}: its metrics go on to step {last}, and the run is planned for {num_steps}; {_ANEW}")
+    for before, step in pairwise(steps):
+        if step <= before:
+            raise DataError(f"{run_dir}: its metrics have step {step} after step {before}, so not of one run; {_ANEW}")
 
 
 def write_summary(summary: FinishedRun, path: Path) -> None:

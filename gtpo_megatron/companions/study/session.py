@@ -124,7 +124,7 @@ class _Session:
                 self.is_over = True
                 return
             write_summary(summarise(planned, runs_dir / planned.name), output / f"{planned.name}.json")
-        except GTPOError as error:
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one run, the others go on; it is said
             if planned.name not in self._failed:
                 self.waiting.append(planned)
             self._failed[planned.name] = f"{type(error).__name__}: {error}"

@@ -141,6 +141,31 @@ def test_a_run_that_has_not_finished_has_no_summary(tmp_path, planned):
         summarise(planned, tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([0, 1, 2, 3, 4, 5], "go on to step 5, and the run is planned for 4"),
+        ([0, 1, 2, 3, 3, 4], "have step 3 after step 3"),
+        ([0, 1, 2, 4, 3], "have step 3 after step 4"),
+        ([-1, 0, 1, 2, 3, 4], "its steps do not ascend from at least 0"),
+    ],
+)
+def test_metrics_that_are_not_of_one_run_of_the_planned_length_are_refused(tmp_path, planned, steps, said):
+    finish(planned, tmp_path / "run")
+    rows = [json.dumps({"step": step, "policy/entropy_nats": 0.5}) + "\n" for step in steps]
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(rows))
+    with pytest.raises(DataError, match=f"run: .*{said}.*; move the folder elsewhere"):
+        summarise(planned, tmp_path / "run")
+
+
+def test_no_summary_is_made_that_its_reader_would_refuse(tmp_path, planned):
+    finish(planned, tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"timing/step_s": 4.0', '"timing/step_s": 1e99'))
+    with pytest.raises(DataError, match=r"run: a value is not between"):
+        summarise(planned, tmp_path / "run")
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"curves": {"a": [1]}}', '{"curves": {}, "new": 1}'])
 def test_a_file_that_is_no_summary_is_named(tmp_path, text):
     (tmp_path / "gtpo_seed0.json").write_text(text)

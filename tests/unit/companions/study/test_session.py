@@ -153,6 +153,25 @@ def test_a_run_that_fails_is_noted_and_the_others_go_on(tmp_path):
     assert report.missing == ["grpo_seed0"]
 
 
+def test_a_summary_that_fails_in_any_way_is_that_of_a_failed_run(tmp_path, monkeypatch):
+    def broken(planned, run_dir):
+        if planned.name == "grpo_seed0":
+            raise KeyError("advantages")
+        return summarise(planned, run_dir)
+
+    class GoesOn(World):
+        def __call__(self, planned):
+            return (self.folder / "runs" / planned.name).exists() or super().__call__(planned)
+
+    summarise = session.summarise
+    monkeypatch.setattr(session, "summarise", broken)
+    world = GoesOn(tmp_path)
+    report = world.session()
+    assert report.failed == {"grpo_seed0": "KeyError: 'advantages'"}
+    assert sorted(path.stem for path in (tmp_path / "out").iterdir()) == sorted([ALL[0], *ALL[2:]])
+    assert "grpo_seed0 failed: KeyError: 'advantages'" in world.notes
+
+
 def test_summaries_of_other_settings_are_refused_before_anything_starts(tmp_path):
     World(tmp_path).session()
     world = World(tmp_path)
