@@ -19,6 +19,8 @@ _JOINT = re.compile(r"(?:[\s$*]|\\[()])*(?:(?:[,;&]|\b(?:and|or)\b)(?:[\s$*]|\\[
 _LONGEST_JOINT = 40
 """Characters of it, so that a response of many boxes takes linear time."""
 
+_HOPE = re.compile(r"\bI hope (?:it|this|that) is correct\W*$")
+"""Minerva's worked examples end so (arXiv 2206.14858)."""
 _WRAPPING = " \t\r\n*_`$"
 
 
@@ -103,4 +105,4 @@ def _whole_formula(response: str, line: re.Match[str]) -> str:
 
 
 def _unwrapped(answer: str) -> str:
-    return answer.strip(_WRAPPING).rstrip(".").strip(_WRAPPING)
+    return _HOPE.sub("", answer.strip(_WRAPPING)).rstrip(".").strip(_WRAPPING)

@@ -42,6 +42,9 @@ _FUNCTIONS = frozenset(
         "det",
     ]
 )
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_COUNTED = re.compile(r"(-?\d[\d,]*(?:\.\d+)?)(\s+(?!(?:and|or|to|plus|minus|base|in base)\b)[A-Za-z][A-Za-z .-]*)")
+"""A number and what is counted, in one font."""
 _NO_UNITS = frozenset("abknpqrvwxyz")
 """Letters that are symbols in any font."""
 _END = r"(?![A-Za-z])"
@@ -104,7 +107,15 @@ def _of_font(found: re.Match[str]) -> str:
         return content
     if joined := re.fullmatch(r",?\s*(and|or)\s*,?", content):
         return f" {joined[1]} "
+    if counted := _COUNTED.fullmatch(content):
+        return f"{counted[1]}\\text{{{counted[2]}}}"
     return f"\\text{{{found['content']}}}"
+
+
+def _scaled(found: re.Match[str]) -> str:
+    r"""``5 million`` as the product that it is, also where ``\text{ million euros}`` goes on."""
+    rest = r"\text{" if found["open"] and not found["close"] else ""
+    return f"\\times 10^{{{_SCALES[found['scale']]}}} {rest}"
 
 
 def _repeating(found: re.Match[str]) -> str:
@@ -144,6 +155,11 @@ RULES = (
     _rule("colours and frames", rf"\\(?:underline|fbox|boxed|ensuremath)\s*(?={_BRACED})", ""),
     _rule("unit vectors", r"\\(?:hat|widehat|vec)\s*\{?\s*\\?([ijk])(?:math)?(?![A-Za-z])\s*\}?", r"\1"),
     _rule("fonts", _FONT + r"\{(?P<content>[^{}]*)\}", _of_font),
+    _rule(
+        "millions and the like",
+        rf"(?<=[\d}}])\s*(?P<open>\\text\{{\s*)?(?P<scale>{'|'.join(_SCALES)})s?(?![A-Za-z])(?P<close>(?(open)\s*\}}))?",
+        _scaled,
+    ),
     _rule("an old font", r"\{\s*\\rm\s+(\w+)\s*\}", r"\\text{\1}"),
     _rule("sizes of fractions", r"\\[dtc]frac" + _END, r"\\frac"),
     _rule("sizes of binomials", r"\\[dt]binom" + _END, r"\\binom"),
@@ -218,7 +234,15 @@ def normalised(text: str) -> str:
     text = unicodedata.normalize("NFKC", text.translate(_TABLE))
     for rule in RULES:
         text = rule.pattern.sub(rule.replacement, text)
-    return re.sub(r"\s+", " ", text).strip(" .,;:`_")
+    return _without_pictures(re.sub(r"\s+", " ", text).strip(" .,;:`_"))
+
+
+def _without_pictures(text: str) -> str:
+    """The answer without the pictures that chat models put behind it; a picture alone stays."""
+    end = len(text)
+    while end and (unicodedata.category(text[end - 1]) in ("So", "Mn") or text[end - 1] == " "):
+        end -= 1
+    return text[:end] or text
 
 
 def _fraction_of(character: str) -> str:

@@ -225,6 +225,24 @@ def unit(draw: Draw) -> Made:
     return rf"{n}\text{{ {name}}}", right, [f"{n + 1} {name}", rf"{n * 10}\text{{ {name}}}", name]
 
 
+def in_one_font(draw: Draw) -> Made:
+    n, name = draw.randint(2, 9_000), draw.choice(["cm", "apples", "square units", "US dollars"])
+    right = [rf"\text{{{n:,} {name}}}", rf"\textbf{{{n} {name}}}", rf"\mathrm{{{n}\,{name}}}", f"{n} \U0001f389"]
+    return str(n), right, [rf"\text{{{n + 1} {name}}}", rf"\text{{{n} and {n + 1}}}", rf"\text{{{n} or more}}"]
+
+
+def scaled(draw: Draw) -> Made:
+    n, (scale, zeros) = draw.randint(2, 99), draw.choice([("thousand", 3), ("million", 6), ("billion", 9)])
+    right = [f"{n} {scale}", rf"{n}\text{{ {scale} dollars}}", rf"\text{{{n} {scale}}}", rf"\${n}.0 {scale}"]
+    return str(n * 10**zeros), right, [str(n), f"{n} hundred", f"{n + 1} {scale}", f"{n} {scale}ths"]
+
+
+def other_number(draw: Draw) -> Made:
+    n = draw.randint(2, 99)
+    wrong = [f"{n} thirds", rf"{n}\text{{ hundredths}}", f"{n} squared", rf"{n}\text{{ degrees below zero}}"]
+    return str(n), [f"{n} seconds", f"{n} quarters", f"{n} cm squared"], wrong
+
+
 def money(draw: Draw) -> Made:
     n = draw.randint(1_000, 99_999)
     right = [rf"\${n:,}", f"${n}", f"{n}.00", f"{n} dollars", f"€{n}", rf"\${n}.00"]
@@ -353,6 +371,9 @@ KINDS: tuple[Callable[[Draw], Made], ...] = (
         equation,
         assignment,
         unit,
+        in_one_font,
+        scaled,
+        other_number,
         money,
         percent,
         base,
