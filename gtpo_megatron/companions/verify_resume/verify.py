@@ -12,7 +12,7 @@ from rich.table import Table
 
 from gtpo_megatron.companions.training_process import TrainingProcess
 from gtpo_megatron.companions.verify_resume.compare import Comparison, compare_runs, last_checkpoint
-from gtpo_megatron.config.output import ProfileConfig
+from gtpo_megatron.config.output import LoggingConfig, ProfileConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError
@@ -117,12 +117,17 @@ def show(results: Sequence[Comparison], console: Console, *, is_continuous: bool
 
 
 def _scratch_config(config: RunConfig, *, num_steps: int, kill_after: int) -> RunConfig:
-    """The configuration of a short run without profiling and external loggers."""
+    """The configuration of a short run without profiling, whose metrics go to its folder alone."""
+    logging = LoggingConfig(  # afresh, so that no logger gets runs of it, whichever there are
+        log_level=config.logging.log_level,
+        rollout_groups_per_step=config.logging.rollout_groups_per_step,
+        rollout_every_steps=config.logging.rollout_every_steps,
+    )
     return dataclasses.replace(
         config,
         num_steps=num_steps,
         checkpoint=dataclasses.replace(config.checkpoint, every_steps=kill_after, keep_best=0, export_hf=True),
-        logging=dataclasses.replace(config.logging, wandb_project=None, wandb_entity=None, tensorboard=False),
+        logging=logging,
         profile=ProfileConfig(),
     )
 

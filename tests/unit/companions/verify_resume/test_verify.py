@@ -12,7 +12,7 @@ from gtpo_megatron.cli import dispatch
 from gtpo_megatron.companions.verify_resume import verify
 from gtpo_megatron.companions.verify_resume.compare import Comparison
 from gtpo_megatron.config.algorithm import OffPolicyConfig
-from gtpo_megatron.config.output import ProfileConfig
+from gtpo_megatron.config.output import LoggingConfig, ProfileConfig
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.orchestration.loop.group_scheduler import GroupScheduler, SchedulerRules
@@ -149,6 +149,29 @@ def test_the_scratch_runs_save_where_they_are_killed_and_tell_nobody(tmp_path, m
     assert (config.num_steps, config.checkpoint.every_steps, config.checkpoint.export_hf) == (6, 3, True)
     assert config.logging.wandb_project is None
     attempt(tmp_path, keep=True)  # a folder of an earlier one is replaced
+
+
+def test_no_logger_gets_the_scratch_runs(tmp_path, monkeypatch, fake):
+    monkeypatch.setattr(verify, "compare_runs", lambda *_, **__: [])
+    kept = {"log_level": "DEBUG", "rollout_groups_per_step": 3, "rollout_every_steps": 2}
+    logging = LoggingConfig(
+        **kept,
+        tensorboard=True,
+        wandb_project="mine",
+        wandb_entity="me",
+        wandb_mode="offline",
+        mlflow_experiment="mine",
+        mlflow_uri="http://host:5000",
+        trackio_project="mine",
+        swanlab_project="mine",
+        swanlab_mode="local",
+        sinks=("mine.py:Sink",),
+        peak_tflops_per_rank=989.0,
+    )
+    for field in dataclasses.fields(LoggingConfig):
+        assert getattr(logging, field.name) != field.default, f"{field.name} is to be in this test too"
+    attempt(tmp_path, config=dataclasses.replace(tiny_cpu.gtpo(), logging=logging), keep=True)
+    assert load_config(tmp_path / "out" / "config.yaml").logging == LoggingConfig(**kept)
 
 
 def test_the_command_takes_a_run_folder(tmp_path, capsys):
