@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from gtpo_megatron.companions.report.run_data import RunData
 
 PALETTE = ("#3f83d6", "#d06a1e", "#2b9a6b", "#a862c4", "#a9801d", "#d2506f", "#2f93a8", "#7d8590", "#8a6d5a")
@@ -209,18 +211,24 @@ def thinned(values: Sequence[float], most: int) -> tuple[list[int], int]:
 def smooth(values: list[float]) -> tuple[list[float], int]:
     """Centred running mean over a tenth of the series; the window shrinks at the ends instead of padding.
 
+    The series is cut into blocks as wide as the window, so that a window is the end of one block and the beginning of
+    the next, whose sums are running ones: the time does not depend on the width, nothing is subtracted, and what is not
+    finite is in the windows that have it and no others.
+
     Returns:
         The smoothed values and the width of the window; width 1 if the series is too short to smooth.
     """
     if len(values) < MIN_STEPS_TO_SMOOTH:
         return values, 1
     half = len(values) // 20
-    means = []
-    for index in range(len(values)):
-        reach = min(half, index, len(values) - 1 - index)
-        window = values[index - reach : index + reach + 1]
-        means.append(sum(window) / len(window))
-    return means, 2 * half + 1
+    width, series = 2 * half + 1, np.asarray(values, dtype=np.float64)
+    blocks = np.pad(series, (0, -len(series) % width)).reshape(-1, width)
+    beginnings, ends = np.cumsum(blocks, axis=1).ravel(), np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1].ravel()
+    firsts = np.arange(len(series) - width + 1)
+    sums = beginnings[firsts + width - 1] + np.where(firsts % width == 0, 0.0, ends[firsts])
+    shrunk = np.arange(1, width, 2)  # the widths at the ends of the series
+    left, right = (np.cumsum(side[: width - 1])[::2] / shrunk for side in (series, series[::-1]))
+    return [*left.tolist(), *(sums / width).tolist(), *right[::-1].tolist()], width
 
 
 def rounded(values: Sequence[float]) -> list[float]:
