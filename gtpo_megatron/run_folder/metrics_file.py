@@ -188,7 +188,8 @@ def _lines(path: Path, *, is_needed: bool = True) -> list[bytes]:
 
 
 def _rows(path: Path, lines: Sequence[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Each complete line with its content."""
+    """Each complete line with its content; rows share the texts of their names, or these would take most memory."""
+    names: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
         if not line.endswith(b"\n"):
             break  # a last line without newline is incomplete
@@ -198,6 +199,7 @@ def _rows(path: Path, lines: Sequence[bytes]) -> Iterator[tuple[bytes, dict[str,
             if not _is_row(record):  # slow, so only used to explain an error
                 record = as_kind(record, dict[str, float | None], f"{place}: the line")
                 record["step"] = as_kind(record.get("step"), int, f"{place}: step")
+            record = {names.setdefault(name, name): value for name, value in record.items()}
         except DataError as error:
             raise DataError(f"{error}; remove the line, or the file") from error
         yield line, record

@@ -86,3 +86,10 @@ def test_a_line_is_on_disk_before_write_returns(tmp_path):
     sink.write(1, {"policy/loss": 0.5})
     assert read_metrics(path) == [{"step": 1, "policy/loss": 0.5}]
     sink.close()
+
+
+def test_rows_share_the_texts_of_their_names(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    _write(path, [1, 2, 3])
+    first, *others = ({name: id(name) for name in row} for row in read_metrics(path))
+    assert all(other == first for other in others)
