@@ -45,7 +45,10 @@ def bootstrap_interval(
         ShapeError, DataError: not a vector of at least one finite number, or ``confidence`` or ``num_bootstrap`` out of
             range.
     """
-    values = np.asarray(per_problem, dtype=np.float64)
+    try:
+        values = np.asarray(per_problem, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"per_problem is ragged or not numeric ({error}); expected [problems]") from error
     if values.ndim != 1:
         raise ShapeError(f"per_problem has shape {values.shape}, expected [problems]")
     (interval,) = mean_intervals([values[:, None]], confidence=confidence, num_bootstrap=num_bootstrap, seed=seed)

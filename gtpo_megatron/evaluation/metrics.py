@@ -190,7 +190,7 @@ def finite_table(c: Any) -> Floats:
     """
     try:
         values = np.asarray(c, dtype=np.float64)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ShapeError(
             f"c is ragged or not numeric ({error}); expected [problems, samples], all rows equally long"
         ) from error

@@ -78,3 +78,11 @@ def test_values_that_say_nothing_are_refused():
         intervals.bootstrap_interval([1.0], confidence=1.0)
     with pytest.raises(DataError, match="num_bootstrap=0"):
         intervals.bootstrap_interval([1.0], num_bootstrap=0)
+
+
+@pytest.mark.parametrize("values", [[[1.0, 2.0], [3.0]], ["a", "b"], [{}], {"a": 1.0}])
+def test_what_is_no_vector_of_numbers_is_said_in_our_words(values):
+    with pytest.raises(ShapeError, match=r"per_problem is ragged or not numeric .* expected \[problems\]"):
+        intervals.bootstrap_interval(values)
+    with pytest.raises(ShapeError, match="c is ragged or not numeric"):
+        intervals.mean_intervals([values])
