@@ -80,7 +80,7 @@ def write_run(folder: Path, options: Options) -> None:
         for step in range(options.steps + 1):
             sinks.write(step, scalars(step, rng))
     log = RolloutLog(folder, groups_per_step=2)
-    for step in range(1, options.steps + 1, 2 * options.steps // options.groups):
+    for step in range(1, options.steps + 1, max(1, 2 * options.steps // options.groups)):
         log.write(step, [record(2 * step + k % 2, options, rng) for k in range(2 * options.group_size)])
 
 
