@@ -1,8 +1,9 @@
 """A Qwen2 of 1.07 million parameters learns arithmetic: two Megatron ranks (TP 2), one vLLM engine, two CPU cores.
 
-``grpo_s``, ``dapo``, ``grpo`` and ``grpo_kl`` have the prompts, updates and steps of ``gtpo`` and differ from it in their
-algorithm only; DAPO's dynamic sampling samples more. The others have a model, a task or adapters of their own. Learning
-rate and batch are made for a model of this size; the algorithm's settings are the paper's (arXiv 2508.04349v6, sec. 5).
+``grpo_s``, ``dapo``, ``grpo`` and ``grpo_kl`` have the prompts, updates and steps of ``gtpo`` and differ from it in
+their algorithm only; DAPO's dynamic sampling samples more. The others have a model, a task or adapters of their own.
+Learning rate and batch are made for a model of this size; the algorithm's settings are the paper's (arXiv
+2508.04349v6, sec. 5).
 """
 
 import dataclasses

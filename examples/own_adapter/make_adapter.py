@@ -1,7 +1,7 @@
 """Writes a folder of adapters in peft's format, as another tool's fine-tuning would leave one.
 
-``python make_adapter.py FOLDER``; needs ``uv pip install peft``. These begin at nothing, as peft's do: a run that starts
-from them starts from the model as it is. A folder of yours has been trained.
+``python make_adapter.py FOLDER``; needs ``uv pip install peft``. These begin at nothing, as peft's do: a run that
+starts from them starts from the model as it is. A folder of yours has been trained.
 """
 
 import sys

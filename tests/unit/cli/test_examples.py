@@ -16,8 +16,10 @@ def test_it_writes_them_and_says_how_they_start(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     for name in ("own_algorithm", "own_data", "own_reward"):
         assert f"  gtpo-megatron train mine/{name}/recipe.py:recipe\n" in said
-    for name in ("model", "adapter"):
-        assert f"  python mine/own_{name}/make_{name}.py my-{name} && gtpo-megatron train mine/own_{name}/" in said
+    for name, first in (("model", ""), ("adapter", "uv pip install peft && ")):
+        assert (
+            f"  {first}python mine/own_{name}/make_{name}.py my-{name} && gtpo-megatron train mine/own_{name}/" in said
+        )
     for folder in (tmp_path / "mine").glob("own_*"):
         assert f"mine/{folder.name}/" in said, "its README does not say how it starts"
     assert "examples/" not in said.partition("documentation:")[0]
