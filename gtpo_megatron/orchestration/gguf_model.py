@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 CACHE = Path(".cache/gtpo-megatron/models")
 """Below the user's home."""
 
-REVISION = 1
+REVISION = 2
 """Raised when the same file is converted to another folder, so that folders made before are not used any more."""
 
 

@@ -50,6 +50,8 @@ def model_config(header: Header) -> dict[str, Any]:
             f"{place}: {rotated} of the {head_size} elements of a head are rotated, and values have "
             f"{size('attention.value_length', head_size)}; models are converted where the three are equal"
         )
+    if head_size % 2:
+        raise ConfigError(f"{place}: a head has {head_size} elements, which cannot be rotated in pairs")
     config = {
         "architectures": [ARCHITECTURES[name]],
         "model_type": name,
@@ -107,8 +109,10 @@ def _rope(header: Header, fields: Fields, name: str, head_size: int) -> dict[str
     """``rope_parameters``."""
     place = printable(header.path)
     theta = fields.get(f"{name}.rope.freq_base", float, 10000.0)
-    kind = fields.get(f"{name}.rope.scaling.type", str, "none")
-    if kind != "none":
+    factors = [fields.get(f"{name}.{key}", float, 1.0) for key in ("rope.scaling.factor", "rope.scale_linear")]
+    is_stretched = any(factor not in (0.0, 1.0) for factor in factors)  # llama.cpp takes 0 for 1
+    kind = fields.get(f"{name}.rope.scaling.type", str, "linear" if is_stretched else "none")
+    if kind != "none" or is_stretched:
         raise ConfigError(
             f"{place}: rotary positions stretched by {shown(kind)} are not converted, as the file does not say what "
             f"the original config.json does; take the original model"

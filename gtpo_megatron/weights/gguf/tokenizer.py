@@ -1,6 +1,8 @@
 """The tokenizer that a GGUF file describes, as a tokenizer of transformers that gives the original's tokens."""
 
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gtpo_megatron.errors import ConfigError
@@ -57,8 +59,6 @@ def read_tokenizer(header: Header, *, max_tokens: int) -> "PreTrainedTokenizerBa
     Raises:
         ConfigError: there is none, of a kind that is not known, or transformers cannot read it.
     """
-    from transformers import AutoTokenizer  # takes seconds
-
     place = printable(header.path)
     fields = Fields(dict(header.keys), place, ConfigError)
     kind = fields.get("tokenizer.ggml.model", str, "none")
@@ -71,9 +71,7 @@ def read_tokenizer(header: Header, *, max_tokens: int) -> "PreTrainedTokenizerBa
     tokens = fields.get("tokenizer.ggml.tokens", list[str])
     begins = fields.get("tokenizer.ggml.add_bos_token", bool, _ORIGINALS[split].begins)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(header.path.parent), gguf_file=header.path.name, local_files_only=True
-        )
+        tokenizer = _read_alone(header.path)
         if tokenizer.get_vocab() != {token: index for index, token in enumerate(tokens)}:
             raise ValueError("it gives some tokens other numbers than the file")
         _mend(tokenizer, _ORIGINALS[split], begins=begins)
@@ -85,6 +83,15 @@ def read_tokenizer(header: Header, *, max_tokens: int) -> "PreTrainedTokenizerBa
     for noise in ("is_local", "local_files_only"):  # how it was read, which is nothing of the tokenizer
         tokenizer.init_kwargs.pop(noise, None)
     return tokenizer
+
+
+def _read_alone(path: Path) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a file, read in a folder of its own: files beside it would take its place in transformers."""
+    from transformers import AutoTokenizer  # takes seconds
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "model.gguf").symlink_to(path.resolve())
+        return AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf", local_files_only=True)
 
 
 def _mend(tokenizer: "PreTrainedTokenizerBase", original: _Original, *, begins: bool) -> None:

@@ -115,7 +115,9 @@ def write_gguf(
         writer.add_value_length(shape.head_size)
     _add_tokenizer(writer, shape.split)
     for key, value in keys.items():
-        add = {int: writer.add_uint32, str: writer.add_string, bool: writer.add_bool}[type(value)]
+        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, bool: writer.add_bool}[
+            type(value)
+        ]
         add(key.replace("__", "."), value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[shape.architecture.upper()], config.num_hidden_layers)
     for name, tensor in model.state_dict().items():

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 import sys
 import unicodedata
 from pathlib import Path
@@ -124,6 +125,27 @@ def test_tokens_are_the_original_s(tmp_path):
     assert stop_token_ids(tmp_path / "hf", ours) == [0, 2]  # the end of a turn too
 
 
+@pytest.mark.parametrize("of", ["the same tokens", "another model"])
+def test_a_tokenizer_beside_the_file_has_no_say(of, tmp_path):
+    shape = SHAPES["llama"]
+    file = tmp_path / "alone" / "model.gguf"
+    file.parent.mkdir()
+    write_gguf(file, make_folder(tmp_path / "original", shape), shape, F16)
+    convert(file, tmp_path / "expected")
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    shutil.copy(file, beside)
+    content = json.loads((TOKENIZER / "tokenizer.json").read_text(encoding="utf-8"))
+    if of == "another model":
+        content["model"] |= {"vocab": {"a": 0, "b": 1}, "merges": []}
+    (beside / "tokenizer.json").write_text(json.dumps(content | {"pre_tokenizer": None}), encoding="utf-8")
+    (beside / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}', encoding="utf-8")
+    convert(beside / "model.gguf", tmp_path / "found")
+    for path in (tmp_path / "expected").glob("*token*"):
+        assert (tmp_path / "found" / path.name).read_bytes() == path.read_bytes(), path.name
+    assert load_tokenizer(str(tmp_path / "found")).chat_template
+
+
 def test_plain_text_of_a_llama_begins_with_its_first_token(tmp_path):
     shape = SHAPES["llama"]
     model = make_folder(tmp_path / "original", shape)
@@ -141,6 +163,14 @@ def test_plain_text_of_a_llama_begins_with_its_first_token(tmp_path):
     [
         ({"llama__expert_count": 8}, "architecture 'llama' with experts is not converted"),
         ({"llama__rope__scaling__type": "yarn"}, "stretched by 'yarn' are not converted"),
+        ({"llama__rope__scaling__factor": 4.0}, "stretched by 'linear' are not converted"),
+        ({"llama__rope__scale_linear": 4.0}, "stretched by 'linear' are not converted"),
+        ({"llama__rope__scaling__type": "none", "llama__rope__scaling__factor": 2.0}, "stretched by 'none'"),
+        (
+            {f"llama__{name}": 3 for name in ("attention__key_length", "attention__value_length")}
+            | {"llama__rope__dimension_count": 3},
+            "a head has 3 elements",
+        ),
         ({"llama__attention__key_length": 16}, "32 of the 16 elements of a head are rotated"),
         ({"tokenizer__ggml__eot_token_id": 339}, "eot_token_id is 339, expected from 0 to 338"),
     ],
