@@ -11,7 +11,7 @@ import tyro
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.config.configuration import configuration
-from gtpo_megatron.config.problems import parse_dataset, parse_datasets
+from gtpo_megatron.config.problems import parse_dataset, parse_datasets, split_at_commas
 from gtpo_megatron.errors import ConfigError
 
 
@@ -35,8 +35,7 @@ class ContaminationOptions:
 def run(arguments: Sequence[str]) -> int:
     """``contamination TRAIN --benchmarks ...``."""
     options = parse_options(ContaminationOptions, arguments, program="gtpo-megatron contamination")
-    texts = tuple(text for part in options.benchmarks for text in part.split(",") if text.strip())
-    refs = parse_datasets(texts, "benchmarks")
+    refs = parse_datasets(split_at_commas(options.benchmarks), "benchmarks")
     if not refs:
         raise ConfigError("contamination needs at least one benchmark: --benchmarks aime24,mine=FILE.jsonl")
     from gtpo_megatron.data.contamination import find_contamination

@@ -16,9 +16,11 @@ from gtpo_megatron.config.problems import (
     HELDOUT,
     DataConfig,
     DatasetRef,
+    as_one,
     check_template,
     parse_dataset,
     parse_datasets,
+    split_at_commas,
 )
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
@@ -61,10 +63,11 @@ class EngineConfig:
 
 @configuration
 class EvaluateConfig:
-    """One evaluation of one model.
+    r"""One evaluation of one model.
 
     Attributes:
-        benchmarks: such as ``aime24,aime25`` or ``math500=FILE``; commas or blanks between them.
+        benchmarks: such as ``aime24,aime25`` or ``math500=FILE``; commas or blanks between them. A comma of a path is
+            written ``\,``.
         prompt_column: of rows of one's own, if its name is none of the usual ones; known benchmarks have theirs.
         answer_column: of the reference answer in the same rows, if its name is none of the usual ones.
         training_prompt_column: of the rows of ``against``, and before the usual names of benchmarks' rows that have it.
@@ -144,7 +147,6 @@ class EvaluateConfig:
     @property
     def sets(self) -> dict[str, DatasetRef]:
         """Every benchmark by its label."""
-        texts = tuple(text for part in self.benchmarks for text in part.split(",") if text.strip())
         return {
             ref.label: replace(
                 ref,
@@ -153,7 +155,7 @@ class EvaluateConfig:
                 usual_prompt_column=self.training_prompt_column,
                 usual_answer_column=self.training_answer_column,
             )
-            for ref in parse_datasets(texts, "benchmarks")
+            for ref in parse_datasets(split_at_commas(self.benchmarks), "benchmarks")
         }
 
     @property
@@ -219,7 +221,7 @@ def defaults_of_run(run: RunConfig) -> EvaluateConfig:
     if heldout is not None and (heldout.path or heldout.generated) and not heldout.is_named:
         heldout = replace(heldout, name=HELDOUT, is_named=True)
     return EvaluateConfig(
-        benchmarks=(*([str(heldout)] if heldout else []), *evaluation.benchmarks),
+        benchmarks=tuple(map(as_one, (*([str(heldout)] if heldout else []), *evaluation.benchmarks))),
         prompt_column=evaluation.prompt_column,
         answer_column=evaluation.answer_column,
         training_prompt_column=run.data.prompt_column,

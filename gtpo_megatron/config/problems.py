@@ -1,6 +1,7 @@
 """Problems to solve: data sets by reference, prompts, the training set, and held-out sets."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -22,6 +23,7 @@ _REVISION = re.compile(r"[0-9a-f]{7,40}")
 _HUB = re.compile(
     r"(?:hub:)?(?P<repository>[\w.-]+/[\w.-]+)(?:/(?P<subset>[\w.-]+))?(?:@(?P<revision>[^:]*))?(?::(?P<split>[\w.-]+))?"
 )
+_COMMA = re.compile(r"(?<!\\),")
 _SPLIT_OF_FOLDER = re.compile(r"(?P<path>.*[^/:]/?):(?P<split>[A-Za-z_][\w.-]*)")
 
 ENDINGS = (".jsonl", ".json", ".parquet", ".csv")
@@ -136,6 +138,16 @@ def parse_datasets(texts: tuple[str, ...], field: str) -> tuple[DatasetRef, ...]
             )
         labels[ref.label] = ref
     return refs
+
+
+def split_at_commas(texts: Iterable[str]) -> tuple[str, ...]:
+    r"""The data sets of a command line, which commas may stand between; ``\,`` is a comma of a path."""
+    return tuple(part.replace("\\,", ",") for text in texts for part in _COMMA.split(text) if part.strip())
+
+
+def as_one(text: str) -> str:
+    """The form of a data set that :func:`split_at_commas` leaves whole."""
+    return text.replace(",", "\\,")
 
 
 def _parse_hub(text: str, field: str) -> DatasetRef:

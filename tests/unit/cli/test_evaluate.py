@@ -143,6 +143,19 @@ def test_a_run_is_measured_as_it_was_during_training():
     assert config.against == run.data.train_path
 
 
+def test_paths_of_a_run_may_have_commas():
+    run = tiny_cpu.gtpo()
+    evaluation = replace(run.evaluation, path="rows, held.jsonl", benchmarks=("mine=a,b\\,c.jsonl", "aime24"))
+    sets = defaults_of_run(replace(run, evaluation=evaluation)).sets
+    assert {label: ref.path for label, ref in sets.items()} == {
+        "heldout": "rows, held.jsonl",
+        "mine": "a,b\\,c.jsonl",
+        "aime24": "",
+    }
+    written = EvaluateConfig(benchmarks=("aime24,mine=a\\,b.jsonl", "aime25")).sets
+    assert {label: ref.path for label, ref in written.items()} == {"aime24": "", "mine": "a,b.jsonl", "aime25": ""}
+
+
 @pytest.fixture
 def measured(monkeypatch):
     """What is asked of the engine, which does not start."""
