@@ -33,6 +33,10 @@ MAX_SEED = 4_000
 """``MAX_SEED * MAX_SIZE`` is below 2**32, the largest seed that numpy takes."""
 
 
+MAX_WEIGHT = 1_000_000
+"""So that the sum of weights is finite."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneratedSet:
     """One generated set, or one of several in a mixture.
@@ -69,7 +73,7 @@ class GeneratedSet:
     def __str__(self) -> str:
         """A form that :func:`parse_generated` reads."""
         task = f":{self.task}" if self.task else ""
-        weight = (("weight", f"{self.weight:g}"),) if self.weight is not None else ()
+        weight = (("weight", repr(self.weight).removesuffix(".0")),) if self.weight is not None else ()
         given = (("size", str(self.size)), ("seed", str(self.seed)), *weight, *self.options)
         return f"{self.generator}{task}?" + "&".join(f"{name}={quote(value, safe=_SAFE)}" for name, value in given)
 
@@ -168,6 +172,6 @@ def _weight(text: str | None, where: str) -> float | None:
         weight = float(text)
     except ValueError:
         weight = math.nan
-    if not (weight > 0 and math.isfinite(weight)):
-        raise ConfigError(f"{where}: weight={text!r} must be a number above 0")
+    if not 0 < weight <= MAX_WEIGHT:
+        raise ConfigError(f"{where}: weight={text!r} must be a number above 0, of at most {MAX_WEIGHT:,}")
     return weight

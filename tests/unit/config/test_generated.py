@@ -64,6 +64,7 @@ def test_the_forms_of_a_name(text, expected, label):
         ("reasoning-gym:gcd?seed=-1", "seed='-1' must be a whole number from 0"),
         ("reasoning-gym:gcd?weight=0", "weight='0' must be a number above 0"),
         ("reasoning-gym:gcd?weight=nan", "weight='nan' must be"),
+        ("reasoning-gym:gcd?weight=1e308", "of at most 1,000,000"),
         ("reasoning-gym:gcd?min_value", "'min_value' is no option; expected NAME=VALUE"),
         ("reasoning-gym:gcd?size=3&size=4", "size is given twice"),
         ("instructions:json", "instructions has no parts"),
@@ -80,6 +81,12 @@ def test_one_task_twice_needs_names():
     with pytest.raises(ConfigError, match="share the name 'gcd'"):
         parse_datasets((easy, hard), "benchmarks")
     assert [ref.label for ref in parse_datasets((f"easy={easy}", hard), "benchmarks")] == ["easy", "gcd"]
+
+
+@pytest.mark.parametrize("weight", ["2", "0.1", "0.123456789", "1e-7"])
+def test_a_weight_is_written_out_as_it_is(weight):
+    [term] = parse_generated(f"reasoning-gym:gcd?weight={weight}", "data")
+    assert parse_generated(str(term), "data") == (term,)
 
 
 def test_sizes_are_shared_out_by_weights():
