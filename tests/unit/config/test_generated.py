@@ -85,8 +85,8 @@ def test_one_task_twice_needs_names():
 
 @pytest.mark.parametrize("weight", ["2", "0.1", "0.123456789", "1e-7"])
 def test_a_weight_is_written_out_as_it_is(weight):
-    [term] = parse_generated(f"reasoning-gym:gcd?weight={weight}", "data")
-    assert parse_generated(str(term), "data") == (term,)
+    found = parse_dataset(f"reasoning-gym:gcd?weight={weight}", "train_path")
+    assert parse_dataset(str(found), "train_path") == found
 
 
 def test_sizes_are_shared_out_by_weights():
