@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from gtpo_megatron.companions.evaluate.model_folder import FINGERPRINT_FORM
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.untrusted.fields import Fields, as_kind, as_record
 from gtpo_megatron.untrusted.json_text import parse_json
@@ -212,6 +213,8 @@ class VerdictFile:
         differing = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
         if differing:
             changes = "; ".join(f"{key}: {found.get(key)!r} -> {wanted.get(key)!r}" for key in differing)
+            if "model" in differing and not str(found.get("model")).startswith(FINGERPRINT_FORM):
+                changes += ", where the first is of an earlier version, which did not tell all models apart"
             raise ConfigError(
                 f"{self.path.parent} holds another evaluation{of}: {changes}; choose another --output, or remove it"
             )

@@ -137,6 +137,15 @@ def test_responses_of_something_else_are_refused_and_the_difference_is_named(tmp
     assert path.read_bytes() == before
 
 
+def test_a_fingerprint_of_an_earlier_version_is_said_to_be_one(tmp_path):
+    open_file(tmp_path / "old", model="0ff1ce").close()
+    with pytest.raises(ConfigError, match=r"'tensors:0ff1ce', where the first is of an earlier version, .*; choose"):
+        open_file(tmp_path / "old", model="tensors:0ff1ce")
+    open_file(tmp_path / "new", model="tensors:a").close()
+    with pytest.raises(ConfigError, match=r"model: 'tensors:a' -> 'tensors:b'; choose"):
+        open_file(tmp_path / "new", model="tensors:b")
+
+
 def test_another_data_set_of_the_same_name_is_refused(tmp_path):
     file = open_file(tmp_path)
     file.check_content("x", "c0")
