@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.untrusted.text import printable
+from gtpo_megatron.untrusted.text import printable, read_bytes
 
 _ENDING = ".py"
 
@@ -139,6 +139,27 @@ def named_module(name: str, *, what: str) -> ModuleType:
         ConfigError: there is none, or it does not import.
     """
     return _module(name.partition(":")[0], f"{what} {name!r}")
+
+
+def source_sha256(name: str, *, what: str) -> str:
+    """Digest of the file that ``module:function`` or ``FILE.py:function`` names; what it imports is not in it.
+
+    Args:
+        name: as a person wrote it.
+        what: the name is of, for errors.
+
+    Returns:
+        64 hexadecimal digits; "" for this package's own functions, which its version tells apart, and for modules
+        without a file.
+
+    Raises:
+        ConfigError: there is no such module or file, it does not import, or cannot be read.
+    """
+    module = named_module(name, what=what)
+    file = getattr(module, "__file__", None)
+    if file is None or module.__name__.partition(".")[0] == __name__.partition(".")[0]:
+        return ""
+    return hashlib.sha256(read_bytes(Path(file), error=ConfigError)).hexdigest()
 
 
 def _line(error: Exception) -> str:

@@ -32,9 +32,12 @@ from gtpo_megatron.companions.evaluate.verdict_file import (
     recorded_date,
 )
 from gtpo_megatron.config.evaluate import EvaluateConfig
+from gtpo_megatron.config.named_function import source_sha256
 from gtpo_megatron.config.own_reward import evaluation_with_own_reward
 from gtpo_megatron.config.problems import DatasetRef
+from gtpo_megatron.config.reward import weighted_names
 from gtpo_megatron.config.serialize import to_plain
+from gtpo_megatron.conversations.verifiers import is_of_verifiers
 from gtpo_megatron.data.chat_template import TemplateInputs, load_tokenizer, stop_token_ids, today, unstopped_turn
 from gtpo_megatron.data.contamination import Questions, find_contamination
 from gtpo_megatron.data.prompts import ProblemSet, load_problems
@@ -118,9 +121,13 @@ def evaluate_model(
         set_up_logs(run_folder=output, console=console)
         fingerprint = model_fingerprint(model.folder)
         identity_of_prompts = identity(
-            config, fingerprint, judged_by=judged_by, template_inputs=given.read_by(tokenizer)
+            config,
+            fingerprint,
+            judged_by=judged_by,
+            template_inputs=given.read_by(tokenizer),
+            environment_source=_environment_source(config),
         )
-        file = VerdictFile(output / VERDICTS_FILE, identity_of_prompts, answer_in)
+        file = VerdictFile(output / VERDICTS_FILE, identity_of_prompts, answer_in, reward_source=_reward_source(config))
         stack.callback(file.close)
         for label, problems in sets.items():
             file.check_content(label, problems.content_sha256)
@@ -176,6 +183,7 @@ def identity(
     *,
     judged_by: str = "",
     template_inputs: Mapping[str, object] | None = None,
+    environment_source: str = "",
 ) -> dict[str, Any]:
     """All that a response and its verdict depend on besides the problem, as JSON values.
 
@@ -184,6 +192,7 @@ def identity(
         fingerprint: of the model's files.
         judged_by: name of the judge's model; "": no judge is asked.
         template_inputs: what the chat template reads besides the messages; empty or None: nothing.
+        environment_source: digest of the environment's file, since an episode cannot be graded again; "": not known.
     """
     judge = {name: getattr(config.reward.judge, name) for name in SAYS_SCORE}
     is_talk = bool(config.environment.name)
@@ -198,8 +207,21 @@ def identity(
         "reward": config.reward.function,
         **({"judge": {"model": judged_by} | judge} if judged_by else {}),
         **({"environment": {name: getattr(config.environment, name) for name in SAYS_TURNS}} if is_talk else {}),
+        **({"environment_source": environment_source} if environment_source else {}),
         **({TEMPLATE_INPUTS: dict(template_inputs)} if template_inputs else {}),
     }
+
+
+def _environment_source(config: EvaluateConfig) -> str:
+    """Digest of the environment's file; "" without one, or of a taskset of verifiers, which is a package of its own."""
+    name = config.environment.name
+    return "" if not name or is_of_verifiers(name) else source_sha256(name, what="environment")
+
+
+def _reward_source(config: EvaluateConfig) -> str:
+    """Digests of the files of the reward's functions with plus signs between; "" if all are this package's own."""
+    names = [name for _, name in weighted_names(config.reward.function)]
+    return "+".join(filter(None, (source_sha256(name, what="reward function") for name in names)))
 
 
 def _load(
@@ -284,11 +306,15 @@ def _measure(  # noqa: PLR0913 - called once, with all that the evaluation has r
     date: str,
 ) -> None:
     """Samples and grades what has no verdict yet."""
-    missing = [one for one in wanted if one.key not in file.verdicts]
+    missing = [one for one in wanted if one.key not in file.verdicts and one.key not in file.outdated]
+    outdated = [file.outdated[one.key] for one in wanted if one.key in file.outdated]
     known = [file.verdicts[one.key] for one in wanted if one.key in file.verdicts]
     without_verdict = [one for one in known if one.failure is not None]
-    if known:
-        print_sentence(console, f"{len(known)} of {len(wanted)} responses are in {file.path.parent} already")
+    if num_known := len(wanted) - len(missing):
+        print_sentence(console, f"{num_known} of {len(wanted)} responses are in {file.path.parent} already")
+    if outdated:
+        what = f"of these, graded again since the source of {config.reward.function} has changed: {len(outdated)}"
+        print_sentence(console, what)
     is_talk, reward = bool(config.environment.name), config.reward
     if without_verdict:
         again = "held" if is_talk else "graded"
@@ -319,7 +345,7 @@ def _measure(  # noqa: PLR0913 - called once, with all that the evaluation has r
             problems={(one.benchmark, one.problem.problem_id): one.problem for one in wanted},
             on_verdict=display.verdict_given,
             timing=timing,
-        ).run(missing, without_verdict)
+        ).run(missing, [*without_verdict, *outdated])
 
 
 def _check_memory(folder: Path, config: EvaluateConfig, console: Console) -> None:

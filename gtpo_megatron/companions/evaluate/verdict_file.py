@@ -1,8 +1,9 @@
 """``verdicts.jsonl``, the append-only file from which every figure of an evaluation is computed.
 
 The first line is the identity: all that responses depend on (model, sampling, seed, template, grading); another
-identity is refused. Then follow, in order of time, sessions (benchmarks, settings, versions and commit) and graded
-responses. If a response was graded again, the later line is used.
+identity is refused. Then follow, in order of time, sessions (benchmarks, settings, versions and commit, source of the
+reward function) and graded responses. If a response was graded again, the later line is used. Lines after a session
+with another source of the reward function are responses without a verdict.
 """
 
 import json
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 VERDICTS_FILE = "verdicts.jsonl"
 TEMPLATE_INPUTS = "template_inputs"
 """What the chat template was given besides the messages, in the identity."""
-_IDENTITY, _SESSION, _BENCHMARKS = "evaluation", "session", "benchmarks"
+_IDENTITY, _SESSION, _BENCHMARKS, _SOURCE = "evaluation", "session", "benchmarks", "reward_source"
 
 VerdictKey = tuple[str, str, int]
 """Benchmark, problem and sample."""
@@ -45,7 +46,7 @@ class GradedResponse:
         is_truncated: whether the length limit cut it.
         num_tokens: its length in tokens.
         answer: the final answer in it, or None.
-        response: its text; in memory only for responses without a verdict, which are graded again.
+        response: its text; in memory only for responses that are graded again.
         parts: parts of the reward by name.
         info: what the reward function said about it, as a JSON object; in the file only.
     """
@@ -103,11 +104,14 @@ class VerdictFile:
         identity: all that responses depend on, as JSON values.
         answer_in: finds the final answer in a response's text, for lines without an answer. None if there is no such
             function.
+        reward_source: digest of the files of the reward function; "": it is this package's own.
 
     Attributes:
         sets: every benchmark in the file by label, of its last session.
         sessions: in order of time, as JSON values, without their benchmarks' problems.
         verdicts: the last verdict of every response.
+        outdated: responses with their texts, whose last verdict is of another source of the reward function. Of
+            sessions that do not say, as of earlier versions, verdicts are taken as they are.
 
     Raises:
         ConfigError: the file has another identity.
@@ -115,12 +119,20 @@ class VerdictFile:
     """
 
     def __init__(
-        self, path: Path, identity: Mapping[str, Any], answer_in: Callable[[str], str | None] | None = None
+        self,
+        path: Path,
+        identity: Mapping[str, Any],
+        answer_in: Callable[[str], str | None] | None = None,
+        *,
+        reward_source: str = "",
     ) -> None:
         self.path = path
         self.sets: dict[str, MeasuredSet] = {}
         self.sessions: list[dict[str, Any]] = []
         self.verdicts: dict[VerdictKey, GradedResponse] = {}
+        self.outdated: dict[VerdictKey, GradedResponse] = {}
+        self._reward_source = reward_source
+        self._is_outdated = False  # what follows the last session
         self._answer_in = answer_in
         identity = json.loads(json.dumps(identity))
         if path.exists():
@@ -142,7 +154,8 @@ class VerdictFile:
             facts: settings, model, versions and commit, as JSON values.
             sets: the benchmarks measured, by label.
         """
-        session = {**facts, _BENCHMARKS: {label: asdict(one) for label, one in sets.items()}}
+        source = {_SOURCE: self._reward_source} if self._reward_source else {}
+        session = {**facts, **source, _BENCHMARKS: {label: asdict(one) for label, one in sets.items()}}
         self._write({_SESSION: session})
         self._note_session(session, sets)
 
@@ -153,7 +166,7 @@ class VerdictFile:
         self._remember(verdict)
 
     def has_verdict(self, key: VerdictKey) -> bool:
-        """Whether the response is in the file and its grading did not fail."""
+        """Whether the response is in the file, and this reward function's grading did not fail."""
         known = self.verdicts.get(key)
         return known is not None and known.failure is None
 
@@ -194,15 +207,23 @@ class VerdictFile:
             )
             return
         verdict = as_record(GradedResponse, record, place)
+        if self._is_outdated:
+            verdict = replace(verdict, answer=None)  # its function may stand in the same file
         if verdict.answer is None and self._answer_in is not None:
             verdict = replace(verdict, answer=self._answer_in(verdict.response))
-        self._remember(verdict)
+        if self._is_outdated:
+            self.verdicts.pop(verdict.key, None)
+            self.outdated[verdict.key] = verdict
+        else:
+            self._remember(verdict)
 
     def _note_session(self, session: Mapping[str, Any], sets: Mapping[str, MeasuredSet]) -> None:
         self.sessions.append({**session, _BENCHMARKS: list(sets)})
         self.sets |= sets
+        self._is_outdated = session.get(_SOURCE, self._reward_source) != self._reward_source
 
     def _remember(self, verdict: GradedResponse) -> None:
+        self.outdated.pop(verdict.key, None)
         self.verdicts[verdict.key] = verdict if verdict.failure is not None else replace(verdict, response="", info="")
 
     def _write(self, record: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,7 @@ from tests.unit.companions.evaluate.makers import graded
 from tests.unit.orchestration.checkpoints import save_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' tokenizer loading
+ROOT = Path(__file__).parents[3]
 MODEL = str(ASSETS / "tiny_qwen2")
 LONG = ("--max_prompt_tokens=512", "--sampling.max-response-tokens", "64")
 SHORT = ("--max-prompt-tokens", "96", "--sampling.max-response-tokens", "64")
@@ -208,6 +210,38 @@ def test_a_run_with_an_environment_is_measured_with_it(capsys, tmp_path, measure
     assert "the environment gives the rewards; call the function there" in text
     _, text = complaint(capsys, str(folder), "--environment.name", "recipes.calculator:Abacus")
     assert "Abacus" in text
+
+
+def test_episodes_of_an_environment_that_was_edited_are_another_evaluation(capsys, tmp_path, measured):
+    """They cannot be graded again."""
+    folder = run_folder(tmp_path, tiny_cpu.tool_gtpo())
+    shutil.copytree(ASSETS / "tiny_tool_user", folder / "hf", dirs_exist_ok=True)
+    environment = shutil.copy(ROOT / "examples" / "own_environment" / "calculator.py", tmp_path / "mine.py")
+    asked = (str(folder), "--environment.name", f"{environment}:Calculator")
+    assert "samples=8 of" in complaint(capsys, *asked)[1]
+    assert "samples=8 of" in complaint(capsys, *asked)[1]
+    environment.write_text(environment.read_text() + "# edited\n")
+    assert "holds another evaluation: environment_source: '" in complaint(capsys, *asked)[1]
+
+
+def test_an_edited_reward_function_is_that_of_the_verdicts_after_it(capsys, tmp_path, monkeypatch):
+    def measure(model, config, file, wanted, *rest):
+        said.append((len(file.verdicts), len(file.outdated)))
+        for one in wanted:
+            file.append(graded(one.problem.problem_id, one.sample, benchmark=one.benchmark, reward=1.0))
+
+    said = []
+    monkeypatch.setattr(evaluation_run, "_measure", measure)
+    path, reward = rows(tmp_path, {"prompt": "1+1?", "answer": "2"}), tmp_path / "mine.py"
+    arguments = ["evaluate", MODEL, "--benchmarks", f"x={path}", *SHORT, "--samples", "2", "--output", f"{tmp_path}/o"]
+    for text in ("0.5", "0.5", "1.0"):
+        reward.write_text(f"def exact(response, answer):\n    return {text}\n")
+        assert dispatch.run([*arguments, "--reward.function", f"{reward}:exact"]) == 0
+    capsys.readouterr()
+    assert said == [(0, 0), (0, 2)], "the second command had nothing to do"
+    lines = [json.loads(line) for line in (tmp_path / "o" / "verdicts.jsonl").read_text().splitlines()]
+    sources = [line["session"]["reward_source"] for line in lines if "session" in line]
+    assert len(set(sources)) == len(sources) == 2
 
 
 def test_a_folder_of_another_evaluation_is_refused_whichever_benchmarks_it_has(capsys, tmp_path, measured):

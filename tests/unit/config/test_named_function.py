@@ -1,5 +1,6 @@
 """A file of a person's own stands wherever ``module:function`` does, in every process."""
 
+import hashlib
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import pytest
 from gtpo_megatron.cli.recipe import load_recipe, parse
 from gtpo_megatron.cli.study import load_study
 from gtpo_megatron.cli.train import TrainOptions
-from gtpo_megatron.config.named_function import named_function
+from gtpo_megatron.config.named_function import named_function, source_sha256
 from gtpo_megatron.config.serialize import from_plain, load_config, to_plain, to_yaml
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.rewards.function import Form, resolve_final_answer, resolve_rewards
@@ -153,3 +154,18 @@ def test_a_folder_that_hides_the_installed_recipes_is_named(tmp_path):
         assert done.returncode == 2
         assert f"; recipes is {tmp_path}/recipes here: for a module in another folder" in done.stderr
         assert done.stderr.count("\n") == 1
+
+
+def test_the_source_of_a_function_is_its_file_as_it_is_now(tmp_path):
+    file = tmp_path / "edited.py"
+    found = []
+    for text in ("one", "two", "one"):
+        file.write_text(f"def name():\n    return {text!r}\n")
+        found.append(source_sha256(f"{file}:name", what="function"))
+    assert found[0] == found[2] != found[1]
+    assert found[0] == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert source_sha256("recipes.tiny_cpu:gtpo", what="recipe") != ""
+    assert source_sha256("gtpo_megatron.rewards.math_answer:math_answer", what="reward function") == ""
+    assert source_sha256("itertools:chain", what="function") == "", "it has no file"
+    with pytest.raises(ConfigError, match="there is no file"):
+        source_sha256(f"{tmp_path}/absent.py:name", what="function")

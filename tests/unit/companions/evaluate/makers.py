@@ -34,10 +34,10 @@ def problem_set(name, num):
 IDENTITY = {"seed": 1, "sampling": {"temperature": 1.0}}
 
 
-def open_file(folder, answer_in=None, **changes):
+def open_file(folder, answer_in=None, *, reward_source="", **changes):
     """The verdict file of an evaluation."""
     folder.mkdir(parents=True, exist_ok=True)
-    return VerdictFile(folder / "verdicts.jsonl", IDENTITY | changes, answer_in)
+    return VerdictFile(folder / "verdicts.jsonl", IDENTITY | changes, answer_in, reward_source=reward_source)
 
 
 def saved_verdicts(path):

@@ -1,3 +1,4 @@
+import hashlib
 import io
 from pathlib import Path
 
@@ -58,6 +59,35 @@ def test_responses_without_a_verdict_are_graded_again_and_no_engine_is_loaded(tm
     assert "loading" not in said
     assert grader[0].graded == [("text 1", "0")]
     assert [(r.sample, r.failure) for r in file.verdicts.values()] == [(0, None), (1, None)]
+
+
+def test_responses_are_graded_again_if_the_reward_function_was_edited(tmp_path, grader):
+    before = open_file(tmp_path, reward_source="a1")
+    before.begin_session({}, {})
+    before.append(graded("x-0", 0, reward=1.0))
+    before.append(graded("x-0", 1, failure="took longer than 1 s"))
+    before.close()
+    file = open_file(tmp_path, reward_source="b2")
+    said = measured(tmp_path, file, reward=RewardConfig(function="mine.py:exact"))
+    assert f"2 of 2 responses are in {tmp_path} already\n" in said
+    assert "of these, graded again since the source of mine.py:exact has changed: 2\n" in said
+    assert "loading" not in said
+    assert grader[0].graded == [("text 0", "0"), ("text 1", "0")]
+    assert [(r.sample, r.reward, r.failure) for r in file.verdicts.values()] == [(0, 0.0, None), (1, 0.0, None)]
+    assert file.outdated == {}
+
+
+def test_the_source_of_a_reward_is_that_of_the_functions_of_ones_own(tmp_path):
+    (tmp_path / "mine.py").write_text("def exact(response, answer):\n    return 1.0\n")
+    digest = hashlib.sha256((tmp_path / "mine.py").read_bytes()).hexdigest()
+
+    def source(function):
+        config = EvaluateConfig(benchmarks=("x=x.jsonl",), reward=RewardConfig(function=function))
+        return evaluation_run._reward_source(config)
+
+    own, built_in = f"{tmp_path}/mine.py:exact", "gtpo_megatron.rewards.math_answer:math_answer"
+    assert (source(own), source(built_in), source("itertools:chain")) == (digest, "", "")
+    assert source(f"0.5*{own} + 0.5*{built_in}") == digest
 
 
 def test_conversations_without_a_verdict_are_held_again(tmp_path, grader, monkeypatch):

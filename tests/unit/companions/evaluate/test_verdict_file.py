@@ -191,3 +191,47 @@ def test_parts_and_what_the_reward_said_are_in_the_file(tmp_path):
     again = open_file(tmp_path)
     again.close()
     assert again.verdicts["x", "x-0", 0].parts == {"tests_passed": 0.5}
+
+
+def session_of(folder, source, *verdicts):
+    """A command that graded these with a reward function whose file has this digest."""
+    file = open_file(folder, reward_source=source)
+    file.begin_session({"commit": "c"}, {"x": measured_set("x", 2)})
+    for verdict in verdicts:
+        file.append(verdict)
+    file.close()
+    return file
+
+
+def test_verdicts_of_another_source_of_the_reward_function_are_none(tmp_path):
+    session_of(tmp_path, "a1", graded("x-0", 0, reward=1.0, answer="7"), graded("x-1", 0, reward=1.0))
+    assert open_file(tmp_path, reward_source="a1").outdated == {}
+    edited = open_file(tmp_path, reward_source="b2")
+    assert edited.verdicts == {}
+    assert [(one.problem_id, one.response) for one in edited.outdated.values()] == [
+        ("x-0", "text 0"),
+        ("x-1", "text 0"),
+    ]
+    assert not edited.has_verdict(("x", "x-0", 0))
+    assert edited.complete("x", ["x-0", "x-1"], 1) == [], "no figure is of them"
+    edited.close()
+    again = session_of(tmp_path, "b2", graded("x-0", 0, reward=0.5))
+    assert [list(one) for one in (again.verdicts, again.outdated)] == [[("x", "x-0", 0)], [("x", "x-1", 0)]]
+    last = open_file(tmp_path, reward_source="b2")
+    assert (last.verdicts, last.outdated) == (again.verdicts, again.outdated)
+    assert [session["reward_source"] for session in last.sessions] == ["a1", "b2"]
+    first = open_file(tmp_path, reward_source="a1")
+    assert list(first.outdated) == [("x", "x-0", 0)], "the later line counts"
+
+
+def test_answers_in_outdated_responses_are_searched_again(tmp_path):
+    """The function that finds them may stand in the file that was edited."""
+    session_of(tmp_path, "a1", graded("x-0", 0, answer="7"))
+    assert open_file(tmp_path, str.upper, reward_source="b2").outdated["x", "x-0", 0].answer == "TEXT 0"
+    assert open_file(tmp_path, str.upper, reward_source="a1").verdicts["x", "x-0", 0].answer == "7"
+
+
+def test_a_session_that_does_not_say_its_source_is_taken_as_it_is(tmp_path):
+    session_of(tmp_path, "", graded("x-0", 0, reward=1.0))
+    assert "reward_source" not in lines(tmp_path)[1]
+    assert open_file(tmp_path, reward_source="a1").has_verdict(("x", "x-0", 0))
