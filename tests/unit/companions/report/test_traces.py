@@ -1,6 +1,7 @@
 """The smoothing of curves against a loop over windows."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -46,3 +47,10 @@ def test_a_short_series_is_left_as_it_is():
 
 def test_equal_values_stay_themselves():
     assert smooth([0.25] * 100) == ([0.25] * 100, 11)
+
+
+def test_a_long_series_takes_no_longer_a_step_than_a_short_one():
+    values = [float(index % 7) for index in range(100_000)]
+    start = time.process_time()
+    smooth(values)
+    assert time.process_time() - start < 2.0, "a sum for each window takes several times as long"
