@@ -69,7 +69,7 @@ def _recipe(name: str, arm: _Precision) -> Recipe:
             base,
             model=replace(base.model, dtype=arm.dtype),
             rollout=replace(base.rollout, dtype=arm.dtype, head_dtype=arm.head_dtype),
-            weight_sync=replace(base.weight_sync, mismatch=LearntLimits()),
+            weight_sync=replace(base.weight_sync, mismatch=LearntLimits(), transport="shared_memory"),
         )
 
     return recipe

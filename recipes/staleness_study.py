@@ -45,6 +45,10 @@ def _name(bound: int) -> str:
 def _recipe(bound: int) -> Recipe:
     def recipe(*, num_steps: int, seed: int) -> RunConfig:
         base = study_run(_name(bound), GTPOConfig(off_policy=CORRECTION), num_steps=num_steps, seed=seed)
-        return replace(base, rollout=replace(base.rollout, max_staleness=bound, partial=bound > 0))
+        return replace(
+            base,
+            rollout=replace(base.rollout, max_staleness=bound, partial=bound > 0),
+            weight_sync=replace(base.weight_sync, transport="shared_memory"),
+        )
 
     return recipe

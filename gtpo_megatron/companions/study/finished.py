@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gtpo_megatron.companions.study.plan import Arm, PlannedRun, Study, fingerprint
+from gtpo_megatron.companions.study.plan import Arm, PlannedRun, Study, fingerprint, has_settings
 from gtpo_megatron.companions.study.run_summary import FinishedRun, read_summaries, read_summary
 from gtpo_megatron.errors import ConfigError
 
@@ -19,11 +19,12 @@ def is_done(planned: PlannedRun, folders: Sequence[Path]) -> bool:
     for path in (folder / f"{planned.name}.json" for folder in folders):
         if not path.exists():
             continue
-        found, wanted = read_summary(path).fingerprint, fingerprint(planned.config)
-        if found != wanted:
+        found = read_summary(path)
+        if not has_settings(found.config, planned.config):
             raise ConfigError(
-                f"{path} is of a run with other settings (fingerprint {found}, now {wanted}); choose another "
-                "--output and --runs-dir, or remove the summaries and run folders there"
+                f"{path} is of a run with other settings (fingerprint {found.fingerprint}, now "
+                f"{fingerprint(planned.config)}); choose another --output and --runs-dir, or remove the summaries and "
+                "run folders there"
             )
         return True
     return False
@@ -69,7 +70,7 @@ def find_runs(study: Study, folders: Sequence[Path], *, num_steps: int) -> Found
 def _is_of(study: Study, arm: Arm, summary: FinishedRun, *, num_steps: int) -> bool:
     if summary.seed < study.first_seed:
         return False
-    return summary.fingerprint == fingerprint(arm.run(num_steps=num_steps, seed=summary.seed))
+    return has_settings(summary.config, arm.run(num_steps=num_steps, seed=summary.seed))
 
 
 def progress(runs: Sequence[PlannedRun], folders: Sequence[Path]) -> str:

@@ -3,14 +3,14 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
 from gtpo_megatron.config.named_function import called
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.config.serialize import to_plain
+from gtpo_megatron.config.serialize import KIND_KEY, to_plain
 from gtpo_megatron.errors import ConfigError
 
 MAX_SEED = 10_000
@@ -206,6 +206,27 @@ def require_needed(study: Study) -> None:
 def fingerprint(config: RunConfig) -> str:
     """Digest of a configuration without the folders of its paths; 16 hexadecimal digits."""
     return digest(portable(to_plain(config)))
+
+
+def has_settings(plain: Mapping[str, Any], config: object) -> bool:
+    """Whether the :func:`portable` configuration of an earlier run has the settings of this one.
+
+    Options that came later are not in it; the run had none of what they do, and so their defaults.
+    """
+    own = portable(to_plain(config))
+    if any(name not in own or (name == KIND_KEY and value != own[name]) for name, value in plain.items()):
+        return False
+    for field in fields(config):  # type: ignore[arg-type]
+        value, found = getattr(config, field.name), plain.get(field.name)
+        if field.name not in plain:
+            is_alike = value == (field.default if field.default_factory is MISSING else field.default_factory())
+        elif is_dataclass(value) and isinstance(found, Mapping):
+            is_alike = has_settings(found, value)
+        else:
+            is_alike = found == own[field.name]
+        if not is_alike:
+            return False
+    return True
 
 
 def digest(plain: dict[str, Any]) -> str:

@@ -6,10 +6,12 @@ from gtpo_megatron.companions.study.plan import (
     Needed,
     PlannedComparison,
     fingerprint,
+    has_settings,
     planned_runs,
     portable,
     require_needed,
 )
+from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.errors import ConfigError
 from tests.unit.companions.study.makers import STUDY
 
@@ -68,3 +70,23 @@ def test_fingerprints_are_of_settings_and_not_of_folders():
     assert fingerprint(replace(config, model=replace(config.model, path="/elsewhere/other"))) != fingerprint(config)
     assert fingerprint(replace(config, seed=1)) != fingerprint(config)
     assert portable({"a": ["/x/y", "x/y", 1.5, None]}) == {"a": ["y", "x/y", 1.5, None]}
+
+
+def test_a_run_from_before_an_option_had_its_default():
+    (run,) = planned_runs(STUDY, ("gtpo",), num_seeds=1, num_steps=3)
+    config, plain = run.config, portable(to_plain(run.config))
+    assert has_settings(plain, config)
+    older = plain | {
+        "rollout": {name: value for name, value in plain["rollout"].items() if name != "max_engine_restarts"}
+    }
+    assert has_settings(older, config)
+    assert not has_settings(older, replace(config, rollout=replace(config.rollout, max_engine_restarts=2)))
+    for other in (
+        plain | {"gone": 1},
+        plain | {"seed": 9},
+        plain | {"rollout": plain["rollout"] | {"gone": 1}},
+        plain | {"rollout": None},
+        plain | {"algorithm": plain["algorithm"] | {"kind": "GRPOConfig"}},
+        {name: value for name, value in plain.items() if name != "model"},
+    ):
+        assert not has_settings(other, config)

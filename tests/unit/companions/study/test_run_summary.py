@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from gtpo_megatron.companions.study.finished import find_runs
 from gtpo_megatron.companions.study.plan import planned_runs
 from gtpo_megatron.companions.study.run_summary import read_summaries, read_summary, summarise, write_summary
 from gtpo_megatron.companions.study.table import arm_rows, markdown
@@ -83,7 +84,8 @@ def test_a_committed_study_is_whole_and_its_table_of_its_runs(folder):
     if not list((RESULTS / folder).glob("*_seed*.json")):
         pytest.skip("not run yet")
     study, shared = COMMITTED[folder]
-    found = {one.name: one for name in (*shared, folder) for one in read_summaries(RESULTS / name)}
+    folders = [RESULTS / name for name in (folder, *shared)]
+    found = {one.name: one for one in find_runs(study, folders, num_steps=study.num_steps).runs}
     planned = planned_runs(study, study.default_arms, num_seeds=study.num_seeds, num_steps=study.num_steps)
     assert {run.name for run in planned} <= found.keys()
     arms = [arm.name for arm in study.arms]
