@@ -72,7 +72,9 @@ class JudgeConfig:
     model: str = ""
     api_key_file: str = ""
     template: str = DEFAULT_TEMPLATE
-    score_pattern: str = r"(?i)\bscore\W{1,5}?(-?\d+(?:\.\d+)?)"
+    score_pattern: str = (
+        r"(?i)\bscore\b(?:\s*[(\[][^()\[\]]{0,40}[)\]])?\W{1,8}?(-?(?:\d++(?:\.\d++)?|\.\d++))(?!\s*[-\u2013]\s*\d)"
+    )
     full_score: PositiveFloat = 10.0
     temperature: NonNegativeFloat = 0.0
     max_tokens: PositiveInt = 512

@@ -124,7 +124,10 @@ def verdict(test: ProgramTest, result: CaseResult) -> str:
 
 
 def same_output(expected: str, given: str) -> bool:
-    """Whether two outputs are equal but for white space at the ends of lines, and floats within the tolerance."""
+    """Whether two outputs have the same words line by line, with floats within the tolerance.
+
+    White space between words does not count, as in most contests' checkers; empty lines do, but for the last ones.
+    """
     wanted, found = ([line.rstrip() for line in text.rstrip().splitlines()] for text in (expected, given))
     if wanted == found:
         return True
@@ -147,7 +150,10 @@ def _same_word(expected: str, given: str) -> bool:
 
 
 def _is_close(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
+    try:
+        return math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def _value(text: str) -> Any:
@@ -159,19 +165,18 @@ def _value(text: str) -> Any:
 
 
 def _same_value(expected: Any, given: Any) -> bool:
-    """Equality of JSON values with tolerance of floats; a list of one value also stands for the value itself."""
-    if _equal(expected, given):
-        return True
-    return (
-        isinstance(expected, list) and len(expected) == 1 and not isinstance(given, list) and _equal(expected[0], given)
-    )
+    """Equality of JSON values with tolerance of floats; a list of one value also stands for the value itself.
+
+    TACO and APPS write some returned values so, lists among them.
+    """
+    return _equal(expected, given) or (isinstance(expected, list) and len(expected) == 1 and _equal(expected[0], given))
 
 
 def _equal(expected: Any, given: Any) -> bool:
     if isinstance(expected, bool) or isinstance(given, bool):
         return expected is given
     if isinstance(expected, int | float) and isinstance(given, int | float):
-        return expected == given or (isinstance(expected, float) and _is_close(expected, float(given)))
+        return expected == given or (isinstance(expected, float) and _is_close(expected, given))
     if isinstance(expected, list) and isinstance(given, list):
         return len(expected) == len(given) and all(map(_equal, expected, given))
     if isinstance(expected, dict) and isinstance(given, dict):

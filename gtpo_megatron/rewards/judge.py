@@ -13,7 +13,7 @@ async def judge(request: RewardRequest) -> Reward:
     """The score that a chat model writes, divided by ``reward.judge.full_score``.
 
     Raises:
-        DataError: the judge fails, writes no score, or one outside of 0 to the full score.
+        DataError: the judge fails, is cut, writes no score, or one outside of 0 to the full score.
     """
     config = request.judge.config
     values = {
@@ -29,15 +29,15 @@ async def judge(request: RewardRequest) -> Reward:
             raise DataError(f"judge.template has {{{name}}}, and the row has {', '.join(request.columns) or 'none'}")
         values[name] = _as_text(request.columns[name])
     answer = await request.judge.chat([{"role": "user", "content": config.filled(values)}])
+    if answer.is_cut:  # a score in it may be one that it only thinks about, or the first digit of a longer number
+        raise DataError(
+            f"the judge's answer was cut before its end: raise reward.judge.max_tokens={config.max_tokens}; "
+            f"it ends with ...{shown(answer.text[-200:])}"
+        )
     found = list(re.finditer(config.score_pattern, answer.text))
     if not found:
-        cut = f" (cut at reward.judge.max_tokens={config.max_tokens})" if answer.is_cut else ""
-        raise DataError(f"the judge wrote no score: ...{shown(answer.text[-200:])}{cut}")
+        raise DataError(f"the judge wrote no score: ...{shown(answer.text[-200:])}")
     written = found[-1][1]
-    if answer.is_cut and found[-1].end() == len(answer.text):  # it may be the first digit of a longer number
-        raise DataError(
-            f"the judge's answer was cut within its score: raise reward.judge.max_tokens={config.max_tokens}"
-        )
     try:
         score = float(written)
     except (TypeError, ValueError):  # a group that takes no part, or takes more than a number

@@ -21,6 +21,8 @@ _LISTED = re.compile(
 """Right after the first letter: ``, B``, ``or B``, ``/B``; not ``, a triangle``, ``. x``."""
 _BRACKETED = re.compile(r"(?<![\w\\])[(\[]\s*([A-Ja-j])\s*[)\]]")
 """``(B)``, but not in ``f(a)``."""
+_INITIALS = re.compile(r"[\s.:)\]}]*(?:[A-Z]\.\s*)+(?=[A-Za-z]{2})")
+"""Right after the first letter, of a name: ``. C. elegans``, ``) J. S. Bach``."""
 _ENDS_IN_WORD = re.compile(r"[A-Za-z]\s*$")
 _LABEL = {
     True: re.compile(r"(?<![\w.(\[\\])([A-J])\s*[).:](?!\w)"),
@@ -72,6 +74,7 @@ def _names_another(first: re.Match[str], rest: str) -> bool:
     next one of the alphabet, in brackets: ``(A) apples (B) pears``.
     """
     letter = first[1].upper()
+    rest = _INITIALS.sub("", rest, count=1) if _INITIALS.match(rest) else rest
     listed = _LISTED.match(rest)
     if listed is not None and listed[1].upper() != letter:
         return True

@@ -4,10 +4,10 @@ Of the blocks behind the last ``</think>``, or of all if none is there, the prog
 the language; else the last one without a mark; else the last one. A response without any block is the program itself.
 
 A block begins with three or more ````` or ``~``: alone in a line, in a list or a quotation, behind words, with or
-without the language behind them. It ends with as many or more of the same sign, alone in a line or behind its last
-line, but not within a string of several lines (a docstring may have blocks); or where another marked block, or
-``</think>``, shows that it was never closed; or with the response. Indentation of the whole block is taken off. A block
-of Markdown is searched for blocks itself.
+without the language behind them. It ends with as many or more of the same sign, alone in a line, before a tag or a full
+stop, or behind its last line, but not within a string of several lines (a docstring may have blocks); or where another
+marked block, or ``</think>``, shows that it was never closed; or with the response. Indentation of the whole block is
+taken off. A block of Markdown is searched for blocks itself. Empty blocks are passed over if there is another.
 """
 
 import re
@@ -44,6 +44,7 @@ def program_in(response: str, language: str = "python") -> str:
     blocks = _blocks(answer, language) or (_blocks(thought, language) if end else [])
     if not blocks:
         return _trimmed(answer)
+    blocks = [block for block in blocks if block.text.strip()] or blocks  # a response may be cut where one begins
     of_language = [block for block in blocks if _MARKS[language].fullmatch(block.mark)]
     unmarked = [block for block in blocks if not block.mark]
     return _trimmed((of_language or unmarked or blocks)[-1].text)
@@ -93,7 +94,7 @@ def _begin(line: str) -> tuple[str, str, str, str | None] | None:
 
 def _until_end(lines: list[str], fence: str, *, is_python: bool) -> tuple[int, str, int]:
     """Whole lines of a block's text, the part of one more line, and the lines (0 or 1) that its end takes."""
-    bare = re.compile(rf"{_MARGIN.pattern}{re.escape(fence[0])}{{{len(fence)},}}[ \t]*")
+    bare = re.compile(rf"{_MARGIN.pattern}{re.escape(fence[0])}{{{len(fence)},}}(?:[ \t.,;:!?]|</?\w+>)*")
     trailing = re.compile(rf"(.*[^\s{re.escape(fence[0])}].*?){re.escape(fence[0])}{{{len(fence)},}}[ \t]*")
     quote, first_bare = "", None
     for number, line in enumerate(lines):

@@ -220,13 +220,19 @@ def _of_lists(value: Mapping[str, Any], name: str, asked: _Asked) -> list[Progra
 
 
 def _of_pair(pair: Mapping[str, Any], where: str, function: str) -> ProgramTest:
-    """One test with ``input`` and ``output``, or ``function``, ``arguments`` and ``expected``."""
-    function = str(pair.get("function") or pair.get("fn_name") or function)
+    """One test with ``input`` and ``output``, or ``function``, ``arguments`` and ``expected``.
+
+    DeepCoder names the function in the ``metadata`` of each test.
+    """
+    function = str(pair.get("function") or pair.get("fn_name") or _function_name(pair) or function)
     given = pair.get("input", pair.get("arguments", pair.get("args")))
     wanted = pair.get("output", pair.get("expected", pair.get("expected_output")))
     if wanted is None and not ("output" in pair and function):
         raise DataError(f"{where} has no output; it has {shown(', '.join(pair))}")
-    is_call = bool(function) and pair.get("testtype", pair.get("type")) not in ("stdin", "stdin_stdout")
+    kind = pair.get("testtype", pair.get("type"))
+    if kind in ("functional", "function_call") and not function:
+        raise DataError(f"{where} calls a function, and nothing says which; expected fn_name, or func_name in metadata")
+    is_call = bool(function) and kind not in ("stdin", "stdin_stdout")
     if not is_call:
         return ProgramTest(case=Case(stdin=_joined(given, where)), output=_joined(wanted, where))
     arguments = given if isinstance(given, list) else _lines_of_json(given, where)

@@ -72,6 +72,27 @@ def test_a_reward_model_is_asked_with_the_conversation_for_its_raw_score():
     assert body["use_activation"] is False
 
 
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("Score (0-10): 7", 7.0),
+        ("Score (out of 10): 7", 7.0),
+        ("Score: .5", 0.5),
+        ("**Score**: **7**", 7.0),
+        ("Score: 7/10", 7.0),
+        ("Score (7)", 7.0),
+        ("Score - 7", 7.0),
+        ("My score: 10.", 10.0),
+        ("Score (0-10): good", None),
+        ("Score: 7-8", None),
+        ("score7", None),
+    ],
+)
+def test_scores_as_judges_write_them(text, score):
+    found = re.findall(JudgeConfig().score_pattern, text)
+    assert (float(found[-1]) if found else None) == score
+
+
 def cut(text):
     choice = {"message": {"content": text}, "finish_reason": "length"}
     return Reply(body=json.dumps({"choices": [choice]}))
@@ -102,8 +123,9 @@ HTML = Reply(body="<html>login</html>", kind="text/html")
         (Reply(status=404, body="<p>" * 9999, kind="text/html"), r"NotFoundError: (<p>)+<?p?\.\.\. "),
         (Reply(status=429, headers={"retry-after": "3600"}), "RateLimitError"),
         (says("3", total_tokens=1), "the judge wrote no score: ...'3' "),
-        (cut("Because"), r"the judge wrote no score: ...'Because' \(cut at reward.judge.max_tokens=512\)"),
-        (cut("Score: 1"), r"cut within its score: raise reward.judge.max_tokens=512"),
+        (cut("Because"), r"cut before its end: raise reward.judge.max_tokens=512; it ends with ...'Because'"),
+        (cut("Score: 1"), "cut before its end"),
+        (cut('<think>I must end with "Score: 7". The answer claims that'), "cut before its end"),
         (Reply(status=None), "APIConnectionError: Connection error.*Server disconnected"),
         (BUSY, "RateLimitError: .*slow down"),
         (BROKEN, "InternalServerError: oops"),

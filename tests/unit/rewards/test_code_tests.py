@@ -50,6 +50,7 @@ def graded(sandbox, response, columns, function=share_of_tests, limit_s=20.0):
         ("1.0 nan", "1.0 nan", True),
         ("1.5", "1.5x", False),
         ("a\0b", "a\0b", True),
+        ("a b", "  a   b", True),
     ],
 )
 def test_outputs_are_equal_but_for_blanks_and_the_last_digits(expected, given, is_same):
@@ -72,8 +73,16 @@ def test_values_of_many_types(sandbox):
     ]}}  # fmt: skip
     source = f"values = {values!r}\nvalues[0] = (1, 2)\nvalues[6] = {{3, 1, 2}}\ndef f(i): return values[i]"
     assert graded(sandbox, fenced(source), columns).info["tests"] == ["passed"] * 7
+    columns["tests"]["outputs"][0] = [[1, 2]]  # as TACO writes some lists
+    assert graded(sandbox, fenced(source), columns).info["tests"] == ["passed"] * 7
     columns["tests"]["outputs"][4] = 1  # a truth value is no number
     assert graded(sandbox, fenced(source), columns).info["tests"][4] == "wrong value"
+
+
+def test_an_integer_beyond_all_floats_is_a_wrong_value(sandbox):
+    columns = {"tests": {"fn_name": "f", "inputs": [[1], [2]], "outputs": [2.5, 2.5]}}
+    reward = graded(sandbox, fenced("def f(i): return 10 ** 400 if i == 1 else 2.5"), columns)
+    assert reward.info["tests"] == ["wrong value", "passed"]
 
 
 def test_standard_input_is_a_fresh_program_each_time(sandbox):

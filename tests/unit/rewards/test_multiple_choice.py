@@ -88,6 +88,11 @@ def test_a_response_that_names_several_choices_has_made_none(response, reference
         r"\boxed{B: Hepatitis B: the virus}",
         r"\boxed{B. Vitamin C. It helps}",
         "Answer: B. Type A: common",
+        "Answer: (B) C. elegans",
+        r"\boxed{B. C. elegans}",
+        "Answer: B. E. coli and more",
+        "Answer: B) J. S. Bach",
+        "Answer: B: F. Scott Fitzgerald",
     ],
 )
 def test_the_text_of_a_choice_is_not_taken_for_another_choice(response):

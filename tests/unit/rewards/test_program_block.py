@@ -57,6 +57,9 @@ RIGHT = {
     "its output after it": f"{block()}\nIt prints\n{block('4', mark='')}",
     "a shell command after it": f"{block()}\nRun it:\n{block('python a.py', mark='bash')}",
     "other languages before it": f"{block('{}', mark='json')}\n{block(mark='')}",
+    "a tag behind the fence": f"<answer>```python\n{CODE}\n```</answer>",
+    "a full stop behind the fence": f"{block()}.",
+    "cut where another begins": f"{block()}\nor shorter:\n```python\n",
     "words between fences": f"text ```not a block``` text\n{block()}",
     "words between fences after it": f"{block()}\ntext ```not a block``` text",
 }  # fmt: skip

@@ -48,6 +48,12 @@ def test_calls_in_lists():
     assert read(columns).entry_point == "add"
 
 
+def test_a_test_may_name_its_function():
+    test = {"input": "[1, 2]\n3", "output": "6", "testtype": "functional", "metadata": {"func_name": "addAll"}}
+    [found] = read({"tests": [test]}).tests
+    assert (found.case, found.value) == (Case(function="addAll", arguments="[[1, 2], 3]"), "6")
+
+
 def test_live_code_bench_packs_its_private_tests():
     private = [{"input": "[1, 2]\n3", "output": "true", "testtype": "functional"}]
     packed = base64.b64encode(zlib.compress(pickle.dumps(json.dumps(private)))).decode()
@@ -101,6 +107,7 @@ def test_limit_and_language_are_the_rows():
         ({"tests": "{not json"}, "tests: not valid JSON"),
         ({"tests": "hello"}, "expected JSON or assertions"),
         ({"tests": [{"input": "1"}]}, r"tests\[0\] has no output"),
+        ({"tests": [{"input": "1", "output": "1", "testtype": "functional"}]}, r"tests\[0\] calls a function, and"),
         ({"tests": {"inputs": ["1", "2"], "outputs": ["1"]}}, "2 inputs and 1 outputs"),
         ({"tests": {"input": "1"}}, "expected lists of inputs and outputs"),
         ({"tests": 5}, "tests is 5"),
