@@ -15,6 +15,7 @@ from gtpo_megatron.companions.planner.page import print_plan
 from gtpo_megatron.companions.planner.request import Cluster, gpus_of, request_from
 from gtpo_megatron.companions.planner.search import assess
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.data.adapters import adapter_of
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.orchestration.on_ray.placement import Node, Placement, place
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
@@ -29,7 +30,7 @@ from launchers.job_folder import (
     mounts,
 )
 from launchers.options import SlurmOptions
-from launchers.walltime import check_preflight_time, check_room, estimated_s, evaluation_time
+from launchers.walltime import check_preflight_time, check_room, estimated_s, evaluation_time, num_responses
 
 PAGE_WIDTH = 120
 
@@ -131,21 +132,30 @@ def check_job(job: JobFolder, options: SlurmOptions) -> CheckedJob:
             f"how long a step takes is not known yet: --stop-before-s {options.stop_before_s} must be longer than one, "
             f"and than the measurement of the largest held-out set"
         )
+    responses = num_responses(options.config)
+    if unknown := [label for label, num in responses.items() if not num and not evaluation.by_set.get(label)]:
+        remarks.append(
+            f"how many problems {', '.join(unknown)} has is not known before it is read, so --time and --stop-before-s "
+            f"were not checked against its measurement"
+        )
     return CheckedJob(placement=placement, memory=memory, remarks=remarks)
 
 
 def check_paths(config: RunConfig, *, is_dry_run: bool) -> list[str]:
-    """Checks that local files exist; in a dry run the model may be a name.
+    """Checks that local files exist and named data sets are known; in a dry run the model may be a name.
 
     Returns:
         Remarks about files that could not be checked.
 
     Raises:
-        ConfigError: a file is missing.
+        ConfigError: a file is missing, or a name is of no data set.
     """
     for name, path in local_paths(config).items():
         if not path.exists():
             raise ConfigError(f"{name}={path}: no such file or folder here; jobs need it where every node sees it")
+    for dataset in (config.data.train, *config.evaluation.sets.values()):
+        if not (dataset.path or dataset.generated or dataset.repository):
+            adapter_of(dataset.name)
     if not is_local(config.model.path):
         missing = f"model.path={config.model.path} is a name of the hub; jobs need the folder of its weights"
         if not is_dry_run:

@@ -9,10 +9,12 @@ from typing import Any
 from gtpo_megatron.companions.planner.layout import Layout
 from gtpo_megatron.companions.planner.request import PlanRequest
 from gtpo_megatron.companions.planner.search import assess
+from gtpo_megatron.config.generated import shares
+from gtpo_megatron.config.problems import DatasetRef
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.data.adapters import adapter_of
+from gtpo_megatron.data.adapters import ADAPTERS, adapter_at
 from gtpo_megatron.data.records import read_records
-from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.errors import ConfigError, GTPOError
 
 SECONDS = (1, 60, 3600)
 DAY_S = 86400
@@ -54,15 +56,35 @@ class EvaluationTime:
 
 
 def num_responses(config: RunConfig) -> dict[str, int]:
-    """Responses of a measurement, by label of the set: known sets' published sizes, local files' own."""
+    """Responses of a measurement, by label of the set; 0 if nobody knows how many problems it has."""
     evaluation, found = config.evaluation, {}
     for label, dataset in evaluation.sets.items():
-        if dataset.path:
-            num = sum(1 for _ in read_records(dataset.path)) if Path(dataset.path).is_file() else 0
-        else:
-            num = adapter_of(dataset.name).num_problems
-        found[label] = min(evaluation.num_problems or num, num) * evaluation.samples
+        num, most = _num_problems(dataset), evaluation.num_problems
+        found[label] = min(num or most, most or num) * evaluation.samples
     return found
+
+
+def _num_problems(dataset: DatasetRef) -> int:
+    """Problems of a set: a generated one's own size, a local file's, a published one's of the hub; 0 if unknown.
+
+    Reads no network, and raises nothing: it is for estimates.
+    """
+    if dataset.generated:
+        return sum(shares(dataset.generated))
+    if dataset.path:
+        try:
+            return sum(1 for _ in read_records(dataset.path)) if Path(dataset.path).is_file() else 0
+        except (GTPOError, OSError):
+            return 0  # the run itself will say what is wrong with the file
+    if not dataset.repository:
+        return ADAPTERS[dataset.name].num_problems if dataset.name in ADAPTERS else 0
+    usual = adapter_at(dataset.repository, dataset.subset)
+    if usual is None:
+        return 0
+    # several known sets are splits of one repository
+    place = (usual.hub.repository, usual.hub.subset, dataset.split or usual.hub.split)
+    known = (one for one in ADAPTERS.values() if (one.hub.repository, one.hub.subset, one.hub.split) == place)
+    return next((one.num_problems for one in known), 0)
 
 
 def estimated_s(request: PlanRequest, layout: Layout, config: RunConfig) -> dict[str, float]:
@@ -84,7 +106,7 @@ def estimated_s(request: PlanRequest, layout: Layout, config: RunConfig) -> dict
 def evaluation_time(
     rows: Sequence[Mapping[str, Any]], estimated: Mapping[str, float], config: RunConfig
 ) -> EvaluationTime:
-    """This run's longest measurement, divided by the sets' responses, else the estimate.
+    """This run's longest measurement, divided by the sets' responses if all are known, else the estimate.
 
     Args:
         rows: rows of the run's ``metrics.jsonl``, if it has begun.
@@ -96,8 +118,10 @@ def evaluation_time(
         by_set = {label: ESTIMATE_MARGIN * seconds for label, seconds in estimated.items()}
         return EvaluationTime(by_set=by_set, source=f"{ESTIMATE_MARGIN} times the estimate of gtpo-megatron plan")
     responses = num_responses(config)
+    if len(responses) == 1:
+        responses = dict.fromkeys(responses, 1)  # whatever its size, all of the time is this set's
     total = sum(responses.values())
-    by_set = {label: measured * num / total for label, num in responses.items()} if total else {}
+    by_set = {label: measured * num / total for label, num in responses.items()} if all(responses.values()) else {}
     return EvaluationTime(by_set=by_set, source="this run's longest measurement", is_measured=True)
 
 

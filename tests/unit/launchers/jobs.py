@@ -30,6 +30,12 @@ def with_options(**fields):
     return replace(options, **fields)
 
 
+def with_evaluation(**fields):
+    """The configuration of the same run, measured otherwise."""
+    config = _plain_options().config
+    return replace(config, evaluation=replace(config.evaluation, **fields))
+
+
 @functools.cache
 def _plain_options():
     return tiny_options()

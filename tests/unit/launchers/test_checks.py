@@ -102,6 +102,25 @@ def test_gpus_of_the_last_node_that_nobody_uses_are_planned_as_such(tmp_path, ap
     assert f"{whole} engine(s) of 4 GPU(s)" in checked.memory.text
 
 
+@pytest.mark.parametrize("heldout", ["instructions?size=30", "reasoning-gym:chain_sum?size=200&seed=1"])
+def test_held_out_sets_that_a_program_writes_are_taken(tmp_path, heldout):
+    options = big_options("--dry-run", "--evaluation.path", heldout, run_dir=tmp_path)
+    checked = check(options)
+    assert checked.memory.evaluation_s["heldout"] > 0
+    assert not any("how many problems" in remark for remark in checked.remarks)
+
+
+def test_a_set_of_unknown_size_is_a_remark(tmp_path):
+    options = big_options("--dry-run", "--evaluation.path", "hub:somebody/problems", run_dir=tmp_path)
+    assert any("how many problems heldout has is not known" in remark for remark in check(options).remarks)
+
+
+@pytest.mark.parametrize("option", ["--evaluation.benchmarks", "--data.train-path"])
+def test_a_name_of_no_data_set_is_refused_before_submission(tmp_path, option):
+    with pytest.raises(ConfigError, match="unknown data set 'aime42'; perhaps you meant"):
+        check(tiny_options(option, "aime42", run_dir=tmp_path))
+
+
 def test_a_node_too_many_without_gpus():
     with pytest.raises(ConfigError, match=r"--nodes 3: 1 would be empty.*take --nodes 2 or more ranks"):
         check_world(tiny_options("--nodes", "3"))

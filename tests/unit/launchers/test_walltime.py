@@ -3,7 +3,8 @@
 import pytest
 
 from gtpo_megatron.errors import ConfigError
-from launchers.walltime import EvaluationTime, check_room, to_seconds
+from launchers.walltime import EvaluationTime, check_room, evaluation_time, num_responses, to_seconds
+from tests.unit.launchers.jobs import with_evaluation
 
 
 @pytest.mark.parametrize(
@@ -70,3 +71,48 @@ def test_a_limit_with_room_for_a_measurement_is_fine():
     check_room("01:31:00", stop_before_s=2400, step_s=86, source="estimate", evaluation=SETS)
     nothing = EvaluationTime(by_set={}, source="")
     check_room("5", stop_before_s=60, step_s=0, source="", evaluation=nothing)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "problems"),
+    [
+        ("instructions?size=30", 30),
+        ("reasoning-gym:chain_sum?size=200&seed=1", 200),
+        ("reasoning-gym:chain_sum?size=200&weight=3 + reasoning-gym:countdown?size=100", 300),
+        ("aime24", 30),
+        ("hub:openai/gsm8k", 7473),
+        ("hub:openai/gsm8k:train", 7473),
+        ("hub:openai/gsm8k:test", 1319),
+        ("hub:openai/gsm8k/main:test", 1319),
+        ("hub:openai/gsm8k/socratic:test", 0),
+        ("hub:livecodebench/code_generation_lite", 1055),
+        ("hub:somebody/problems", 0),
+        ("svamp", 0),
+        ("nowhere.jsonl", 0),
+    ],
+)
+def test_the_size_of_a_held_out_set_is_what_would_be_read_or_unknown(dataset, problems):
+    """Nothing is read from a network, and nothing raises: it is an estimate."""
+    config = with_evaluation(path=dataset, benchmarks=(), num_problems=0, samples=2)
+    assert num_responses(config) == {"heldout": 2 * problems}
+
+
+def test_an_unknown_set_has_at_most_the_problems_that_are_asked_for():
+    config = with_evaluation(path="hub:somebody/problems", benchmarks=("aime24",), num_problems=40, samples=1)
+    assert num_responses(config) == {"heldout": 40, "aime24": 30}
+
+
+def test_a_file_that_cannot_be_read_has_an_unknown_size(tmp_path):
+    (tmp_path / "rows.jsonl").write_text("{\n", encoding="utf-8")
+    config = with_evaluation(path=str(tmp_path / "rows.jsonl"), benchmarks=(), num_problems=0)
+    assert num_responses(config) == {"heldout": 0}
+
+
+def test_a_measurement_is_shared_out_only_if_all_sizes_are_known():
+    rows = [{"step": 0, "timing/evaluation_s": 90.0}]
+    sets = {"path": "hub:somebody/problems", "num_problems": 0}
+    alone = evaluation_time(rows, {}, with_evaluation(**sets, benchmarks=()))
+    assert alone.by_set == {"heldout": 90.0}
+    assert evaluation_time(rows, {}, with_evaluation(**sets, benchmarks=("aime24",))).by_set == {}
+    known = evaluation_time(rows, {}, with_evaluation(path="aime25", benchmarks=("aime24",), num_problems=0))
+    assert known.by_set == {"heldout": 45.0, "aime24": 45.0}
