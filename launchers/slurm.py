@@ -3,6 +3,7 @@
 ``python -m launchers.slurm RECIPE --nodes N --account A --partition P [options] [--any.field VALUE ...]``
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,9 @@ PREFLIGHT_FOLDER = "preflight"
 """Of the report of a preflight, in the run folder; node.sh has the same name."""
 
 TEST_TIMEOUT_S = 60.0
+
+OVERRULING = "SBATCH_"
+"""Begins the variables that sbatch takes before the options in a batch script."""
 
 
 def main() -> None:
@@ -55,13 +59,14 @@ def launch(options: SlurmOptions) -> int:
     submission = DRY_RUN if options.dry_run else f"preflight-{stamp}" if options.preflight else stamp
     job = job_folder(options, submission=submission)
     checked = check_job(job, options)
+    remarks = [*checked.remarks, *_drop_overruling_variables()]
     layout = layout_text(options, checked.placement)
     write_job_folder(job, options, layout=layout, memory=checked.memory.text)
     from launchers.experiment import batch_script, submit  # takes seconds, so options are checked first
 
     script = batch_script(job, options)
     print(layout, end="")
-    for remark in checked.remarks:
+    for remark in remarks:
         print(f"remark   {remark}")
     if options.dry_run:
         print(f"written  {job.folder}: nothing was submitted")
@@ -77,6 +82,21 @@ def launch(options: SlurmOptions) -> int:
     if options.detach:
         return 0
     return _wait(job, job_ids, is_preflight=options.preflight)
+
+
+def _drop_overruling_variables() -> list[str]:
+    """Takes from this process, and so from every sbatch, what would overrule the job; returns a remark that names it.
+
+    A login script's SBATCH_PARTITION would send the job elsewhere than its options and the checks say.
+    """
+    names = sorted(name for name in os.environ if name.startswith(OVERRULING))
+    for name in names:
+        del os.environ[name]
+    if not names:
+        return []
+    return [
+        f"{', '.join(names)} of this shell would overrule the job's options, and is not passed on: --sbatch name=value"
+    ]
 
 
 def _check_with_slurm(script: Path) -> None:

@@ -15,7 +15,7 @@ words=$(mktemp "$RECORD/NAME.XXXXXX")
 printf '%s\\0' "$@" > "$words"
 """
 
-SBATCH = STAND_IN.replace("NAME", "sbatch") + "echo 7\n"
+SBATCH = STAND_IN.replace("NAME", "sbatch") + 'env -0 > "$RECORD/submitted.${words##*.}"\necho 7\n'
 
 SCONTROL = STAND_IN.replace("NAME", "scontrol") + "echo node0\n"
 

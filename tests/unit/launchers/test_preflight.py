@@ -47,10 +47,16 @@ def test_the_job_runs_the_preflight_on_its_nodes(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RECORD", str(tmp_path / "record"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.StringIO())  # nemo-run passes it on
+    monkeypatch.setenv("SBATCH_PARTITION", "elsewhere")
     run_dir = tmp_path / "run"
     arguments = ["recipes.tiny_cpu:gtpo", *ANYWHERE, *TINY, "--run-dir", str(run_dir), "--python", str(python)]
     assert slurm.run([*arguments, "--preflight", "--time", "20", "--detach"]) == 0
-    assert f"report   {run_dir / 'preflight'}" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"report   {run_dir / 'preflight'}" in told
+    assert "remark   SBATCH_PARTITION of this shell would overrule" in told
+    submitted = list((tmp_path / "record").glob("submitted.*"))
+    assert len(submitted) == 2, "once to ask, once to submit"
+    assert not any(b"SBATCH_" in path.read_bytes() for path in submitted)
     (launch,) = (run_dir / "launch").glob("preflight-*")
     job = run_batch(launch / "sbatch.sh", programs, tmp_path)
     assert job.status == 0, job.output

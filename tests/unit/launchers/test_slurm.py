@@ -164,6 +164,16 @@ def test_mistakes_are_one_line(arguments, message, capsys):
     assert error.count("\n") == 1
 
 
+def test_variables_that_would_overrule_the_job_do_not_come_to_sbatch(monkeypatch):
+    """sbatch takes them before the script's own lines."""
+    assert slurm._drop_overruling_variables() == []
+    for name in ("SBATCH_TIMELIMIT", "SBATCH_PARTITION"):
+        monkeypatch.setenv(name, "other")
+    (remark,) = slurm._drop_overruling_variables()
+    assert remark.startswith("SBATCH_PARTITION, SBATCH_TIMELIMIT of this shell would overrule")
+    assert not any(name.startswith("SBATCH_") for name in os.environ)
+
+
 def test_without_slurm_only_a_dry_run_works(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(slurm.shutil, "which", lambda _: None)
     arguments = ["recipes.tiny_cpu:gtpo", *ANYWHERE, *TINY, "--run-dir", str(tmp_path / "run")]
