@@ -25,7 +25,7 @@ from gtpo_megatron.config.named_function import named_function
 from gtpo_megatron.conversations.agents import AgentTurns, is_agent
 from gtpo_megatron.conversations.messages import Message, Opening, Reply
 from gtpo_megatron.conversations.openai_form import opening_from, reply_from
-from gtpo_megatron.conversations.tools import ToolEnvironment, ToolTurns, check_tools, row_complaint
+from gtpo_megatron.conversations.tools import ToolEnvironment, ToolTurns, check_tools, is_called_off, row_complaint
 from gtpo_megatron.conversations.verifiers import TasksetAgent, is_of_verifiers, parse_taskset
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.untrusted.text import printable
@@ -109,7 +109,8 @@ def _on_row(complaint: Callable[[Mapping[str, Any]], str]) -> Callable[[str], st
 class Episode:
     """One conversation with an environment.
 
-    Every error is a DataError of one line that names the environment and says what it did, but for a MemoryError.
+    Whatever the environment raises is a DataError of one line that names it and says what it did, but for a MemoryError
+    and the end of a call that was cancelled from outside.
 
     Args:
         environment: makes the object of this episode.
@@ -178,9 +179,9 @@ class Episode:
         try:
             returned = method() if self._is_async else await self._run(method)
             return await returned if inspect.isawaitable(returned) else returned
-        except MemoryError:
-            raise
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+        except BaseException as error:  # also what is no Exception: other episodes live in this process
+            if isinstance(error, MemoryError) or is_called_off(error):
+                raise
             if not isinstance(error, DataError):
                 traceback.print_exception(error, file=sys.stderr)
             text = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"

@@ -408,6 +408,8 @@ class Worker:
             if episode is None:
                 raise DataError(f"it sent {frame.kind.name} for an episode that it has not got")
             if frame.kind is Kind.CLOSED:
+                if not episode.is_over:
+                    raise DataError("it closed an episode that had not ended")
                 del self.episodes[frame.episode]
                 return
             if episode.is_over:

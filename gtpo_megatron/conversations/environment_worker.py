@@ -23,6 +23,7 @@ from gtpo_megatron.conversations.frames import Frame, FrameReader, Kind, packed
 from gtpo_megatron.conversations.openai_form import opening_json, reply_json, turn_of_json
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError
 from gtpo_megatron.supervision.worker import limit_memory
+from gtpo_megatron.untrusted.text import printable
 
 T = TypeVar("T")
 
@@ -128,15 +129,16 @@ class _Worker:
                 self._served[frame.episode].frames.put_nowait(frame)
 
     async def _serve_episode(self, served: _Served) -> None:
-        """Makes the calls of an episode one after the other, then forgets it."""
+        """Makes the calls of an episode one after the other, then forgets it, whatever it has raised."""
         goes_on = True
-        while goes_on and (frame := await served.frames.get()).kind is not Kind.END:
-            goes_on = await self._answer(served, frame)
-        if not served.hangs:
-            try:
+        try:
+            while goes_on and (frame := await served.frames.get()).kind is not Kind.END:
+                goes_on = await self._answer(served, frame)
+            if not served.hangs:
                 await self._limited(served, served.episode.close(), "close")
-            except (DataError, MemoryError) as error:
-                sys.stderr.write(f"{error}\n")  # the episode is over; the log says so
+        except Exception as error:  # noqa: BLE001 - of close: the episode is over; the log says so
+            with contextlib.suppress(OSError, ValueError):  # the environment may have closed it
+                sys.stderr.write(f"{error}\n")
         served.thread.shutdown(wait=False)
         del self._served[served.number]
         self._send(Kind.CLOSED, served.number)
@@ -160,19 +162,23 @@ class _Worker:
             self._fail(served, str(error))
         except (TypeError, ValueError, RecursionError) as error:  # of JSON, from which numbers and depth may be barred
             self._fail(served, f"{self._where}: a message cannot be sent: {error}")
+        except Exception as error:  # noqa: BLE001 - of a property of the environment's object, for instance
+            self._fail(served, f"{self._where}: {type(error).__name__}: {printable(str(error))}")
         return False
 
     async def _limited(self, served: _Served, call: Coroutine[Any, Any, T], what: str) -> T:
         """The result of a call within its limit of time.
 
         Raises:
-            DataError: it took longer.
+            DataError: it took longer, or has cancelled itself.
         """
         async with self._slots if served.episode.may_block else contextlib.nullcontext():
             served.began_at = time.monotonic()
             self._send(Kind.BEGUN, served.number)
             task = asyncio.ensure_future(call)
             await asyncio.wait({task}, timeout=self._timeout_s)
+            if task.cancelled():
+                raise DataError(f"{self._where}: {what} was cancelled, by the environment itself")
             if task.done():
                 return task.result()
             task.cancel()

@@ -1,5 +1,6 @@
 """Tools: functions with typed arguments that a model may call, and environments that are made of them."""
 
+import asyncio
 import inspect
 import json
 import re
@@ -162,12 +163,28 @@ class Tools:
             if inspect.isawaitable(returned):
                 returned = await returned
             return _cut(_as_text(returned)), False
-        except MemoryError:
+        except (MemoryError, KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except DataError as error:
             return _cut(f"Error: {error}"), True
-        except Exception as error:  # noqa: BLE001 - whatever the tool raises, the model is told
+        except BaseException as error:  # whatever else the tool raises, the model is told
+            if is_called_off(error):
+                raise
             return _cut(f"Error: {type(error).__name__}: {error}"), True
+
+
+def is_called_off(error: BaseException) -> bool:
+    """Whether an error is the end of a call that was cancelled from outside.
+
+    Code that awaits a task which it has cancelled itself raises the same; then nobody has asked for it.
+    """
+    if not isinstance(error, asyncio.CancelledError):
+        return False
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # a thread without a loop, in which nothing is called off
+        return False
+    return task is not None and task.cancelling() > 0
 
 
 class ToolEnvironment:

@@ -65,6 +65,8 @@ class Obedient:
             os.fork()
         elif word == "lie":  # an answer that nobody has asked for
             write_frame(7, int(rest))
+        elif word == "unasked-close":
+            write_frame(9, int(rest))
         elif word == "garbage":
             write_frame(99, 1)
         elif word == "environment-exit":
@@ -141,6 +143,68 @@ class Waiting:
         sys.exit(3)
 
 
+class Panic(BaseException):
+    """No Exception, as what extensions written in Rust raise."""
+
+
+def end_as(what):
+    raise Panic("no") if what == "panic" else asyncio.CancelledError if what == "cancelled" else ValueError(what)
+
+
+class Ends:
+    """Raises what its row says, where its row says."""
+
+    def reset(self, row):
+        self.row = row
+        self.end("reset")
+        return "go"
+
+    def step(self, message):
+        self.end("step")
+        return Reply(messages=(Message(role="user", content="more"),))
+
+    def close(self):
+        self.end("close")
+
+    def end(self, at):
+        if self.row.get("at") == at:
+            end_as(self.row["what"])
+
+
+class AsyncEnds:
+    """The same in the event loop, where a task that was cancelled raises by ordinary code."""
+
+    async def reset(self, row):
+        self.row = row
+        await self.end("reset")
+        return "go"
+
+    async def step(self, message):
+        await self.end("step")
+        return Reply(messages=(Message(role="user", content="more"),))
+
+    async def close(self):
+        await self.end("close")
+
+    async def end(self, at):
+        if self.row.get("at") != at:
+            return
+        if self.row["what"] == "awaits":
+            task = asyncio.create_task(asyncio.sleep(60))
+            task.cancel()
+            await task
+        if self.row["what"] == "itself":
+            asyncio.current_task().cancel()
+            await asyncio.sleep(60)
+        end_as(self.row["what"])
+
+
+class BadProperty(Echo):
+    @property
+    def close(self):
+        raise RuntimeError("no property")
+
+
 class Keeper:
     """Keeps memory, and says in a file when it is closed."""
 
@@ -188,6 +252,20 @@ class AsyncTools(ToolEnvironment):
         """Looks something up."""
         await asyncio.sleep(0)
         return {"found": what}
+
+    async def panic(self) -> str:
+        """Raises what is no Exception."""
+        raise Panic("no")
+
+    async def cancelled(self) -> str:
+        """Awaits what it has cancelled."""
+        task = asyncio.create_task(asyncio.sleep(60))
+        task.cancel()
+        await task
+
+    async def wait(self) -> str:
+        """Takes long."""
+        await asyncio.sleep(60)
 
     async def reward(self, message):
         return 1.0

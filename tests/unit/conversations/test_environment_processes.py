@@ -247,6 +247,49 @@ def test_a_late_async_call_is_cancelled_and_its_worker_goes_on():
 
 
 @pytest.mark.parametrize(
+    ("name", "ends"),
+    [("Ends", ("cancelled", "panic")), ("AsyncEnds", ("cancelled", "panic", "awaits", "itself"))],
+)
+def test_what_is_no_exception_fails_its_episode_alone_too(name, ends):
+    with pool_of(name, timeout_s=1.0) as pool:
+        before = pool.process_ids
+        opened(pool, 0)
+        for what in ends:
+            said = "Panic: no" if what == "panic" else "cancelled"
+            pool.open(1, {"at": "reset", "what": what})
+            event = wait(pool, 1)[1]
+            assert said in event.failure.lower() if said == "cancelled" else said in event.failure
+            assert not event.is_lost
+            opened(pool, 2, at="step", what=what)
+            assert f"environment '{HERE}:{name}': step" in say(pool, e2="go")[2].failure
+            opened(pool, 3, at="close", what=what)
+            pool.end(3)
+        assert not gone(before[0], 1.0 + 4.0), "an episode that was not closed would have ended it by now"
+        assert say(pool, e0="go")[0].reply.messages[0].content == "more"
+        assert pool.process_ids == before
+
+
+def test_an_error_outside_of_calls_fails_its_episode_alone():
+    with pool_of("BadProperty", timeout_s=20.0) as pool:
+        before = pool.process_ids
+        pool.open(1, {"prompt": "fine"})
+        assert "RuntimeError: no property" in wait(pool, 1)[1].failure
+        assert pool.process_ids == before
+
+
+def test_a_tool_that_raises_no_exception_is_answered_and_one_that_is_late_is_cancelled():
+    with pool_of("AsyncTools", timeout_s=2.0) as pool:
+        before = pool.process_ids
+        opened(pool, 1)
+        for name, said in (("panic", "Error: Panic: no"), ("cancelled", "Error: CancelledError: ")):
+            pool.step(1, Message(role="assistant", tool_calls=(ToolCall(name=name, arguments={}),)))
+            assert wait(pool, 1)[1].reply.messages[0].content == said
+        pool.step(1, Message(role="assistant", tool_calls=(ToolCall(name="wait", arguments={}),)))
+        assert "step took longer than 2 s" in wait(pool, 1)[1].failure
+        assert pool.process_ids == before
+
+
+@pytest.mark.parametrize(
     ("name", "what"), [("Obedient", "hang-in-c"), ("Waiting", "block 60")], ids=["in C", "the event loop"]
 )
 def test_a_worker_that_does_not_answer_loses_its_episodes_and_is_replaced(tmp_path, name, what):
@@ -310,9 +353,9 @@ def test_a_worker_that_somebody_kills_while_it_is_idle_loses_its_episodes(who):
         opened(pool, 1)
 
 
-@pytest.mark.parametrize("what", ["lie 2", "lie 99", "garbage", "hang-up"])
+@pytest.mark.parametrize("what", ["lie 2", "lie 99", "unasked-close 2", "garbage", "hang-up"])
 def test_a_worker_that_lies_is_ended_and_its_lie_is_no_answer(what):
-    """An answer to nothing that was asked, one for nobody, bytes that are no frame, and a closed pipe."""
+    """An answer to nothing that was asked, one for nobody, the end of what goes on, no frame, and a closed pipe."""
     with pool_of("Obedient", timeout_s=20.0) as pool:
         opened(pool, 1, 2)
         pool.step(1, Message(role="assistant", content=what))
