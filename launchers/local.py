@@ -3,11 +3,12 @@
 ``python -m launchers.local RECIPE [--run-dir DIR] [--dry-run] [--any.field VALUE ...]``
 
 The run goes on from its last checkpoint if it has one. The resolved configuration that it was started with stays in
-``RUN/launch``, what it prints in nemo-run's folder below.
+``RUN/launch``, what it prints in nemo-run's folder below. Signals are passed on to it: it saves itself and stops.
 """
 
 import os
 import shutil
+import signal
 import sys
 import time
 import warnings
@@ -20,10 +21,11 @@ from gtpo_megatron.cli.recipe import parse
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError, WorkerError
 from gtpo_megatron.run_folder.state import read_state
-from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED
+from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED, SHELL_OFFSET
 from launchers.checks import check_layout, check_paths
 from launchers.job_folder import DRY_RUN, check_writable
 from launchers.options import LaunchOptions
+from launchers.passed_signals import PassedSignals
 from launchers.script_values import quoted
 
 PROGRAM = "python -m launchers.local"
@@ -38,12 +40,15 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Status 0 for a run that came to its end, 75 for one that was stopped and saved."""
+    """Status 0 for a run that came to its end, 75 for one that was stopped and saved, 143 for one ended by SIGTERM."""
     try:
         return launch(parse("", LaunchOptions, arguments, program=PROGRAM))
     except ConfigError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except KeyboardInterrupt:  # before there was a run
+        print(f"{PROGRAM}: interrupted", file=sys.stderr)
+        return SHELL_OFFSET + signal.SIGINT
     except (GTPOError, OSError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -70,7 +75,7 @@ def launch(options: LaunchOptions) -> int:
         print(f"written    {folder}: nothing was started")
         return 0
     began = time.time()
-    state = _run(folder, command)
+    state, asked = _run(folder, command)
     if state == "SUCCEEDED":
         return 0
     try:
@@ -80,12 +85,20 @@ def launch(options: LaunchOptions) -> int:
     outcome = ended.outcome if ended and ended.started_at > began else ""
     if outcome.startswith("stopped"):
         return EXIT_STOPPED
+    if asked is not None and (not outcome or outcome.startswith(KeyboardInterrupt.__name__)):
+        print(f"{PROGRAM}: {asked.name} has ended the run; the same command goes on from its last checkpoint")
+        return SHELL_OFFSET + asked
     raise WorkerError(
         f"the run {state.lower()}{f': {outcome}' if outcome else ''}; logs: {folder}, {run_dir / 'log.txt'}"
     )
 
 
-def _run(folder: Path, command: list[str]) -> str:
+def _run(folder: Path, command: list[str]) -> tuple[str, signal.Signals | None]:
+    """Runs the command to its end.
+
+    Returns:
+        nemo-run's word for how it ended, and the first signal that was passed on.
+    """
     os.environ["NEMORUN_HOME"] = str(folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what nemo-run imports
@@ -102,13 +115,14 @@ def _run(folder: Path, command: list[str]) -> str:
         skip_status_at_exit=True,
         serialize_metadata_for_scripts=False,
     )
-    with experiment:
+    with PassedSignals() as signals, experiment:  # which waits for the run at its end
         # nemo-run starts processes in a folder of its own, while paths and recipes are relative to where one stands
         words = " ".join(quoted("a word of the command", word) for word in (sys.executable, "-m", MODULE, *command))
         script = nemo_run.Script(inline=f"cd {quoted('the current folder', Path.cwd())} && exec {words}")
         experiment.add(script, executor=nemo_run.LocalExecutor(), name="train", tail_logs=True)
         experiment.run(detach=False)
-    return str(experiment.jobs[0].state.name)
+        signals.run_has_started()
+    return str(experiment.jobs[0].state.name), signals.first
 
 
 if __name__ == "__main__":

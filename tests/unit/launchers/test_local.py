@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +23,11 @@ PYTHON = """\
 run=$6
 { pwd; printf '%s\\n' "$@"; } > "$run/told"
 echo "the run speaks"
+if [[ -n $UNTIL_ASKED ]]; then
+  trap 'asked=1' TERM INT HUP
+  touch "$run/up"
+  until [[ -n $asked ]]; do sleep 0.05; done
+fi
 [[ -z $OUTCOME ]] || printf '{"num_starts": 1, "host": "here", "pid": 1, "started_at": %s, "outcome": "%s"}' \\
   "$(date +%s.%N)" "$OUTCOME" > "$run/run_state.json"
 exit "$STATUS"
@@ -44,8 +50,8 @@ def launch(tmp_path):
     python.chmod(0o755)
     stand.mkdir()
 
-    def start(*, status, outcome=""):
-        return subprocess.run(
+    def start(*, status, outcome="", until_asked=""):
+        return subprocess.Popen(
             [
                 sys.executable,
                 "-c",
@@ -58,20 +64,32 @@ def launch(tmp_path):
                 "3",
             ],
             cwd=stand,
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY), "STATUS": str(status), "OUTCOME": outcome},
-            capture_output=True,
+            env=os.environ
+            | {
+                "PYTHONPATH": str(REPOSITORY),
+                "STATUS": str(status),
+                "OUTCOME": outcome,
+                "UNTIL_ASKED": until_asked,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            check=False,
         )
 
-    start.run_dir = stand / "run"
-    return start
+    def whole(**told):
+        """The same to its end: status and last words."""
+        process = start(**told)
+        _, error = process.communicate()
+        return process.returncode, error
+
+    whole.start, whole.run_dir = start, stand / "run"
+    return whole
 
 
 @pytest.mark.nightly
 def test_a_run_that_ends_well_was_started_as_one_would_by_hand(launch):
-    done = launch(status=0, outcome="finished")
-    assert done.returncode == 0, done.stderr
+    status, error = launch(status=0, outcome="finished")
+    assert status == 0, error
     # nemo-run shows what is said as well, but need not come to it before a run that says one thing has ended
     logs = [path.read_text(encoding="utf-8") for path in (launch.run_dir / "launch").rglob("*.log")]
     assert any("the run speaks" in log for log in logs)
@@ -84,7 +102,39 @@ def test_a_run_that_ends_well_was_started_as_one_would_by_hand(launch):
 
 @pytest.mark.nightly
 def test_a_run_that_was_stopped_says_so_by_its_status(launch):
-    assert launch(status=75, outcome="stopped after step 2: SIGTERM").returncode == 75
+    assert launch(status=75, outcome="stopped after step 2: SIGTERM")[0] == 75
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("number", "status", "outcome", "ends_with"),
+    [
+        (signal.SIGINT, 75, "stopped after step 2: SIGINT", 75),
+        (signal.SIGTERM, 75, "stopped after step 2: SIGTERM", 75),
+        (signal.SIGTERM, 143, "", 143),
+        (signal.SIGHUP, 1, "KeyboardInterrupt: SIGTERM", 129),
+    ],
+)
+def test_a_signal_is_the_runs_and_the_launcher_waits(launch, number, status, outcome, ends_with):
+    """torchx starts the run in a session of its own, where neither Ctrl-C nor ``timeout`` would reach it."""
+    process = launch.start(status=status, outcome=outcome, until_asked="1")
+    deadline = time.monotonic() + 120
+    while not (launch.run_dir / "up").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(number)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == ends_with, error
+    assert "Traceback" not in error
+    assert ("has ended the run; the same command goes on" in out) == (ends_with != 75)
+
+
+def test_ctrl_c_before_there_is_a_run_is_one_line(monkeypatch, capsys):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local, "check_paths", interrupt)
+    assert local.run(["recipes.tiny_cpu:gtpo"]) == 130
+    assert capsys.readouterr().err == "python -m launchers.local: interrupted\n"
 
 
 @pytest.mark.nightly
@@ -99,12 +149,12 @@ def test_a_run_that_fails_says_why_in_its_last_line(launch):
         "outcome": "stopped after step 2",
     }
     (launch.run_dir / "run_state.json").write_text(json.dumps(earlier), encoding="utf-8")
-    died = launch(status=1)
-    assert died.returncode == 1
-    assert died.stderr.splitlines()[-1].startswith("python -m launchers.local: the run failed; logs: ")
-    failed = launch(status=1, outcome="WorkerError: rank 1 died")
-    assert failed.returncode == 1
-    last = failed.stderr.splitlines()[-1]
+    status, error = launch(status=1)
+    assert status == 1
+    assert error.splitlines()[-1].startswith("python -m launchers.local: the run failed; logs: ")
+    status, error = launch(status=1, outcome="WorkerError: rank 1 died")
+    assert status == 1
+    last = error.splitlines()[-1]
     assert last.startswith("python -m launchers.local: the run failed: WorkerError: rank 1 died; logs: ")
     assert last.endswith(f"{launch.run_dir}/log.txt")
 
