@@ -243,6 +243,8 @@ class ContinuousSampling:
             del self._problems[label]
         for label in self._ready.keys() - self._scheduler.ready_labels():
             del self._ready[label]  # too old
+        for attempt in self._ungraded.keys() - self._scheduler.grading_attempts():
+            del self._ungraded[attempt]  # too old, before a grader was free
         dropped, self._dropped = self._dropped, []
         seconds, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
         staleness = [step - 1 - group.rollouts.policy_version for group in groups]

@@ -283,6 +283,10 @@ class GroupScheduler:
         """Groups that the next steps can take."""
         return {label for label, group in self._groups.items() if group.place == "ready"}
 
+    def grading_attempts(self) -> set[Attempt]:
+        """Tries that wait for their rewards."""
+        return {group.attempt for group in self._groups.values() if group.place == "grading"}
+
     def take_events(self) -> "Counter[str]":
         """Returns and resets the events."""
         events, self.events = self.events, Counter()

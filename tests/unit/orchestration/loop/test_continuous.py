@@ -185,6 +185,35 @@ def test_the_step_begins_without_the_slowest_whose_prompts_come_first_next():
     pipeline.close()
 
 
+def test_a_group_that_is_too_old_before_its_grader_is_free_is_not_graded():
+    """While group 4 is graded, for two steps, group 5 of version 0 waits with others of versions 1 and 2."""
+    world, is_free = Sliced(), threading.Event()
+    graded = []
+
+    def grade(rollouts, prompts):
+        graded.append(prompts.group_ids)
+        if len(graded) == 2:
+            assert is_free.wait(PATIENCE_S)
+        return World.grade(world, rollouts, prompts)
+
+    world.grade = grade
+    world.is_whole = lambda attempt, _slices: len(graded) >= {4: 1, 5: 2}.get(attempt.group, 0) or attempt.number > 0
+    pipeline, step = loop(world, max_staleness=1, over_sample=3.0, stragglers="abort")
+    early = [step(1), step(2)]
+    assert graded == [(0, 1, 2, 3), (4,)]
+    assert to_scalars(early[1].metrics)["rollout/groups_too_old_count"] == 2
+    end = time.monotonic() + PATIENCE_S
+    while not any(handle.policy_version == 2 for handle in dict(pipeline._ungraded).values()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    is_free.set()
+    reports = [*early, step(3), step(4), step(5)]
+    trained = [group for report in reports for group in groups(report)]
+    assert sorted(trained) == sorted(set(trained))
+    assert {4, 5} < set(trained)
+    pipeline.close()
+
+
 @pytest.mark.parametrize("partial", [False, True])
 def test_a_dead_engine_is_replaced_while_the_step_waits_and_loses_no_prompt(partial):
     world = Sliced(2)
