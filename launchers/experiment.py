@@ -106,8 +106,8 @@ def _add_job(run: Any, experiment: Any, job: JobFolder, options: SlurmOptions, *
 
 def _executor(run: Any, job: JobFolder, options: SlurmOptions, *, place: int) -> Any:
     further: dict[str, Any] = dict(item.split("=", 1) for item in options.sbatch)
-    if options.chain > 1:
-        further["dependency"] = "singleton"  # jobs of one name run one after the other
+    # jobs of one name run one after the other: two of one run folder would only disturb each other
+    further["dependency"] = ",".join(["singleton", *([further["dependency"]] if "dependency" in further else [])])
     settings, batch = (quoted("launch folder", job.folder / name) for name in ("settings.sh", "batch.sh"))
     return run.SlurmExecutor(
         account=options.account,

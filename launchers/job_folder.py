@@ -36,8 +36,8 @@ class JobFolder:
         run_dir: folder of the run.
         folder: folder of this submission.
         logs: folder of the logs of all jobs of the run.
-        job_name: equal for all submissions to this run folder, so that they can wait for each other; a preflight's is
-            another one.
+        job_name: equal for all submissions to this run folder, which wait for each other by it; a preflight's is
+            another one, and waits for preflights.
     """
 
     run_dir: Path

@@ -107,7 +107,7 @@ class SlurmOptions(LaunchOptions):
         """
         check_env(self.env)  # first, since its message about secrets is better
         LaunchOptions.check(self)  # zero-argument super() breaks under slots=True
-        check_sbatch(self.sbatch, is_chain=self.chain > 1)
+        check_sbatch(self.sbatch)
         if self.python.startswith("-"):
             raise ConfigError(f"--python {self.python!r}: must be the name or path of an interpreter")
         for name, value in (("account", self.account), ("partition", self.partition)):

@@ -60,6 +60,9 @@ OWN_OPTIONS = {
 }
 """Options of sbatch that are set otherwise, and by what."""
 
+DEPENDENCY = "dependency"
+"""The option that is added to the job's own."""
+
 ABBREVIATIONS = frozenset({"gpus"})
 """Options that are prefixes of others; sbatch accepts any other prefix as an abbreviation."""
 
@@ -88,12 +91,8 @@ def check_env(variables: tuple[str, ...]) -> None:
             )
 
 
-def check_sbatch(options: tuple[str, ...], *, is_chain: bool) -> None:
+def check_sbatch(options: tuple[str, ...]) -> None:
     """Checks ``name=value``: each once, not an option of the job or the launcher.
-
-    Args:
-        options: the given options.
-        is_chain: the jobs depend on each other.
 
     Raises:
         ConfigError: one is not.
@@ -111,8 +110,11 @@ def check_sbatch(options: tuple[str, ...], *, is_chain: bool) -> None:
         if own:
             instead = OWN_OPTIONS[own]
             raise ConfigError(f"--sbatch {name}: the job sets {own} itself{f'; use {instead}' if instead else ''}")
-        if is_chain and "dependency".startswith(name):
-            raise ConfigError(f"--sbatch {name}: the jobs of --chain depend on each other; submit them one by one")
+        if DEPENDENCY.startswith(name) and (name != DEPENDENCY or "?" in value):
+            raise ConfigError(
+                f"--sbatch {option}: the jobs of a run folder wait for each other too, so this must be written "
+                f"{DEPENDENCY}=..., with commas between several, all of which must be fulfilled"
+            )
         if "export".startswith(name) and "=" in value:
             raise ConfigError(
                 f"--sbatch {name}: values are written to the disk; --env NAME=VALUE takes what is no secret, and for a "

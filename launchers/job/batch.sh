@@ -4,8 +4,9 @@
 # The time limit's warning (USR1, to this shell only) becomes a file in the run folder: the driver finishes its step,
 # saves and exits 75. srun runs in the background here, since bash keeps a signal back until a foreground command ends.
 #
-# A job goes back into the queue, RESTARTS times at most, if a new checkpoint was made since it started, or if it is the
+# A job goes back into the queue, RESTARTS times at most, if it has made a checkpoint since it started, or if it is the
 # first failure at this checkpoint: a node may have been lost. What fails twice in one place would fail there for ever.
+# The jobs of one run folder wait for each other (singleton), but a person or another cluster may have a run in it.
 #
 # Slurm preempts with a grace time: TERM to the tasks only (node.sh notes it), or the warning where a site wishes that.
 # A person's scancel sends TERM to this shell too, which ends by it and decides nothing; scancel --signal=TERM reaches
@@ -21,6 +22,7 @@ readonly HOPELESS=' 2 90 91 95 '
 readonly NO_CHECKPOINT=none
 readonly FAILED_AT_FILE=$LAUNCH_DIR/failed_at
 readonly STOP_FILE=$RUN_DIR/stop_requested
+readonly LOCK_FILE=$RUN_DIR/.lock EXIT_HELD=100
 readonly TOLD_FILE=$LAUNCH_DIR/told.$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
 readonly GIVEN_UP_FILE=$LAUNCH_DIR/given_up FINISHED_FILE=$LAUNCH_DIR/finished
 PREFLIGHT_S=${PREFLIGHT_S:-0}
@@ -29,6 +31,13 @@ was_warned=0
 say() { echo "[batch, job $SLURM_JOB_ID, restart ${SLURM_RESTART_COUNT:-0}] $*"; }
 
 latest_checkpoint() { cat "$RUN_DIR/checkpoints/latest" 2>/dev/null || echo "$NO_CHECKPOINT"; }
+
+# a driver holds the lock as long as it lives, on any node that shares the locks of the disk; without flock(1) nobody does
+run_is_taken() {
+  [[ -e $LOCK_FILE ]] || return 1
+  flock --nonblock --shared --conflict-exit-code "$EXIT_HELD" "$LOCK_FILE" true 2>/dev/null
+  (($? == EXIT_HELD))
+}
 
 warn_driver() {
   was_warned=1
@@ -52,14 +61,18 @@ is_preempted() { # in this start of the job; the time of an earlier one may be l
 }
 
 give_up_or_return() { # STATUS CHECKPOINT_BEFORE CHECKPOINT_NOW: of a job that Slurm has not taken the nodes from
-  local status=$1 now=$3
+  local status=$1 now=$3 place="since the last checkpoint ($3)"
   ((status == EXIT_STOPPED && !was_warned)) && end_job "$status" "not restarted: somebody asked the run to stop"
-  [[ $now != "$2" ]] && return
+  if ((status != EXIT_STOPPED)) && run_is_taken; then
+    place="while another process had the run folder" # whose checkpoints are not this job's; or a lost node's, for a while
+  elif [[ $now != "$2" ]]; then
+    return
+  fi
   ((status == EXIT_STOPPED)) &&
     end_job "$status" "not restarted: the time limit ends before a step, or a measurement, is done; ask for more with --time"
-  [[ $(cat "$FAILED_AT_FILE" 2>/dev/null) == "$now" ]] &&
-    end_job "$status" "not restarted: it has failed twice since the last checkpoint ($now), now with status $status"
-  echo "$now" > "$FAILED_AT_FILE"
+  [[ $(cat "$FAILED_AT_FILE" 2>/dev/null) == "$place" ]] &&
+    end_job "$status" "not restarted: it has failed twice $place, now with status $status"
+  echo "$place" > "$FAILED_AT_FILE"
 }
 
 decide() { # STATUS CHECKPOINT_BEFORE
@@ -111,7 +124,8 @@ if [[ -e $GIVEN_UP_FILE ]]; then
   say "nothing to do: an earlier job of this chain has ended it ($(< "$GIVEN_UP_FILE"))"
   exit 1
 fi
-rm -f "$STOP_FILE"
+# an earlier run's request is over; that of one which is running is not
+((PREFLIGHT_S > 0)) || run_is_taken || rm -f "$STOP_FILE"
 if ((PREFLIGHT_S > 0)); then trap '' USR1; else trap warn_driver USR1; fi # a preflight has nothing to save
 # whoever reaches a Ray without a token can run what they like as its owner
 export RAY_AUTH_MODE=token

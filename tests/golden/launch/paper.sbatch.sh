@@ -6,6 +6,7 @@
 
 # Parameters
 #SBATCH --account=team
+#SBATCH --dependency=singleton,afterok:7
 #SBATCH --exclusive
 #SBATCH --gpus-per-node=8
 #SBATCH --job-name=gtpo-qwen2_5_32b_gtpo_64gpu-HASH

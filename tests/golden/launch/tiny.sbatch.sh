@@ -6,6 +6,7 @@
 
 # Parameters
 #SBATCH --account=team
+#SBATCH --dependency=singleton
 #SBATCH --exclusive
 #SBATCH --job-name=gtpo-tiny_cpu_gtpo-HASH
 #SBATCH --nodes=2

@@ -1,5 +1,6 @@
 """What the batch script makes of a driver's end, with a stand-in for srun and scontrol."""
 
+import fcntl
 import shlex
 import signal
 import subprocess
@@ -77,6 +78,14 @@ def until_exists(path):
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert path.exists()
+
+
+@pytest.fixture
+def taken(job):
+    """Another process has a run in the folder."""
+    with (job.run_dir / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock
 
 
 def requeued(job):
@@ -165,6 +174,34 @@ def test_the_warning_becomes_a_file_and_the_job_goes_on_later(job):
     process.send_signal(signal.SIGUSR1)
     assert ended(process)[0] == 75
     assert (job.launch / "asked").read_text() == "signal from the batch system\n"
+    assert requeued(job)
+
+
+@pytest.mark.usefixtures("taken")
+def test_a_request_to_a_run_that_goes_on_is_left_to_it(job):
+    request = job.run_dir / "stop_requested"
+    request.write_text("to the other one", encoding="utf-8")
+    assert ended(job(DRIVER_STATUS=2))[0] == 2
+    assert request.read_text() == "to the other one"
+
+
+def test_a_preflight_leaves_a_request_alone(job):
+    (job.run_dir / "stop_requested").touch()
+    assert ended(job(PREFLIGHT_S=600, DRIVER_STATUS=0))[0] == 0
+    assert (job.run_dir / "stop_requested").exists()
+
+
+def test_checkpoints_of_another_process_are_no_progress_of_this_job(job, taken):
+    """Once it may be a node that was lost, whose lock lasts a while; what goes on for longer is another run."""
+    assert ended(job(DRIVER_STATUS=2, CHECKPOINT="step_4"))[0] == 2
+    assert requeued(job)
+    (job.launch / "scontrol").unlink()
+    code, output = ended(job(DRIVER_STATUS=2, CHECKPOINT="step_8", restart=1))
+    assert (code, requeued(job)) == (2, False)
+    assert "it has failed twice while another process had the run folder, now with status 2" in output
+    (job.launch / "given_up").unlink()
+    fcntl.flock(taken, fcntl.LOCK_UN)
+    assert ended(job(DRIVER_STATUS=1, CHECKPOINT="step_12", restart=2))[0] == 1
     assert requeued(job)
 
 

@@ -104,10 +104,11 @@ def test_dashes_before_an_option():
         with_options(sbatch=("--qos=high",)).check()
 
 
-def test_a_chain_has_its_own_dependencies():
-    tiny_options("--sbatch", "dependency=afterok:7").check()
-    with pytest.raises(ConfigError, match="the jobs of --chain depend on each other"):
-        tiny_options("--sbatch", "dependency=afterok:7", "--chain", "2").check()
+@pytest.mark.parametrize("option", ["dep=afterok:7", "dependency=afterok:7?afterok:8"])
+def test_dependencies_of_ones_own_are_added_to_that_on_the_run_folder(option):
+    tiny_options("--sbatch", "dependency=afterok:7,afterok:8", "--chain", "2").check()
+    with pytest.raises(ConfigError, match=r"must be written dependency=\.\.\., with commas between several"):
+        tiny_options("--sbatch", option).check()
 
 
 SECRETS = [

@@ -114,6 +114,7 @@ def check_job(values, folder, programs, stand):
     ]
     expected = {
         "account": values["--account"],
+        "dependency": "singleton",
         "job-name": name,
         "nodes": "2",
         "ntasks-per-node": "1",

@@ -23,7 +23,10 @@ SHELLCHECK = str(Path(sys.executable).with_name("shellcheck"))
 
 JOBS = {
     "tiny": ["recipes.tiny_cpu:gtpo", *ANYWHERE, *TINY, "--restarts", "3", "--network-interface", "eth0"],
-    "paper": ["recipes.qwen2_5_32b:gtpo_64gpu", *ANYWHERE, "--nodes", "8", "--time", "1-0", "--sbatch", "qos=high"],
+    "paper": [
+        *("recipes.qwen2_5_32b:gtpo_64gpu", *ANYWHERE, "--nodes", "8", "--time", "1-0"),
+        *("--sbatch", "qos=high", "dependency=afterok:7"),
+    ],
     "container": [
         *("recipes.qwen2_5_32b:grpo_s_64gpu", *ANYWHERE, "--nodes", "8", "--chain", "3"),
         *(
