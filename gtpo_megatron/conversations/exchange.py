@@ -45,6 +45,7 @@ class Exchange:
         self._ended: Ended | None = None
         self._asked: Opening | None = None  # the request that waits for its answer
         self._answer: Future[Message] = Future()
+        self._answered: tuple[Opening, Message] | None = None  # the last request that was, and its answer
         self._ids: tuple[int, ...] = ()  # all that was said, of an agent that writes tokens
         self._said: list[Message] = []
         self._own: set[int] = set()  # places of the policy's turns in what was said
@@ -54,7 +55,8 @@ class Exchange:
     def ask(self, asked: Opening) -> Message:
         """The policy's answer to all that was said; waits for it.
 
-        A client that has waited too long may ask the same again: then the newer request is answered.
+        A client that has waited too long may ask the same again: then the newer request is answered. If the answer was
+        just given, perhaps to nobody, it gets the same one.
 
         Raises:
             DataError: what is asked does not go on where the last answer ended.
@@ -63,6 +65,8 @@ class Exchange:
         with self._lock:
             if self._ended is not None:
                 raise StageOrderError("the episode has ended; nothing more is sampled for it")
+            if self._asked is None and self._answered is not None and asked == self._answered[0]:
+                return self._answered[1]
             if self._asked is None:
                 added = self._added_tokens(asked) if asked.token_ids else self._added_messages(asked)
                 self._asked, self._answer = asked, Future()
@@ -86,11 +90,13 @@ class Exchange:
                 self._own.add(len(self._said))
                 self._said.append(message)
             self._next = _future()
-            self._asked = None
             if self._ended is not None:
                 self._next.set_result(self._ended)
             else:
+                assert self._asked is not None, "an answer is to a request"
+                self._answered = self._asked, message
                 self._answer.set_result(message)
+            self._asked = None
             return self._next
 
     def end(self, how: Ended) -> None:

@@ -127,6 +127,25 @@ def test_there_is_one_request_at_a_time(endpoint, exchange, threads):
     assert again.result(60)[0] == 200
 
 
+def test_a_client_that_was_gone_when_it_was_answered_may_ask_the_same_again(endpoint, exchange, threads):
+    following = answered(endpoint, exchange, threads, HELLO, "hi", exchange.first)
+    for _ in range(2):
+        status, body = ask(endpoint, exchange, {"messages": HELLO, "stream": False})
+        assert (status, body["choices"][0]["message"]["content"]) == (200, "hi")
+    assert not following.done(), "it is no other turn"
+    more = [*HELLO, {"role": "assistant", "content": "hi"}, *HELLO]
+    second = asked(endpoint, exchange, threads, more)
+    assert [one.content for one in following.result(60).messages] == ["hello"]
+    assert ask(endpoint, exchange, {"messages": HELLO})[0] == 409
+    exchange.answer(Message(role="assistant", content="again"))
+    assert second.result(60)[1]["choices"][0]["message"]["content"] == "again"
+    status, body = ask(endpoint, exchange, {"messages": HELLO})
+    assert status == 400
+    assert "has 1 messages, none after the 4 that were said before" in body["error"]["message"]
+    exchange.end(Ended(1.0))
+    assert ask(endpoint, exchange, {"messages": more})[0] == 409
+
+
 def test_requests_at_the_same_moment_leave_one_under_way(endpoint, exchange):
     with ThreadPoolExecutor(16) as many:
         start = threading.Barrier(16)
@@ -203,7 +222,6 @@ def answered(endpoint, exchange, threads, messages, content, doing):
 @pytest.mark.parametrize(
     ("second", "said"),
     [
-        ([], "has 1 messages, none after the 2 that were said before"),
         (
             [{"role": "assistant", "content": "hi there"}],
             "the last message is one of the assistant",
@@ -283,13 +301,16 @@ def test_tokens_go_on_from_what_was_sampled(endpoint, exchange, threads):
     assert first["usage"]["total_tokens"] == 2
     for ids, said in (
         ([7, 9, 9], "from token 1 on the request differs from the 2 that were said before"),
-        ([7], "from token 1 on"),
         ([7, 8], "no token after the 2"),
     ):
         status, body = ask(endpoint, exchange, {"token_ids": ids}, path=GENERATE)
         assert (status, said in body["error"]["message"]) == (400, True)
     assert "goes on with token ids" in ask(endpoint, exchange, {"messages": HELLO})[1]["error"]["message"]
+    repeated = ask(endpoint, exchange, {"token_ids": [7]}, path=GENERATE)[1]
+    assert repeated["choices"] == first["choices"]
     generated(endpoint, exchange, threads, [7, 8, 9], (1,), following)
+    status, body = ask(endpoint, exchange, {"token_ids": [7]}, path=GENERATE)
+    assert (status, body["error"]["message"].partition(" the request")[0]) == (400, "from token 1 on")
 
 
 def test_messages_do_not_go_on_as_tokens(endpoint, exchange, threads):
