@@ -58,6 +58,8 @@ def parse_options(
 ) -> Options:
     """Fills in a dataclass of options; exits with status 0 after printing help.
 
+    An option of a list that is given several times has the values of all; any other has its last value.
+
     Args:
         kind: the dataclass, or a union of dataclasses, one per subcommand.
         arguments: the arguments after the program's name.
@@ -76,7 +78,7 @@ def parse_options(
             found, unknown = tyro.cli(
                 kind,
                 prog=program,
-                args=_spelled_for_tyro(arguments, options),
+                args=_spelled_for_tyro(_joined(arguments, options), options),
                 description=description,
                 config=(tyro.conf.AvoidSubcommands,) if is_one else (),
                 default=tyro.MISSING_NONPROP if default is None else default,
@@ -227,15 +229,9 @@ def _kinds(kind: Any) -> tuple[Any, ...]:
 
 def _refuse_lists_in_one_word(arguments: Sequence[str], options: Any) -> None:
     """Raises ConfigError if the value of a list is itself spelled like a list, as other programs want theirs."""
-    lists = {f"--{path}" for path, hint in _paths_of(options) if get_origin(hint) is tuple}
-    given: list[tuple[str, list[str]]] = [("", [])]
-    for argument in arguments:
-        if argument.startswith("--"):
-            flag, has_value, value = argument.partition("=")
-            given.append((flag.replace("_", "-"), [value] if has_value else []))
-        else:
-            given[-1][1].append(argument)
-    for flag, words in given:
+    lists = _list_flags(options)
+    for group in _groups(arguments):
+        flag, words = _flag_and_words(group)
         for text in (*words, " ".join(words)) if flag in lists else ():
             if (found := _words_of_list(text)) is not None:
                 raise ConfigError(
@@ -243,6 +239,53 @@ def _refuse_lists_in_one_word(arguments: Sequence[str], options: Any) -> None:
                     f"{' '.join([flag, *map(_quoted, found)])}; a text that is meant so is set in a recipe or a "
                     f"config.yaml"
                 )
+
+
+def _joined(arguments: Sequence[str], options: Any) -> list[str]:
+    """``--env A=1 --env B=2``, as docker and sbatch have it, as ``--env A=1 B=2``: tyro would keep the last one only.
+
+    Raises:
+        ConfigError: such a value begins with dashes, and would be taken for an option.
+    """
+    lists = _list_flags(options)
+    joined: list[list[str]] = []
+    first: dict[str, list[str]] = {}
+    for group in _groups(arguments):
+        flag, words = _flag_and_words(group)
+        if flag not in first:
+            joined.append(group)
+        elif dashed := next((word for word in words if word.startswith("--")), None):
+            raise ConfigError(
+                f"{flag}={_cut(dashed)}: begins with dashes, so it can only be the first value; several of these are "
+                f"set in a recipe or a config.yaml"
+            )
+        else:
+            first[flag] += words
+        if flag in lists:
+            first.setdefault(flag, group)
+    return [argument for group in joined for argument in group]
+
+
+def _list_flags(options: Any) -> set[str]:
+    return {f"--{path}" for path, hint in _paths_of(options) if get_origin(hint) is tuple}
+
+
+def _groups(arguments: Sequence[str]) -> list[list[str]]:
+    """Every flag with the words up to the next one; the first group has no flag."""
+    groups: list[list[str]] = [[]]
+    for argument in arguments:
+        if argument.startswith("--"):
+            groups.append([])
+        groups[-1].append(argument)
+    return groups
+
+
+def _flag_and_words(group: Sequence[str]) -> tuple[str, list[str]]:
+    """The flag of a group, with hyphens, and its words, the one behind ``=`` included; no flag is an empty one."""
+    if not group or not group[0].startswith("--"):
+        return "", list(group)
+    flag, has_value, value = group[0].partition("=")
+    return flag.replace("_", "-"), [*([value] if has_value else []), *group[1:]]
 
 
 def _words_of_list(text: str) -> list[str] | None:

@@ -233,6 +233,49 @@ def test_what_is_no_mapping(capsys, given):
     check_one_line(said, "--data.template-options: ")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--sinks", "tensorboard", "--sinks", "wandb", "mine:sink"],
+        ["--sinks=tensorboard", "--num-steps", "3", "--sinks=wandb", "mine:sink"],
+        ["--sinks", "tensorboard", "wandb", "--checkpoint.no-export-hf", "--sinks", "mine:sink"],
+        ["--sinks", "--sinks", "tensorboard", "wandb", "--sinks", "mine:sink"],
+    ],
+)
+def test_a_list_that_is_given_several_times_has_all_values(words):
+    options = RecipeOptions(config=load_recipe(RECIPE))
+    words = [word.replace("--sinks", "--logging.sinks") for word in words]
+    found = parse_options(RecipeOptions, words, program="config", default=options)
+    assert found.config.logging.sinks == ("tensorboard", "wandb", "mine:sink")
+    assert found.config.num_steps == (3 if "--num-steps" in words else 40)
+    assert found.config.checkpoint.export_hf == ("--checkpoint.no-export-hf" not in words)
+
+
+def test_launchers_take_a_list_several_times_as_docker_does():
+    """The command of docs/no_infiniband.md."""
+    options = slurm.SlurmOptions(config=load_recipe(RECIPE))
+    words = [word for name in ("IB_DISABLE=1", "SOCKET_NTHREADS=4") for word in ("--env", f"NCCL_{name}")]
+    words += ["--sbatch=qos=high", "--nodes", "2", "--sbatch", "constraint=h100"]
+    found = parse_options(slurm.SlurmOptions, words, program="slurm", default=options)
+    assert found.env == ("NCCL_IB_DISABLE=1", "NCCL_SOCKET_NTHREADS=4")
+    assert (found.sbatch, found.nodes) == (("qos=high", "constraint=h100"), 2)
+
+
+def test_what_is_no_list_has_its_last_value():
+    options = RecipeOptions(config=load_recipe(RECIPE))
+    words = ["--num-steps", "3", "--checkpoint.export-hf", "--num-steps=5", "--checkpoint.no-export-hf"]
+    found = parse_options(RecipeOptions, words, program="config", default=options).config
+    assert (found.num_steps, found.checkpoint.export_hf) == (5, False)
+
+
+def test_a_later_value_is_never_taken_for_an_option(capsys):
+    option = "--rollout.sampling.stop-strings"
+    words = [f"{option}=a", f"{option}=--num-steps"]
+    status, said = complaint(capsys, lambda: dispatch.run(["config", RECIPE, *words]))
+    assert status == 2
+    check_one_line(said, f"{option}=--num-steps: begins with dashes, so it can only be the first value")
+
+
 @pytest.mark.parametrize("launcher", [local, slurm])
 def test_the_launchers(capsys, launcher):
     status, text = complaint(capsys, lambda: launcher.run([RECIPE, "--dry-rnu"]))
