@@ -84,7 +84,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         check_disk_space(config, architecture, run_dir, used_bytes=folder.checkpoints.num_bytes)
         checkpoint = folder.checkpoints.latest(config.checkpoint.verify) if resume else None
         first = checkpoint.state.step if checkpoint else 0
-        notes = (*inputs.notes, *(_resume_notes(checkpoint, facts, run_dir) if resume else ()))
+        notes = (*inputs.notes, *(_resume_notes(checkpoint, facts, folder) if resume else ()))
         if checkpoint:
             PromptSampler(inputs.train, config.seed).load_state_dict(checkpoint.state.sampler)
             check_metrics(run_dir / METRICS_FILE)
@@ -172,13 +172,13 @@ def _outcome(summary: RunSummary) -> str:
     return f"stopped after step {summary.stopped_after}: {summary.stop_reason}"
 
 
-def _resume_notes(checkpoint: Checkpoint | None, facts: RunFacts, run_dir: Path) -> list[str]:
+def _resume_notes(checkpoint: Checkpoint | None, facts: RunFacts, folder: RunFolder) -> list[str]:
     """Notes about resuming from this checkpoint, or from the start where there is none yet.
 
     Raises:
         CheckpointError: it is from another model.
     """
-    metrics, first = run_dir / METRICS_FILE, checkpoint.state.step if checkpoint else 0
+    metrics, first = folder.path / METRICS_FILE, checkpoint.state.step if checkpoint else 0
     rows, _ = read_what_there_is(metrics) if metrics.exists() else ([], "")
     last = max((row["step"] for row in rows), default=0)
     origin = f"the last checkpoint is of step {first}" if checkpoint else "there is no checkpoint yet"
@@ -187,6 +187,11 @@ def _resume_notes(checkpoint: Checkpoint | None, facts: RunFacts, run_dir: Path)
     if checkpoint is None:
         return notes
     notes += [checkpoint.note] if checkpoint.note else []
+    if folder.other_sums:
+        notes.append(
+            f"OTHER OPTIONS THAN AT THE LAST START ({', '.join(folder.other_sums)}): sums round in another order, so "
+            f"the run is not equal to the last bit to one that was not resumed"
+        )
     if checkpoint.manifest is None:
         return [*notes, f"{checkpoint.path} is taken as it is: neither its files nor its model are checked"]
     check_model(checkpoint.path, checkpoint.manifest, facts)

@@ -90,18 +90,32 @@ SAME_NUMBERS = (
     "checkpoint.",
     *("cluster.address:", "cluster.num_nodes:", "cluster.num_cpus:", "cluster.object_store_mib:"),
     *("cluster.start_deadline_s:", "cluster.stage_deadline_s:"),
+    *("weight_sync.transport:", "weight_sync.bucket_mib:", "weight_sync.deadline_s:"),
 )
 """Fields that may differ between a run and its continuation, because they do not change the computation."""
 
-SAME_RUN = ("parallel.",)
+LAYOUT = "parallel."
 """Fields that may differ too, but change the last bits: checkpoints load into every layout."""
+
+OTHER_SUMS = (
+    *("rollout.num_engines:", "rollout.tensor_parallel_size:", "rollout.expert_parallel:"),
+    *("rollout.kv_cache_mib:", "rollout.max_concurrent_sequences:"),
+    *("model.recompute:", "model.head_chunk_tokens:", "update.micro_batch_tokens:"),
+    *("cluster.threads_per_rank:", "cluster.engine_threads:"),
+)
+"""As the layout: they say what is computed together. No checkpoint has anything of them, a response's seed depends on
+its place in the step alone, and an update divides by the weight of all its tokens, however they are cut."""
 
 OTHER_FORMAT = ("parallel.distributed_optimizer:",)
 """Fields among these that may not differ: the format of the optimizer's state depends on them."""
 
 
 class RunFolder:
-    """One run's folder."""
+    """One run's folder.
+
+    Attributes:
+        other_sums: fields among ``OTHER_SUMS`` that the run had otherwise at its last start.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -110,6 +124,7 @@ class RunFolder:
         self.checkpoints = CheckpointFolder(path / "checkpoints")
         self._lock_descriptor: int | None = None
         self._is_tentative = False
+        self.other_sums: list[str] = []
 
     def open(self, config: RunConfig, *, resume: bool) -> None:
         """Creates the folder for a new run, or checks that it belongs to this run.
@@ -196,7 +211,8 @@ class RunFolder:
         if not resume:
             raise ConfigError(f"run folder {self.path} holds a run already; add --resume to go on, or choose another")
         changes = difference(load_config(self.config_file), config)
-        free = (SAME_NUMBERS if config.optimizer.schedule == "constant" else SAME_NUMBERS[1:]) + SAME_RUN
+        same = SAME_NUMBERS if config.optimizer.schedule == "constant" else SAME_NUMBERS[1:]
+        free = (*same, LAYOUT, *OTHER_SUMS)
         forbidden = [row for row in changes if not row.startswith(free) or row.startswith(OTHER_FORMAT)]
         if forbidden:
             raise ConfigError(
@@ -204,6 +220,7 @@ class RunFolder:
                 f"go on with the old values, or choose another folder{_of_decay(config, forbidden)}"
                 f"{'' if self._has_progress() else ', or leave out --resume: it has not finished a step'}"
             )
+        self.other_sums = [row for row in changes if row.startswith(OTHER_SUMS)]
 
     def _has_progress(self) -> bool:
         """Whether a step is finished or a checkpoint saved; metrics that cannot be read count as such."""

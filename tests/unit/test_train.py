@@ -38,8 +38,8 @@ def begin(tmp_path, monkeypatch):
     def started(*_, inspector=None):
         raise StartedError
 
-    def begin(train_questions, heldout_questions, *, resume=True, step=0, ends=StartedError):
-        config = tiny_cpu.gtpo()
+    def begin(train_questions, heldout_questions, *, resume=True, step=0, ends=StartedError, **fields):
+        config = dataclasses.replace(tiny_cpu.gtpo(), **fields)
         data = dataclasses.replace(config.data, train_path=write("train.jsonl", train_questions), prompts_per_step=2)
         heldout = dataclasses.replace(config.evaluation, path=write("heldout.jsonl", heldout_questions))
         config = dataclasses.replace(config, data=data, evaluation=heldout)
@@ -100,6 +100,15 @@ def test_steps_that_are_done_again_are_said(begin, tmp_path, caplog, saved, said
     with caplog.at_level("INFO", logger="gtpo_megatron.train"):
         begin(TRAIN, HELDOUT)
     assert said in caplog.text
+
+
+@pytest.mark.parametrize("saved", [0, 2])
+def test_options_that_sum_otherwise_are_said_where_there_is_a_checkpoint(begin, caplog, saved):
+    begin(TRAIN, HELDOUT, resume=False, step=saved)
+    with caplog.at_level("INFO", logger="gtpo_megatron.train"):
+        begin(TRAIN, HELDOUT, update=dataclasses.replace(tiny_cpu.gtpo().update, micro_batch_tokens=512))
+    said = "OTHER OPTIONS THAN AT THE LAST START (update.micro_batch_tokens: 8192 -> 512): sums round in another order"
+    assert (said in caplog.text) == (saved > 0)
 
 
 def test_a_failure_that_refers_to_the_log_quotes_it_and_so_does_the_status(begin, tmp_path, monkeypatch, capsys):

@@ -10,7 +10,7 @@ from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.run_folder.folder import DataContent, RunFolder, read_contents
-from recipes import tiny_cpu
+from recipes import qwen2_5_7b, tiny_cpu
 
 
 @pytest.fixture
@@ -169,6 +169,61 @@ def test_a_forked_child_does_not_hold_the_folder(tmp_path):
     second.close()
     leave.set()
     child.join()
+
+
+def test_a_colocated_run_goes_on_with_half_of_its_gpus(tmp_path):
+    """Engines share the ranks' GPUs, so that fewer ranks have room for fewer engines."""
+    config = qwen2_5_7b.gtpo_8gpu()
+    folder = RunFolder(tmp_path / "run")
+    folder.open(config, resume=False)
+    assert folder.other_sums == []
+    half = dataclasses.replace(
+        config,
+        parallel=dataclasses.replace(config.parallel, num_ranks=config.parallel.num_ranks // 2),
+        rollout=dataclasses.replace(config.rollout, num_engines=config.rollout.num_engines // 2),
+    )
+    folder.open(half, resume=True)
+    [said] = folder.other_sums
+    assert said == f"rollout.num_engines: {config.rollout.num_engines} -> {half.rollout.num_engines}"
+    folder.close()
+
+
+MEMORY_REMEDIES = {
+    "rollout": {"num_engines": 3, "kv_cache_mib": 100, "max_concurrent_sequences": 7, "tensor_parallel_size": 2},
+    "model": {"recompute": "full", "head_chunk_tokens": 64},
+    "update": {"micro_batch_tokens": 512},
+    "cluster": {"threads_per_rank": 3, "engine_threads": 2},
+}
+
+
+def changed(config, section, **fields):
+    return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **fields)})
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [(section, name, value) for section, fields in MEMORY_REMEDIES.items() for name, value in fields.items()],
+)
+def test_what_takes_less_memory_may_change_and_is_said(folder, section, name, value):
+    folder.open(changed(tiny_cpu.gtpo(), section, **{name: value}), resume=True)
+    [said] = folder.other_sums
+    assert said.startswith(f"{section}.{name}: ")
+    assert said.endswith(f"-> {value!r}")
+
+
+@pytest.mark.parametrize(("name", "value"), [("transport", "process_group"), ("bucket_mib", 1), ("deadline_s", 7.0)])
+def test_how_weights_travel_changes_nothing(folder, name, value):
+    folder.open(changed(tiny_cpu.gtpo(), "weight_sync", **{name: value}), resume=True)
+    assert folder.other_sums == []
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [("rollout", "group_size", 4), ("rollout", "dtype", "bfloat16"), ("update", "mini_batch_prompts", 2)],
+)
+def test_what_changes_the_algorithm_may_not(folder, section, name, value):
+    with pytest.raises(ConfigError, match=f"another configuration: {section}.{name}: "):
+        folder.open(changed(tiny_cpu.gtpo(), section, **{name: value}), resume=True)
 
 
 def test_another_layout_is_the_same_run_but_another_form_of_the_optimizer_is_not(folder):
