@@ -168,7 +168,7 @@ def _run(room: Room) -> None:
     """All checks, with the processes around those that need them."""
     runner = room.runner
     runner.run("inputs", room)
-    if not runner.wants([*BEFORE_MODELS, *WITH_MODELS]):
+    if not runner.wants([*BEFORE_MODELS, "start", *WITH_MODELS, "end"]):
         return
     inspector = _Inspection(room)
     config = room.config
@@ -248,11 +248,9 @@ class _Inspection(Inspector):
         for name in BEFORE_MODELS:
             room.runner.run(name, room)
         self._has_looked = True
-        if not room.runner.can("start"):
+        if not (room.runner.wants(["start"]) and room.runner.can("start")):
             for name in ("start", *WITH_MODELS, "end"):
-                room.runner.run(name, room)  # each says why it is not run
-            raise _EnoughError
-        if not room.runner.wants(["start"]):
+                room.runner.run(name, room)  # each that was chosen says why it is not run
             raise _EnoughError
         if room.expected.has_gpus:
             nodes = room.one_per_host()

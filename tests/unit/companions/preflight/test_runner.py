@@ -1,17 +1,22 @@
 """Checks run in order, one that raises is a line, and what it leaves impossible is not run."""
 
+import dataclasses
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 
+from gtpo_megatron.companions.preflight import run
 from gtpo_megatron.companions.preflight.catalogue import BEFORE_MODELS, CHECKS, WITH_MODELS
 from gtpo_megatron.companions.preflight.finding import assessed, has_passed, not_here, noted
 from gtpo_megatron.companions.preflight.memory_watch import MemoryWatch
-from gtpo_megatron.companions.preflight.room import Turns
+from gtpo_megatron.companions.preflight.room import Room, Turns
 from gtpo_megatron.companions.preflight.runner import LONGEST_CAUSE, Budget, Check, CheckRunner, cause, chosen_checks
 from gtpo_megatron.config.rollout import WeightSyncConfig
 from gtpo_megatron.errors import ConfigError, WorkerError
+from gtpo_megatron.orchestration.stages.inspection import Machines
 from gtpo_megatron.weights.push.sync import WeightSync
+from recipes import tiny_cpu
 
 
 def good(_room):
@@ -130,6 +135,44 @@ def test_only_takes_what_it_needs_along():
     assert chosen_checks(CHECKS, only=["logprobs"], skip=[]) == {"logprobs", "generate", "inputs", "push", "start"}
     everything = chosen_checks(CHECKS, only=[], skip=["layer"])
     assert everything == {check.name for check in CHECKS} - {"layer"}
+
+
+def checked(monkeypatch, tmp_path, *, only=(), skip=()):
+    """Lines of a preflight all of whose checks would pass, with a stand-in for the processes."""
+    checks = [dataclasses.replace(check, find=good) for check in CHECKS]
+    runner = CheckRunner(checks, chosen_checks(checks, only=only, skip=skip), Budget(100.0), show=lambda _: None)
+    room = Room(
+        config=tiny_cpu.gtpo(), output=tmp_path, gpu=None, runner=runner, memory=MemoryWatch(), gate=SimpleNamespace()
+    )
+    machines = Machines(ranks=(), engines=(), hosts={}, call=lambda *_: {})
+
+    @contextmanager
+    def stages(_config, _folder, _timers, inspector):
+        inspector.processes_are_up(machines)
+        yield SimpleNamespace()
+
+    monkeypatch.setattr(run, "_stages", stages)
+    monkeypatch.setattr(run, "is_cpu_build", lambda: True)
+    run._run(room)
+    return runner.lines
+
+
+def test_without_the_start_all_that_needs_it_is_said_not_to_be_run(monkeypatch, tmp_path):
+    lines = checked(monkeypatch, tmp_path, skip=["start"])
+    not_run = {line.check: line.finding.measured for line in lines if line.finding.status == "not run"}
+    assert list(not_run) == [*WITH_MODELS, "end"]
+    assert not_run["collectives"] == not_run["end"] == "it needs 'start', which was left out"
+    assert not has_passed(lines)
+    everything = checked(monkeypatch, tmp_path)
+    assert {line.check for line in everything} == {check.name for check in CHECKS}
+    assert has_passed(everything)
+
+
+@pytest.mark.parametrize("last", ["disk", "start", "end"])
+def test_what_is_asked_for_alone_is_made(monkeypatch, tmp_path, last):
+    lines = checked(monkeypatch, tmp_path, only=[last])
+    assert {line.check for line in lines} == chosen_checks(CHECKS, only=[last], skip=[])
+    assert has_passed(lines)
 
 
 def test_wrong_names_are_refused():
