@@ -56,10 +56,14 @@ class EngineMemory:
         """Bytes that a decode step moves of a sequence: it reads keys and values, and reads and writes states."""
         return self.bytes_of_sequence(tokens) + self.state_per_sequence
 
+    def bytes_in_blocks(self, tokens: int) -> int:
+        """Bytes of the cache's blocks that a sequence has, the last one whole."""
+        blocks = -(-tokens // self.block_tokens)
+        return blocks * self.block_tokens * self.cache_per_token + self.state_per_sequence
+
     def sequences_in_cache(self, cache_bytes: int, sequence_tokens: int) -> int:
         """Number of sequences of full length that the cache holds."""
-        blocks = -(-sequence_tokens // self.block_tokens)
-        return cache_bytes // (blocks * self.block_tokens * self.cache_per_token + self.state_per_sequence)
+        return cache_bytes // self.bytes_in_blocks(sequence_tokens)
 
 
 @lru_cache(maxsize=64)

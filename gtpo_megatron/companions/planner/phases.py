@@ -200,6 +200,11 @@ def engine_of(request: PlanRequest) -> EngineMemory:
     )
 
 
+def longest_sequence_bytes(request: PlanRequest) -> int:
+    """Bytes that a sequence of full length has in an engine's cache, on each of its GPUs."""
+    return engine_of(request).bytes_in_blocks(request.batch.max_sequence_tokens)
+
+
 def _add_engine(phases: dict[Phase, Bytes], request: PlanRequest) -> None:
     """The engine's parts: all of it while generating, weights and what a push needs in the push."""
     engine = engine_of(request)

@@ -1,9 +1,10 @@
 """Assesses layouts: whether each fits, where it is fullest, and how long a step would take."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gtpo_megatron.companions.planner.hardware import GIB
+from gtpo_megatron.companions.planner.hardware import GIB, MIB
 from gtpo_megatron.companions.planner.layout import Layout, Recompute, layers_of_stage, layouts
 from gtpo_megatron.companions.planner.phases import (
     GPUMemory,
@@ -11,6 +12,7 @@ from gtpo_megatron.companions.planner.phases import (
     Phase,
     engine_gpu,
     engine_of,
+    longest_sequence_bytes,
     node_host,
     trainer_gpu,
 )
@@ -37,6 +39,8 @@ class AssessedLayout:
         time: of a step, estimated.
         host_bytes: of the fullest node.
         host_capacity: per node; 0: not known, and not checked.
+        cache_shortfall: bytes that an engine's cache lacks for one sequence of full length; negative or 0 if it has
+            them. vLLM does not start without.
     """
 
     layout: Layout
@@ -45,6 +49,7 @@ class AssessedLayout:
     time: StepTime
     host_bytes: int
     host_capacity: float
+    cache_shortfall: int
 
     @property
     def overflow(self) -> float:
@@ -58,8 +63,8 @@ class AssessedLayout:
 
     @property
     def fits(self) -> bool:
-        """On the GPUs, and in the nodes if their memory is known."""
-        return self.overflow <= 0 and self.host_overflow <= 0
+        """On the GPUs, and in the nodes if their memory is known; and a sequence into the cache."""
+        return self.overflow <= 0 and self.host_overflow <= 0 and self.cache_shortfall <= 0
 
     @property
     def seconds(self) -> float:
@@ -86,6 +91,11 @@ class AssessedLayout:
             return (
                 f"a node needs {self.host_bytes / GIB:.0f} GiB of host memory, "
                 f"{self.host_overflow / GIB:.0f} GiB too much"
+            )
+        if self.cache_shortfall > 0:
+            return (
+                f"an engine's cache lacks {math.ceil(self.cache_shortfall / MIB):,} MiB a GPU for one sequence of full "
+                f"length"
             )
         return f"{where}, {-self.overflow / GIB:.1f} GiB free"
 
@@ -115,6 +125,7 @@ def assess(request: PlanRequest, layout: Layout) -> AssessedLayout:
         time=step_time(request, layout, widest, engine_of(request)),
         host_bytes=host,
         host_capacity=request.cluster.host_memory,
+        cache_shortfall=longest_sequence_bytes(request) - request.engine.cache_bytes,
     )
 
 

@@ -1,9 +1,12 @@
 """Changes that would make a model fit, if no layout does: each is tried by planning again."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
+from gtpo_megatron.companions.planner.hardware import MIB
+from gtpo_megatron.companions.planner.phases import longest_sequence_bytes
 from gtpo_megatron.companions.planner.request import PlanRequest
 from gtpo_megatron.companions.planner.search import anything_fits, assess_all
 
@@ -44,22 +47,21 @@ def _savings(request: PlanRequest) -> Iterator[list[Choice]]:
         yield [_single_sequences(request)]
     if _is_engine(request, 2 * engine.tensor):
         yield [_wider_engines(request)]
-    yield [_smaller_cache(request, factor) for factor in FRACTIONS]
+    yield _caches(request)
     if request.offload_fraction < 1:
         yield [("--optimizer.offload-fraction 1", replace(request, offload_fraction=1.0))]
 
 
 def _together(request: PlanRequest) -> list[Choice]:
-    """The widest engines, one sequence a micro-batch and a smaller cache; then with the optimizer on the host, too."""
+    """The widest engines, one sequence a micro-batch and another cache; then with the optimizer on the host, too."""
     widest, words = request, ""
     while _is_engine(request, 2 * widest.engine.tensor):
         overrides, widest = _wider_engines(widest)
         words = f"{overrides} "
     choices = []
-    for factor in FRACTIONS:
-        cache, smaller = _smaller_cache(widest, factor)
+    for cache, smaller in _caches(widest) or [("", widest)]:
         micro, smallest = _single_sequences(smaller)
-        choices.append((f"{words}{micro} {cache}", smallest))
+        choices.append((f"{words}{micro} {cache}".rstrip(), smallest))
     words, smallest = choices[-1]
     choices.append((f"{words} --optimizer.offload-fraction 1", replace(smallest, offload_fraction=1.0)))
     return choices
@@ -80,10 +82,24 @@ def _wider_engines(request: PlanRequest) -> Choice:
     )
 
 
-def _smaller_cache(request: PlanRequest, factor: int) -> Choice:
-    mebibytes = max(1, (request.engine.cache_bytes >> 20) // factor)
-    changed = replace(request, engine=replace(request.engine, cache_bytes=mebibytes << 20))
-    return f"--rollout.kv-cache-mib {mebibytes}", changed
+def _caches(request: PlanRequest) -> list[Choice]:
+    """Smaller caches that hold a sequence of full length; if it holds none now, larger ones, from many sequences down.
+
+    None if every smaller one would be too small.
+    """
+    least = math.ceil(longest_sequence_bytes(request) / MIB)
+    has = request.engine.cache_bytes // MIB
+    sizes = [has // factor for factor in FRACTIONS if has // factor >= least]
+    if has < least:
+        most = request.engine.max_sequences
+        sizes = [least * max(1, most // factor) for factor in (1, *FRACTIONS, most)]
+    return [
+        (
+            f"--rollout.kv-cache-mib {mebibytes}",
+            replace(request, engine=replace(request.engine, cache_bytes=mebibytes * MIB)),
+        )
+        for mebibytes in sizes
+    ]
 
 
 def _is_engine(request: PlanRequest, tensor: int) -> bool:

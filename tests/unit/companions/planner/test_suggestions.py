@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from gtpo_megatron.companions.planner.layout_plan import make_plan
+from gtpo_megatron.companions.planner.search import assess
 from gtpo_megatron.companions.planner.suggestions import suggestions
 from tests.unit.companions.planner.requests import request
 
@@ -21,6 +22,22 @@ def test_a_cache_that_is_too_large():
     for gibibytes, fits in ((20, False), (10, True)):
         changed = replace(small, engine=replace(small.engine, cache_bytes=gibibytes << 30))
         assert (make_plan(changed).choice is not None) == fits
+
+
+def test_a_cache_that_would_hold_no_sequence_is_not_said_to_help():
+    """300 MiB too much on every GPU, and a cache of 4 GiB, in which a sequence of full length has 3."""
+    roomy = request(engine_tensor=2, gpu_memory=141)
+    long = replace(roomy.batch, max_sequence_tokens=24576, max_response_tokens=22528)
+    roomy = replace(roomy, engine=replace(roomy.engine, cache_bytes=4 << 30), batch=long)
+    layouts = [replace(found.layout, recompute="full") for found in make_plan(roomy).fitting]
+    fullest = min((assess(roomy, layout).worst for layout in layouts), key=lambda gpu: gpu.peak)
+    assert fullest.peak_phase == "generate"
+    tight = replace(roomy, cluster=replace(roomy.cluster, gpu_memory=fullest.peak - (300 << 20)))
+    plan = make_plan(tight)
+    assert (plan.choice, plan.sequences_in_cache) == (None, 1)
+    assert overrides(plan)
+    assert not any("kv-cache" in line for line in overrides(plan))
+    assert make_plan(replace(tight, engine=replace(tight.engine, cache_bytes=2 << 30))).choice is None
 
 
 def test_micro_batches_that_are_too_large():
