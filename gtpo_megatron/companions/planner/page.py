@@ -163,13 +163,14 @@ def _host(plan: Plan, gpus: Sequence[GPUMemory], shown: AssessedLayout) -> str:
     return f"host memory of a node: {shown.host_bytes / GIB:.0f} GiB{limit}: {parts}"
 
 
-def _object_store(request: PlanRequest) -> str:
+def _object_store(request: PlanRequest) -> str | Text:
     """Whether the responses that are under way fit into Ray's object store; those that do not are spilled to disk."""
     needed, has = request.stored_bytes, request.object_store_bytes
     line = f"object store of a node: {has / MIB:,.0f} MiB, of which responses take at most {needed / MIB:,.0f}"
     if needed <= has:
         return line
-    return f"[yellow]{line}: Ray writes the rest to disk; --cluster.object-store-mib {math.ceil(1.1 * needed / MIB)}[/]"
+    advice = f"Ray writes the rest to disk; --cluster.object-store-mib {math.ceil(1.1 * needed / MIB)}"
+    return Text(f"{line}: {advice}", style="yellow")
 
 
 def _fitting_table(layouts: Sequence[AssessedLayout]) -> Table:

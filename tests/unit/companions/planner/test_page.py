@@ -65,6 +65,13 @@ def test_a_cache_too_small_for_one_sequence_is_pointed_out():
     assert "not one sequence of full length fits into the cache" in page(make_plan(tiny))
 
 
+def test_a_style_is_no_text():
+    small = replace(request(), object_store_bytes=1 << 20, stored_bytes=3 << 20)
+    text = page(make_plan(small))
+    assert "at most 3: Ray writes the rest to disk; --cluster.object-store-mib 4\n" in text
+    assert "[yellow]" not in text
+
+
 def test_a_step_without_scoring_has_no_column_for_it():
     config = gtpo_64gpu()
     without = replace(config, rollout=replace(config.rollout, entropy_source="rollout"))
