@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
+from pydantic import NonNegativeInt, PositiveInt
 from rich.console import Console
 
 from gtpo_megatron.cli.arguments import parse_options
@@ -17,7 +18,14 @@ from gtpo_megatron.companions.planner.hardware import GIB, GPUS, GPUName
 from gtpo_megatron.companions.planner.layout_plan import make_plan, plan_to_plain
 from gtpo_megatron.companions.planner.model_request import names_model, paper_setting
 from gtpo_megatron.companions.planner.page import print_plan
-from gtpo_megatron.companions.planner.request import EXPERT_IMBALANCE, Cluster, gpus_of, request_from
+from gtpo_megatron.companions.planner.request import (
+    EXPERT_IMBALANCE,
+    Cluster,
+    PlanRequest,
+    gpus_of,
+    request_from,
+    with_engines_apart,
+)
 from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
@@ -49,11 +57,11 @@ class PlanOptions(RecipeOptions):
         json: print JSON.
     """
 
-    gpus: int = 0
+    gpus: NonNegativeInt = 0
     gpu: GPUName = "h100"
     gpu_memory: float = 0.0
-    gpus_per_node: int = 8
-    rollout_gpus: int = 0
+    gpus_per_node: PositiveInt = 8
+    rollout_gpus: NonNegativeInt = 0
     host_memory: float = 0.0
     mean_prompt_tokens: float = 0.0
     mean_response_tokens: float = 0.0
@@ -70,26 +78,12 @@ def run(arguments: Sequence[str]) -> int:
     """``plan RECIPE|MODEL ...``; status 1 if no layout fits."""
     options = parse("plan", PlanOptions, arguments, load=lambda name: _named(name, arguments[1:]))
     config = options.config
+    is_model = names_model(arguments[0])
     if options.nodes:
-        return _scale(options, config)
+        return _scale(options, is_model=is_model)
     if options.rollout_gpus:
-        engines = max(1, options.rollout_gpus // config.rollout.tensor_parallel_size)
-        config = replace(
-            config,
-            rollout=replace(config.rollout, placement="disaggregated", num_engines=engines),
-            weight_sync=replace(config.weight_sync, transport="auto"),
-        )
-    request = request_from(
-        config,
-        _cluster(options, config),
-        mean_prompt_tokens=options.mean_prompt_tokens,
-        mean_response_tokens=options.mean_response_tokens,
-        expert_imbalance=options.expert_imbalance,
-    )
-    if options.correction:
-        request = replace(request, correction=read_correction(Path(options.correction)).added_bytes)
-    if names_model(arguments[0]):  # a layout is to be found, none is given
-        request = replace(request, own_layout=None)
+        config = with_engines_apart(config, options.rollout_gpus)
+    request = _request(options, config, _own_cluster(options, config), is_model=is_model)
     plan = make_plan(request)
     on_cpu = cpu_memory(config, request)
     if options.json:
@@ -100,10 +94,33 @@ def run(arguments: Sequence[str]) -> int:
     return 0 if plan.fitting else EXIT_NOTHING_FITS
 
 
-def _scale(options: PlanOptions, config: RunConfig) -> int:
+def _request(options: PlanOptions, config: RunConfig, cluster: Cluster, *, is_model: bool) -> PlanRequest:
+    """What is planned: the recipe on these GPUs, and all that the options say of it.
+
+    Args:
+        options: of the command.
+        config: of the recipe; engines may have been given GPUs of their own.
+        cluster: the GPUs.
+        is_model: a model was named and no recipe, so that a layout is to be found and none is given.
+    """
+    request = request_from(
+        config,
+        cluster,
+        mean_prompt_tokens=options.mean_prompt_tokens,
+        mean_response_tokens=options.mean_response_tokens,
+        expert_imbalance=options.expert_imbalance,
+    )
+    if options.correction:
+        request = replace(request, correction=read_correction(Path(options.correction)).added_bytes)
+    return replace(request, own_layout=None) if is_model else request
+
+
+def _scale(options: PlanOptions, *, is_model: bool) -> int:
     """A step of the recipe's batch on each number of nodes."""
     if options.gpus or options.rollout_gpus:
         raise ConfigError("nodes cannot be combined with gpus or rollout_gpus, which it chooses itself")
+    if options.all:
+        raise ConfigError("nodes cannot be combined with all: it shows one layout of each way; leave nodes out")
     if min(options.nodes) < 1:
         raise ConfigError(f"nodes={options.nodes}: each must be 1 or more")
     if 0 != options.response_tail <= 1 or options.gpu_hours_between_failures < 0:
@@ -113,31 +130,22 @@ def _scale(options: PlanOptions, config: RunConfig) -> int:
     from gtpo_megatron.companions.goodput.page import print_scale, row_to_plain
     from gtpo_megatron.companions.goodput.scale import TAIL, scale_rows
 
-    gpu = GPUS[options.gpu]
+    config = options.config
 
-    def cluster_of(num_gpus: int, num_rollout_gpus: int) -> Cluster:
-        return Cluster(
-            gpu=gpu,
-            num_gpus=num_gpus,
-            gpu_memory=(options.gpu_memory or gpu.memory_gib) * GIB,
-            gpus_per_node=options.gpus_per_node,
-            host_memory=options.host_memory * GIB,
-            num_rollout_gpus=num_rollout_gpus,
-        )
+    def request_of(config: RunConfig, num_gpus: int, num_rollout_gpus: int) -> PlanRequest:
+        cluster = _cluster(options, num_gpus=num_gpus, num_rollout_gpus=num_rollout_gpus)
+        return _request(options, config, cluster, is_model=is_model)
 
     rows = [
         row
         for num_nodes in options.nodes
         for row in scale_rows(
             config,
-            cluster_of,
+            request_of,
             num_nodes=num_nodes,
             gpus_per_node=options.gpus_per_node,
             tail=options.response_tail or TAIL,
             gpu_hours_between_failures=options.gpu_hours_between_failures or GPU_HOURS_BETWEEN_FAILURES,
-            mean_prompt_tokens=options.mean_prompt_tokens,
-            mean_response_tokens=options.mean_response_tokens,
-            expert_imbalance=options.expert_imbalance,
         )
     ]
     if options.json:
@@ -152,10 +160,10 @@ def _scale(options: PlanOptions, config: RunConfig) -> int:
 class _GPUOptions:
     """The options that the setting of a model by itself depends on, as in ``PlanOptions``."""
 
-    gpus: int = 8
+    gpus: PositiveInt = 8
     gpu: GPUName = "h100"
     gpu_memory: float = 0.0
-    gpus_per_node: int = 8
+    gpus_per_node: PositiveInt = 8
 
 
 def _named(name: str, arguments: Sequence[str]) -> RunConfig:
@@ -169,8 +177,6 @@ def _named(name: str, arguments: Sequence[str]) -> RunConfig:
         if option in known:
             taken += [argument] if equals else arguments[place : place + 2]
     options = parse_options(_GPUOptions, taken, program=f"gtpo-megatron plan {name}")
-    if options.gpus < 1 or options.gpus_per_node < 1:
-        raise ConfigError(f"gpus={options.gpus}, gpus_per_node={options.gpus_per_node}: must be greater than 0")
     return paper_setting(
         name,
         num_gpus=options.gpus,
@@ -179,20 +185,30 @@ def _named(name: str, arguments: Sequence[str]) -> RunConfig:
     )
 
 
-def _cluster(options: PlanOptions, config: RunConfig) -> Cluster:
+def _own_cluster(options: PlanOptions, config: RunConfig) -> Cluster:
     """The requested GPUs, or those of the recipe on whole nodes."""
     ranks, more = gpus_of(config)
     needed = ranks + (options.rollout_gpus or more)
     on_nodes = needed if needed <= options.gpus_per_node else needed + -needed % options.gpus_per_node
+    return _cluster(
+        options,
+        num_gpus=options.gpus or on_nodes,
+        num_rollout_gpus=options.rollout_gpus or more,
+        num_idle_gpus=0 if options.gpus else on_nodes - needed,
+    )
+
+
+def _cluster(options: PlanOptions, *, num_gpus: int, num_rollout_gpus: int, num_idle_gpus: int = 0) -> Cluster:
+    """So many of the GPUs that the options name."""
     gpu = GPUS[options.gpu]
     return Cluster(
         gpu=gpu,
-        num_gpus=options.gpus or on_nodes,
+        num_gpus=num_gpus,
         gpu_memory=(options.gpu_memory or gpu.memory_gib) * GIB,
         gpus_per_node=options.gpus_per_node,
         host_memory=options.host_memory * GIB,
-        num_rollout_gpus=options.rollout_gpus or more,
-        num_idle_gpus=0 if options.gpus else on_nodes - needed,
+        num_rollout_gpus=num_rollout_gpus,
+        num_idle_gpus=num_idle_gpus,
     )
 
 

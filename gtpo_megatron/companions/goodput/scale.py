@@ -4,7 +4,7 @@ import functools
 import math
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist
 
 from gtpo_megatron.companions.goodput.failures import GPU_HOURS_BETWEEN_FAILURES, Failures, failures_of
@@ -13,7 +13,7 @@ from gtpo_megatron.companions.planner.adapters import adapter_parameters
 from gtpo_megatron.companions.planner.layout import Layout
 from gtpo_megatron.companions.planner.layout_plan import make_plan
 from gtpo_megatron.companions.planner.phases import engine_of
-from gtpo_megatron.companions.planner.request import Batch, Cluster, PlanRequest, request_from
+from gtpo_megatron.companions.planner.request import Batch, PlanRequest, with_engines_apart
 from gtpo_megatron.companions.planner.search import AssessedLayout
 from gtpo_megatron.companions.planner.step_time import BYTES_EFFICIENCY, HOST_BYTES, StepTime, decode_rates
 from gtpo_megatron.companions.planner.trainer_state import StageParameters, stage_parameters
@@ -87,13 +87,12 @@ class ScaleRow:
 
 def scale_rows(
     config: RunConfig,
-    cluster_of: Callable[[int, int], Cluster],
+    request_of: Callable[[RunConfig, int, int], PlanRequest],
     *,
     num_nodes: int,
     gpus_per_node: int = 8,
     tail: float = TAIL,
     gpu_hours_between_failures: float = GPU_HOURS_BETWEEN_FAILURES,
-    **lengths: float,
 ) -> list[ScaleRow]:
     """The recipe's batch on so many nodes: in turns on the same GPUs, and sampled all the time on GPUs of their own.
 
@@ -101,12 +100,11 @@ def scale_rows(
 
     Args:
         config: of the recipe; its batch stays as it is.
-        cluster_of: from GPUs, and those of them that only generate, to a cluster.
+        request_of: from a recipe, GPUs, and those of them that only generate, to what is planned.
         num_nodes: of the run, 1 or more.
         gpus_per_node: of each.
         tail: 99th percentile of response lengths over their median.
         gpu_hours_between_failures: of one GPU with its share of node and network.
-        **lengths: ``mean_prompt_tokens``, ``mean_response_tokens`` and ``expert_imbalance`` as of ``request_from``.
 
     Returns:
         Rows; empty if no layout fits.
@@ -115,13 +113,13 @@ def scale_rows(
     found: list[tuple[PlanRequest, AssessedLayout, Mode]] = []
     is_apart = config.rollout.placement == "disaggregated"
     if not is_apart:
-        found += _planned(config, cluster_of(num_gpus, 0), IN_TURN, lengths)
+        found += _planned(config, request_of, num_gpus, 0, IN_TURN)
     mode = _mode_of(config) if is_apart else AHEAD
     candidates = [
         planned
         for share in sorted({round(share * num_nodes) for share in ROLLOUT_SHARES} - {0, num_nodes})
         for planned in _planned(
-            _apart(config, share * gpus_per_node), cluster_of(num_gpus, share * gpus_per_node), mode, lengths
+            with_engines_apart(config, share * gpus_per_node), request_of, num_gpus, share * gpus_per_node, mode
         )
     ]
     if candidates:
@@ -132,25 +130,20 @@ def scale_rows(
 
 
 def _planned(
-    config: RunConfig, cluster: Cluster, mode: Mode, lengths: dict[str, float]
+    config: RunConfig,
+    request_of: Callable[[RunConfig, int, int], PlanRequest],
+    num_gpus: int,
+    num_rollout_gpus: int,
+    mode: Mode,
 ) -> Iterator[tuple[PlanRequest, AssessedLayout, Mode]]:
     """The recipe's own layout if it is for so many GPUs and fits, else the planner's choice; nothing if none fits."""
-    if cluster.num_engine_gpus % config.rollout.tensor_parallel_size:
+    if (num_rollout_gpus or num_gpus) % config.rollout.tensor_parallel_size:
         return
-    request = request_from(config, cluster, **lengths)
+    request = request_of(config, num_gpus, num_rollout_gpus)
     plan = make_plan(request)
     chosen = plan.own if plan.own is not None and plan.own.fits else plan.choice
     if chosen is not None:
         yield request, chosen, mode
-
-
-def _apart(config: RunConfig, num_rollout_gpus: int) -> RunConfig:
-    engines = max(1, num_rollout_gpus // config.rollout.tensor_parallel_size)
-    return replace(
-        config,
-        rollout=replace(config.rollout, placement="disaggregated", num_engines=engines),
-        weight_sync=replace(config.weight_sync, transport="auto"),
-    )
 
 
 def _mode_of(config: RunConfig) -> Mode:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gtpo_megatron.companions.planner.activations import Kernels
 from gtpo_megatron.companions.planner.engine import divides_engine
@@ -248,6 +248,16 @@ def gpus_of(config: RunConfig) -> tuple[int, int]:
     rollout = config.rollout
     apart = rollout.placement == "disaggregated"
     return config.parallel.num_ranks, rollout.num_engines * rollout.tensor_parallel_size if apart else 0
+
+
+def with_engines_apart(config: RunConfig, num_rollout_gpus: int) -> RunConfig:
+    """The recipe with as many engines as so many GPUs of their own hold; the request checks that they divide them."""
+    engines = max(1, num_rollout_gpus // config.rollout.tensor_parallel_size)
+    return replace(
+        config,
+        rollout=replace(config.rollout, placement="disaggregated", num_engines=engines),
+        weight_sync=replace(config.weight_sync, transport="auto"),
+    )
 
 
 def request_from(

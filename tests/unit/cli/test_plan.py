@@ -5,6 +5,7 @@ import json
 import pytest
 
 from gtpo_megatron.cli import dispatch
+from gtpo_megatron.companions.planner.correction import PHASES, PlanCorrection, write_correction
 from recipes.tiny_cpu import ASSETS
 
 RECIPE = "recipes.qwen2_5_32b:gtpo_64gpu"
@@ -108,6 +109,10 @@ def test_models_and_gpus(capsys, arguments, gpus, engines):
         ),
         ([RECIPE, "--gpus", "60"], "take 56 or 64"),
         ([RECIPE, "--gpus", "-8"], "gpus=-8"),
+        ([RECIPE, "--gpus-per-node", "0"], "gpus_per_node=0: must be greater than 0"),
+        ([RECIPE, "--gpus-per-node", "-8", "--nodes", "8"], "gpus_per_node=-8: must be greater than 0"),
+        (["Qwen/Qwen2.5-32B", "--gpus-per-node", "0"], "gpus_per_node=0: must be greater than 0"),
+        ([RECIPE, "--rollout-gpus", "-4"], "rollout_gpus=-4: must be greater than or equal to 0"),
         ([RECIPE, "--gpu-memory", "-1"], "must be greater than 0"),
         ([RECIPE, "--model.path", "Qwen/Qwen2.5-320B"], "known: Qwen/Qwen2.5-0.5B"),
         ([RECIPE, "--rollout.tensor-parallel-size", "3"], "choose from [1, 2, 4, 8]"),
@@ -164,9 +169,44 @@ def test_nodes(capsys):
     [
         (["--nodes", "0"], "each must be 1 or more"),
         (["--nodes", "8", "--gpus", "64"], "cannot be combined"),
+        (["--nodes", "8", "--all"], "nodes cannot be combined with all"),
         (["--nodes", "8", "--response-tail", "0.5"], "response_tail must be above 1"),
     ],
 )
 def test_nodes_that_cannot_be(options, told, capsys):
     assert dispatch.run(["plan", RECIPE, *options]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_nodes_take_what_a_preflight_measured_beyond_the_plan(capsys, tmp_path):
+    phases = dict.fromkeys(PHASES, 0)
+    measured = PlanCorrection(
+        recipe="r", layout="l", gpu="g", planned_bytes=phases, measured_bytes=phases | {"generate": 60 << 30}
+    )
+    write_correction(tmp_path / "correction.json", measured)
+    nodes = ["plan", "recipes.qwen2_5_7b:gtpo_8gpu", "--nodes", "1"]
+    assert dispatch.run(nodes) == 0
+    assert dispatch.run([*nodes, "--correction", str(tmp_path / "correction.json")]) == 1
+    assert "no layout fits" in capsys.readouterr().out
+
+
+def test_nodes_of_a_model_have_the_layout_of_its_plan(capsys):
+    """The paper's setting has DP8, because a configuration must have one; four responses are faster otherwise."""
+    model = ["plan", "Qwen/Qwen2.5-1.5B", "--data.prompts-per-step", "1", "--rollout.group-size", "4", "--json"]
+    assert dispatch.run([*model, "--nodes", "1"]) == 0
+    [row] = json.loads(capsys.readouterr().out)["rows"]
+    assert dispatch.run(model) == 0
+    choice = json.loads(capsys.readouterr().out)["choice"]["layout"]
+    assert (choice["tensor"], choice["context"], choice["data"]) == (2, 2, 2)
+    assert row["layout"] == "TP2 CP2 DP2"
+
+
+def test_a_cache_without_room_for_a_sequence_does_not_fit(capsys):
+    small = ["plan", RECIPE, "--json", "--rollout.kv-cache-mib", "100"]
+    assert dispatch.run(small) == 1
+    plain = json.loads(capsys.readouterr().out)
+    assert (plain["own"]["fits"], plain["choice"], plain["engine"]["sequences_in_cache"]) == (False, None, 0)
+    assert plain["own"]["reason"] == "an engine's cache lacks 284 MiB a GPU for one sequence of full length"
+    larger = next(line for line in plain["suggestions"] if line.startswith("--rollout.kv-cache-mib"))
+    assert dispatch.run([*small, *larger.split(":")[0].split()]) == 0
+    assert json.loads(capsys.readouterr().out)["engine"]["sequences_in_cache"] == 128

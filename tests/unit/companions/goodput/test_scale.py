@@ -7,21 +7,22 @@ import pytest
 
 from benchmarks.planner import PUBLISHED, estimate
 from gtpo_megatron.companions.goodput.scale import IN_TURN, TAIL, lengths_of, scale_rows, simulation_of
+from gtpo_megatron.companions.planner.request import request_from
 from gtpo_megatron.companions.planner.search import assess
 from gtpo_megatron.config.adapter import AdapterConfig
 from recipes import qwen2_5_7b
 from tests.unit.companions.planner.requests import cluster, request
 
 
-def cluster_of(num_gpus, num_rollout_gpus):
-    return cluster(num_gpus, num_rollout_gpus=num_rollout_gpus)
+def request_of(config, num_gpus, num_rollout_gpus):
+    return request_from(config, cluster(num_gpus, num_rollout_gpus=num_rollout_gpus))
 
 
 @pytest.fixture(scope="module")
 def rows():
     """Of the paper's 7B run on one node, and on eight."""
     config = qwen2_5_7b.paper_64gpu()
-    return [row for nodes in (2, 8) for row in scale_rows(config, cluster_of, num_nodes=nodes)]
+    return [row for nodes in (2, 8) for row in scale_rows(config, request_of, num_nodes=nodes)]
 
 
 def test_each_size_has_a_row_in_turns_and_one_apart(rows):
@@ -95,15 +96,15 @@ def test_a_recipe_with_engines_of_its_own_has_one_row_with_its_own_bounds():
             config.algorithm, off_policy=dataclasses.replace(config.algorithm.off_policy, mode="truncate")
         ),
     )
-    [row] = scale_rows(apart, cluster_of, num_nodes=4)
+    [row] = scale_rows(apart, request_of, num_nodes=4)
     assert row.num_rollout_gpus > 0
     assert row.mode.max_staleness == 2
     assert row.mean_staleness <= 2
 
 
 def test_nothing_fits():
-    def of_small_gpus(num_gpus, num_rollout_gpus):
-        return cluster(num_gpus, gpu_memory=8.0, num_rollout_gpus=num_rollout_gpus)
+    def of_small_gpus(config, num_gpus, num_rollout_gpus):
+        return request_from(config, cluster(num_gpus, gpu_memory=8.0, num_rollout_gpus=num_rollout_gpus))
 
     assert scale_rows(qwen2_5_7b.paper_64gpu(), of_small_gpus, num_nodes=1) == []
 
@@ -126,6 +127,6 @@ def test_how_far_published_steps_are_from_estimates(row):
 
 def test_a_save_of_adapters_holds_up_less():
     config = dataclasses.replace(qwen2_5_7b.paper_64gpu(), adapter=AdapterConfig(rank=32))
-    [adapted, _] = scale_rows(config, cluster_of, num_nodes=2)
-    [whole, _] = scale_rows(qwen2_5_7b.paper_64gpu(), cluster_of, num_nodes=2)
+    [adapted, _] = scale_rows(config, request_of, num_nodes=2)
+    [whole, _] = scale_rows(qwen2_5_7b.paper_64gpu(), request_of, num_nodes=2)
     assert adapted.failures.held_up < 0.1 * whole.failures.held_up
