@@ -165,7 +165,6 @@ cd "$SUBMIT_DIR" || fail "$EXIT_NO_PACKAGE" "$SUBMIT_DIR is not there on this no
 reason=$(become "$PYTHON" -c 'import gtpo_megatron' 2>&1) ||
   fail "$EXIT_NO_PACKAGE" "$PYTHON ${IMAGE:+of the image $IMAGE }has no gtpo_megatron (${reason##*$'\n'}); ${IMAGE:+build the image from docker/Dockerfile, or }install the package where every node sees it"
 export RAY_enable_metrics_collection=0 # nobody reads them, and their port would answer anybody
-address='' interface='' port=''
 peer=${SLURM_LAUNCH_NODE_IPADDR:-}
 # where no other node has to reach it, nothing of the job listens on a network
 if ((SLURM_NNODES == 1)) && [[ -z $NETWORK_INTERFACE ]]; then
@@ -173,9 +172,12 @@ if ((SLURM_NNODES == 1)) && [[ -z $NETWORK_INTERFACE ]]; then
   export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 # Ray stays on the loopback where it does not make clusters
   export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-=lo}
 fi
-network=$(become "$PYTHON" "$LAUNCH_DIR/node_network.py" "$NETWORK_INTERFACE" "$peer" \
-  "$((is_head ? RAY_PORT : 0))" 2>&1) || fail "$EXIT_NO_ADDRESS" "$network"
-read -r address interface port <<< "$network"
+network=$(become "$PYTHON" "$LAUNCH_DIR/node_network.py" "$NETWORK_INTERFACE" "$peer" "$((is_head ? RAY_PORT : 0))") ||
+  fail "$EXIT_NO_ADDRESS" "no address for Ray, see the line above"
+# a library that is preloaded, or Python's start, may print lines of its own
+[[ $network =~ (^|$'\n')'network '([^ ]+)' '([^ ]*)' '([0-9]+)($|$'\n') ]] ||
+  fail "$EXIT_NO_ADDRESS" "node_network.py has told no address: $network"
+address=${BASH_REMATCH[2]} interface=${BASH_REMATCH[3]} port=${BASH_REMATCH[4]}
 # gloo would take the address that the host name stands for, which may be the loopback's or a management network's
 [[ -n $interface ]] && export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$interface}
 [[ -n $NETWORK_INTERFACE ]] && export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-$NETWORK_INTERFACE}

@@ -3,7 +3,8 @@
 usage: node_network.py INTERFACE PEER PORT
 
 INTERFACE may be empty: then the address is the one that this node reaches PEER by, and if PEER is empty too, the one
-that its host name stands for. PORT 0 means any free one. Mistakes are one line on stderr and status 1.
+that its host name stands for. PORT 0 means any free one. The line begins with a mark, since libraries may print others.
+Mistakes are one line on stderr and status 1.
 """
 
 import socket
@@ -53,4 +54,4 @@ def free_port(address: str, port: int) -> int:
 
 
 if __name__ == "__main__":
-    print(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    print("network", main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

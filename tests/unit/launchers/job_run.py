@@ -35,7 +35,7 @@ PYTHON = (
 env -0 > "$RECORD/environment.${words##*.}"
 pwd > "$RECORD/folder.${words##*.}"
 case "$*" in
-*node_network.py*) echo "127.0.0.1 lo 6379" ;;
+*node_network.py*) echo "network 127.0.0.1 lo 6379" ;;
 *ray.scripts.scripts*)
   echo "Ray runtime started"
   trap 'exit 0' TERM

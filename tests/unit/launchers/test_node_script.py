@@ -20,7 +20,10 @@ whole() {  # a file that is there is whole
 case "$*" in
 *node_network.py*)
   printf '%s\n' "$@" | whole network
-  echo "127.0.0.1 lo 6379" ;;
+  echo "ERROR: ld.so: object 'libmine.so' cannot be preloaded: ignored." >&2
+  [[ -z $NO_ADDRESS ]] || { echo "node0 has no address" >&2; exit 1; }
+  echo "a library greets"
+  echo "network 127.0.0.1 ${INTERFACE-lo} 6379" ;;
 *ray.scripts.scripts*)
   while [[ -e $LAUNCH_DIR/slow ]]; do sleep 0.05; done
   for word; do
@@ -147,6 +150,29 @@ def test_a_job_on_one_node_stays_on_the_loopback(start):
     (start.launch / "saved").touch()
     head.send_signal(signal.SIGTERM)
     assert head.wait(60) == 75
+
+
+@pytest.mark.parametrize("interface", ["lo", ""])
+def test_lines_of_a_library_are_not_taken_for_the_address(start, interface):
+    """What LD_PRELOAD cannot find is said on stderr by every program; an address may be that of no interface."""
+    head = start(0, INTERFACE=interface)
+    until((start.launch / "driving").exists)
+    told = (start.launch / "ray.0").read_text().splitlines()
+    assert {"--node-ip-address=127.0.0.1", "--port=6379"} <= {*told}
+    assert [line for line in told if line.startswith("GLOO_")] == (
+        [f"GLOO_SOCKET_IFNAME={interface}"] * bool(interface)
+    )
+    (start.launch / "saved").touch()
+    head.send_signal(signal.SIGTERM)
+    assert head.wait(60) == 75
+
+
+def test_a_node_without_an_address_says_why(start):
+    head = start(0, NO_ADDRESS="1")
+    assert head.wait(60) == 91
+    *_, why, conclusion = (start.launch / "out.0").read_text().splitlines()
+    assert why == "node0 has no address"
+    assert conclusion.endswith("no address for Ray, see the line above")
 
 
 def test_without_its_token_no_ray_is_started(start):
