@@ -6,7 +6,8 @@
                        layout.txt  memory.txt
     RUN/logs/          output of the jobs, one file per job and restart
 
-The scripts are copies, so that changes of the checkout do not affect a waiting job.
+Scripts and configuration are copies. The package is not: each start of the job imports it from where it is, and says so
+if it is at another commit than at the submission.
 """
 
 import hashlib
@@ -20,6 +21,7 @@ from pathlib import Path
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.run_folder.provenance import commit
 from gtpo_megatron.weights.gguf.source import gguf_file, is_gguf
 from launchers.options import SlurmOptions
 from launchers.own_settings import SCRIPT_NAMES, SCRIPTS, SETTINGS
@@ -92,6 +94,7 @@ def settings(job: JobFolder, options: SlurmOptions) -> str:
         "LOG_DIR": job.logs,
         "CONFIG": job.folder / "config.yaml",
         "SUBMIT_DIR": Path.cwd(),
+        "SUBMIT_COMMIT": commit(),
         "PYTHON": interpreter(options),
         "IMAGE": container_image(options),
         "GPUS_PER_NODE": options.gpus_per_node,

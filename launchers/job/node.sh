@@ -113,7 +113,16 @@ end_driver() {
   [[ -n $driver_pid ]] && kill -TERM "$driver_pid" 2>/dev/null # else it has ended, and its own status counts
 }
 
+# the package is no copy: what was edited or checked out since the submission is what runs
+tell_other_commit() {
+  local now
+  now=$(become "$PYTHON" -c 'from gtpo_megatron.run_folder.provenance import commit; print(commit())' 2>/dev/null | tail -n 1)
+  [[ -z $now || "$now $SUBMIT_COMMIT" == *unknown* || $now == "$SUBMIT_COMMIT" ]] ||
+    say "gtpo_megatron is at commit $now now; at the submission it was at $SUBMIT_COMMIT"
+}
+
 run_head() {
+  tell_other_commit
   bring_up_ray --head --port="$port" --include-dashboard=false --no-monitor ||
     fail "$EXIT_NO_HEAD" "the Ray head did not start within $SECONDS s: $(tail -n 1 "$RAY_LOG"); see $RAY_LOG"
   publish "$HEAD_FILE" "$address:$port"

@@ -5,6 +5,7 @@ LAUNCH_DIR=/RUN/launch/dry-run
 LOG_DIR=/RUN/logs
 CONFIG=/RUN/launch/dry-run/config.yaml
 SUBMIT_DIR=/SUBMIT
+SUBMIT_COMMIT=HASH
 PYTHON=/ENV/bin/python
 IMAGE=''
 GPUS_PER_NODE=8

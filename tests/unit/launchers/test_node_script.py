@@ -34,6 +34,7 @@ case "$*" in
   echo "Ray runtime started"
   trap 'exit 0' TERM
   while :; do sleep 0.05; done ;;
+*provenance*) echo "$COMMIT_NOW" ;;
 *gtpo_megatron.cli*)
   trap 'asked=1' TERM
   touch "$LAUNCH_DIR/driving"
@@ -56,6 +57,7 @@ def start(tmp_path):
         **dict.fromkeys(("RUN_DIR", "LAUNCH_DIR", "LOG_DIR", "SUBMIT_DIR"), launch),
         **{"CONFIG": launch / "config.yaml", "PYTHON": python, "IMAGE": "", "NETWORK_INTERFACE": ""},
         **{"GPUS_PER_NODE": 0, "RAY_CPUS": 1, "OBJECT_STORE_BYTES": 1, "RAY_PORT": 0, "START_DEADLINE_S": 20},
+        "SUBMIT_COMMIT": "5e0c1d2b3a4f",
     }
     lines = [f"export {name}={shlex.quote(str(value))}" for name, value in settings.items()]
     (launch / "settings.sh").write_text("\n".join(lines), encoding="utf-8")
@@ -162,6 +164,22 @@ def test_lines_of_a_library_are_not_taken_for_the_address(start, interface):
     assert [line for line in told if line.startswith("GLOO_")] == (
         [f"GLOO_SOCKET_IFNAME={interface}"] * bool(interface)
     )
+    (start.launch / "saved").touch()
+    head.send_signal(signal.SIGTERM)
+    assert head.wait(60) == 75
+
+
+UNKNOWN = "unknown (not a git checkout)"
+
+
+@pytest.mark.parametrize(
+    ("now", "is_told"), [("5e0c1d2b3a4f", False), ("5e0c1d2b3a4f-dirty", True), (UNKNOWN, False), ("", False)]
+)
+def test_a_package_at_another_commit_than_at_the_submission_is_told(start, now, is_told):
+    head = start(0, COMMIT_NOW=now)
+    until((start.launch / "driving").exists)
+    told = "at commit 5e0c1d2b3a4f-dirty now; at the submission it was at 5e0c1d2b3a4f\n"
+    assert (told in (start.launch / "out.0").read_text()) == is_told
     (start.launch / "saved").touch()
     head.send_signal(signal.SIGTERM)
     assert head.wait(60) == 75

@@ -63,6 +63,7 @@ def anonymous(text, folder):
     run_dir = str(folder.parents[1])
     text = text.replace(run_dir, "/RUN").replace(str(folder.parents[3]), "/SUBMIT")
     text = text.replace(sys.executable, "/ENV/bin/python").replace(str(REPOSITORY), "/REPOSITORY")
+    text = re.sub(r"(?m)^SUBMIT_COMMIT=.*$", "SUBMIT_COMMIT=HASH", text)
     return re.sub(r"(gtpo-qwen\w+|gtpo-tiny\w+)-[0-9a-f]{6}", r"\1-HASH", text)
 
 
