@@ -34,10 +34,16 @@ MAX_CALLS = 64
 MAX_NAME = 256
 """Characters of the name of a tool or of an argument."""
 
-Schemas = Mapping[str, Mapping[str, Any]]
-"""By tool, the JSON schemas of its arguments."""
+MAX_SCHEMA_DEPTH = 16
+"""Branches and references within a schema that are followed; one may refer to itself."""
 
-_Reader = Callable[[str, Schemas], ToolCall]
+_Kinds = frozenset[str] | None
+"""Kinds of JSON values, by JSON schema's names; None: of any kind."""
+
+_ToolKinds = Mapping[str, Mapping[str, _Kinds]]
+"""By tool and argument, the kinds of values that its schema allows."""
+
+_Reader = Callable[[str, _ToolKinds], ToolCall]
 """Reads the text of one call; raises DataError."""
 
 
@@ -73,9 +79,9 @@ def parse_calls(
         form: of the calls.
         is_truncated: the turn was cut by the length limit.
         tools: as in ``Opening``; forms that write arguments without quotes (``glm``, ``qwen3_coder``) take from their
-            schemas which arguments are text. Without a schema an argument is JSON if it can be read as such.
+            schemas which arguments may be text. Where one says nothing, an argument is JSON if it can be read as such.
     """
-    found = _Found(_schemas(tools), is_truncated)
+    found = _Found(_tool_kinds(tools), is_truncated)
     match form:
         case "harmony":
             return _harmony(text, found)
@@ -96,8 +102,8 @@ def parse_calls(
 class _Found:
     """Calls found so far."""
 
-    def __init__(self, schemas: Schemas, is_truncated: bool) -> None:
-        self.schemas, self.is_truncated = schemas, is_truncated
+    def __init__(self, kinds: _ToolKinds, is_truncated: bool) -> None:
+        self.kinds, self.is_truncated = kinds, is_truncated
         self.calls: list[ToolCall] = []
         self.malformed: list[str] = []
         self.is_full = False
@@ -132,7 +138,7 @@ def _blocks(text: str, opening: str, closing: str, reader: _Reader, found: _Foun
     kept.append(before)
     for piece in pieces:
         body, end, after = piece.partition(closing)
-        found.add(partial(reader, body, found.schemas), missing="" if end else closing)
+        found.add(partial(reader, body, found.kinds), missing="" if end else closing)
         kept.append(after)
     return "".join(kept)
 
@@ -176,24 +182,65 @@ def _named_call(value: object) -> ToolCall:
     return _call(value["name"], value.get("arguments", value.get("parameters", {})), value.get("id", ""))
 
 
-def _hermes_call(text: str, _: Schemas) -> ToolCall:
+def _hermes_call(text: str, _: _ToolKinds) -> ToolCall:
     return _named_call(_json(text))
 
 
 # -------------------------------------------------------------------------------------------------- arguments in marks
-def _schemas(tools: Sequence[Mapping[str, Any]]) -> Schemas:
-    """The arguments' schemas by tool, as far as they are there."""
-    found: dict[str, Mapping[str, Any]] = {}
+def _tool_kinds(tools: Sequence[Mapping[str, Any]]) -> _ToolKinds:
+    found: dict[str, Mapping[str, _Kinds]] = {}
     for tool in tools:
         function = tool.get("function", tool)
         parameters = function.get("parameters") if isinstance(function, Mapping) else None
         properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-        if isinstance(properties, Mapping):
-            found[str(function.get("name"))] = properties
+        if isinstance(parameters, Mapping) and isinstance(properties, Mapping):
+            found[str(function.get("name"))] = {
+                name: _allowed(schema, parameters.get("$defs"), MAX_SCHEMA_DEPTH) for name, schema in properties.items()
+            }
     return found
 
 
-def _marked_call(name: str, pairs: Iterator[tuple[str, str]], schemas: Schemas) -> ToolCall:
+def _allowed(schema: object, definitions: object, depth: int) -> _Kinds:
+    """The kinds of values that a schema allows, as far as it says by type, values, branches or a reference."""
+    if not isinstance(schema, Mapping) or not depth:
+        return None
+    named = schema.get("type")
+    if isinstance(named, str):
+        return frozenset({named})
+    if isinstance(named, list):
+        return frozenset(one for one in named if isinstance(one, str))
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        return frozenset().union(*map(_kinds_of, values))
+    return _allowed_below(schema, definitions, depth - 1)
+
+
+def _allowed_below(schema: Mapping[str, Any], definitions: object, depth: int) -> _Kinds:
+    for branches in (schema.get("anyOf"), schema.get("oneOf")):
+        if isinstance(branches, list):
+            found = [_allowed(one, definitions, depth) for one in branches]
+            said = [one for one in found if one is not None]
+            return frozenset().union(*said) if len(said) == len(found) else None
+    name = str(schema.get("$ref")).removeprefix("#/$defs/")
+    referred = definitions.get(name) if isinstance(definitions, Mapping) else None
+    every = schema.get("allOf")
+    each = [referred, *(every if isinstance(every, list) else [])]
+    return next((kinds for one in each if (kinds := _allowed(one, definitions, depth)) is not None), None)
+
+
+def _kinds_of(value: object) -> frozenset[str]:
+    """The kinds that a JSON value is of."""
+    return _KINDS.get(type(value), frozenset())
+
+
+_KINDS = {
+    **{type(None): frozenset({"null"}), bool: frozenset({"boolean"}), str: frozenset({"string"})},
+    **{int: frozenset({"integer", "number"}), float: frozenset({"number"})},
+    **{list: frozenset({"array"}), dict: frozenset({"object"})},
+}
+
+
+def _marked_call(name: str, pairs: Iterator[tuple[str, str]], kinds: _ToolKinds) -> ToolCall:
     name = name.strip()
     arguments: dict[str, Any] = {}
     for key, text in pairs:
@@ -201,18 +248,23 @@ def _marked_call(name: str, pairs: Iterator[tuple[str, str]], schemas: Schemas) 
             raise DataError(f"the argument {shown(key)} is there twice")
         if len(key) > MAX_NAME:
             raise DataError(f"the name of an argument has {len(key)} characters; the most is {MAX_NAME}")
-        arguments[key] = _argument(text, schemas.get(name, {}).get(key))
+        arguments[key] = _argument(text, kinds.get(name, {}).get(key))
     return _call(name, arguments)
 
 
-def _argument(text: str, schema: object) -> Any:
-    """The value that was written without quotes: text by its schema, else JSON, else text."""
-    if isinstance(schema, Mapping) and schema.get("type") == "string":
-        return text
+def _argument(text: str, kinds: _Kinds) -> Any:
+    """The value that was written without quotes: JSON if it can be read as such, else text.
+
+    Where text is allowed, it stays text unless what JSON makes of it is of another kind that is allowed too: ``null``
+    of an optional text is none, and ``7`` is text.
+    """
     try:
-        return _json(text)
+        value = _json(text)
     except DataError:
         return text
+    if kinds is None or "string" not in kinds:
+        return value
+    return value if _kinds_of(value) & (kinds - {"string"}) else text
 
 
 def _pairs(text: str, key: tuple[str, str], value: tuple[str, str]) -> Iterator[tuple[str, str]]:
@@ -231,27 +283,27 @@ def _pairs(text: str, key: tuple[str, str], value: tuple[str, str]) -> Iterator[
         place = text.find(key[0], close)
 
 
-def _glm_call(text: str, schemas: Schemas) -> ToolCall:
+def _glm_call(text: str, kinds: _ToolKinds) -> ToolCall:
     name, mark, _ = text.partition("<arg_key>")
     pairs = _pairs(text[len(name) :], ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>"))
-    return _marked_call(name, pairs if mark else iter(()), schemas)
+    return _marked_call(name, pairs if mark else iter(()), kinds)
 
 
-def _qwen3_coder_call(text: str, schemas: Schemas) -> ToolCall:
+def _qwen3_coder_call(text: str, kinds: _ToolKinds) -> ToolCall:
     before, mark, rest = text.partition("<function=")
     name, end, body = rest.partition(">")
     if not mark or not end or before.strip():
         raise DataError(f"begins {shown(text.strip())}, expected <function=NAME>")
     pairs = _pairs(body, ("<parameter=", ">"), ("", "</parameter>"))
     # The template writes each value on lines of its own.
-    return _marked_call(name, ((key, value.removeprefix("\n").removesuffix("\n")) for key, value in pairs), schemas)
+    return _marked_call(name, ((key, value.removeprefix("\n").removesuffix("\n")) for key, value in pairs), kinds)
 
 
 _TAGGED: dict[CallForm, _Reader] = {"glm": _glm_call, "qwen3_coder": _qwen3_coder_call, "hermes": _hermes_call}
 
 
 # ------------------------------------------------------------------------------------------------------- other families
-def _deepseek_call(text: str, _: Schemas) -> ToolCall:
+def _deepseek_call(text: str, _: _ToolKinds) -> ToolCall:
     """``function<sep>NAME`` and JSON in a fence (R1, V3), or ``NAME<sep>JSON`` (V3.1)."""
     head, mark, tail = text.partition("<｜tool▁sep｜>")
     if not mark:

@@ -1,11 +1,14 @@
+import enum
 import json
 import random
 import re
+from typing import Any, Literal
 
 import pytest
 
 from gtpo_megatron.conversations.messages import ToolCall
 from gtpo_megatron.conversations.tool_calls import FORMS, MAX_CALLS, find_form, parse_calls
+from gtpo_megatron.conversations.tools import described
 from tests.unit.conversations.families import FAMILIES, TEMPLATES
 
 TOOLS = [
@@ -90,6 +93,82 @@ def test_an_argument_without_quotes_is_json_unless_its_schema_says_text():
     assert parse_calls(odd, "qwen3_coder").calls[0].arguments == {"a": "1e999", "text": '1, "b": 2'}
     lines = QWEN3_CODER.replace("\n8\n", "\n\ntwo\nlines\n\n")
     assert parse_calls(lines, "qwen3_coder", tools=TOOLS).calls[0].arguments["text"] == "\ntwo\nlines\n"
+
+
+class Size(enum.Enum):
+    ONE, TWO = "1", "2"
+
+
+def order(
+    note: str | None = None,
+    size: Size = Size.ONE,
+    code: Literal["7", "8"] = "7",
+    either: int | str = 0,
+    several: list[str] | str = "",
+    level: Literal[1, "low"] = 1,
+    count: int = 0,
+    anything: Any = None,
+):
+    """Orders something."""
+
+
+@pytest.mark.parametrize("form", ["glm", "qwen3_coder"])
+@pytest.mark.parametrize(
+    ("argument", "text", "value"),
+    [
+        ("note", "12345", "12345"),
+        ("note", "true", "true"),
+        ("note", '{"a": 1}', '{"a": 1}'),
+        ("note", '"quoted"', '"quoted"'),
+        ("note", "null", None),
+        ("size", "2", Size.TWO),
+        ("code", "8", "8"),
+        ("either", "7", 7),
+        ("either", "7.5", "7.5"),
+        ("either", "null", "null"),
+        ("several", '["a"]', ["a"]),
+        ("several", "1", "1"),
+        ("level", "1", 1),
+        ("level", "low", "low"),
+        ("count", "3", 3),
+        ("anything", "[1]", [1]),
+        ("anything", "free", "free"),
+    ],
+)
+def test_an_argument_without_quotes_is_what_the_tool_takes(form, argument, text, value):
+    tool = described(order, is_method=False)
+    written = {
+        "glm": f"<tool_call>order\n<arg_key>{argument}</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>",
+        "qwen3_coder": f"<tool_call>\n<function=order>\n<parameter={argument}>\n{text}\n</parameter>\n</function>\n"
+        "</tool_call>",
+    }
+    (call,) = parse_calls(written[form], form, tools=[tool.schema]).calls
+    assert tool.checked(call.arguments) == {argument: value}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": ["string", "null"]}, "7"),
+        ({"type": ["integer", "string"]}, 7),
+        ({"oneOf": [{"type": "string"}, {"type": "null"}]}, "7"),
+        ({"allOf": [{"$ref": "#/$defs/text"}]}, "7"),
+        ({"anyOf": [{"$ref": "#/$defs/text"}, {"type": "null"}]}, "7"),
+        ({"anyOf": [{"type": "string"}, {}]}, 7),
+        ({"enum": ["7", None]}, "7"),
+        ({"const": "7"}, "7"),
+        ({"$ref": "#/$defs/loop"}, 7),
+        ({"$ref": "#/$defs/missing"}, 7),
+        ({"$ref": ["x"], "type": [["string"], 3]}, 7),
+        ({"type": 3, "enum": 4, "anyOf": 5}, 7),
+        ("string", 7),
+    ],
+)
+def test_schemas_of_every_shape_say_what_is_text(schema, value):
+    definitions = {"text": {"type": "string"}, "loop": {"$ref": "#/$defs/loop"}}
+    parameters = {"type": "object", "properties": {"a": schema}, "$defs": definitions}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": parameters}}]
+    assert parse_calls(GLM, "glm", tools=tools).calls[0].arguments["a"] == value
 
 
 def test_channels_of_harmony_are_told_apart():
