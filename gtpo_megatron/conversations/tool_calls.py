@@ -34,7 +34,7 @@ MAX_CALLS = 64
 MAX_NAME = 256
 """Characters of the name of a tool or of an argument."""
 
-MAX_SCHEMA_DEPTH = 16
+MAX_SCHEMA_DEPTH = 8
 """Branches and references within a schema that are followed; one may refer to itself."""
 
 _Kinds = frozenset[str] | None
@@ -233,10 +233,14 @@ def _kinds_of(value: object) -> frozenset[str]:
     return _KINDS.get(type(value), frozenset())
 
 
-_KINDS = {
-    **{type(None): frozenset({"null"}), bool: frozenset({"boolean"}), str: frozenset({"string"})},
-    **{int: frozenset({"integer", "number"}), float: frozenset({"number"})},
-    **{list: frozenset({"array"}), dict: frozenset({"object"})},
+_KINDS: Mapping[type, frozenset[str]] = {
+    type(None): frozenset({"null"}),
+    bool: frozenset({"boolean"}),
+    int: frozenset({"integer", "number"}),
+    float: frozenset({"number"}),
+    str: frozenset({"string"}),
+    list: frozenset({"array"}),
+    dict: frozenset({"object"}),
 }
 
 
