@@ -9,7 +9,9 @@ from math import prod
 from gtpo_megatron.conversations.messages import Message
 from gtpo_megatron.conversations.tools import ToolEnvironment
 
-_TERM = re.compile(r"([+-]?)(\d{1,6}(?:\*\d{1,6}){0,9})")
+_PRODUCT = r"\d{1,6}(?:\*\d{1,6}){0,9}"
+_TERM = re.compile(rf"([+-]?)({_PRODUCT})")
+_EXPRESSION = re.compile(rf"[+-]?{_PRODUCT}(?:[+-]{_PRODUCT})*")
 
 
 class Calculator(ToolEnvironment):
@@ -25,9 +27,9 @@ class Calculator(ToolEnvironment):
         Args:
             expression: such as 20+4*3-14.
         """
-        terms = _TERM.findall(expression)
-        if "".join(sign + factors for sign, factors in terms) != expression or not terms:
+        if not _EXPRESSION.fullmatch(expression):
             raise ValueError(f"{expression!r} is no sum of whole numbers and products of them")
+        terms = _TERM.findall(expression)
         return sum((-1 if sign == "-" else 1) * prod(map(int, factors.split("*"))) for sign, factors in terms)
 
     def reward(self, message: Message) -> float:

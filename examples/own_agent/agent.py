@@ -41,7 +41,8 @@ def agent(row: dict[str, Any], *, base_url: str, api_key: str) -> float:
 def calculate(arguments: str) -> str:
     """The tool's result, or what is wrong with the call."""
     expression = str(json.loads(arguments).get("expression"))
-    terms = re.findall(r"([+-]?)(\d{1,6}(?:\*\d{1,6}){0,9})", expression)
-    if "".join(sign + factors for sign, factors in terms) != expression:
+    product = r"\d{1,6}(?:\*\d{1,6}){0,9}"
+    if not re.fullmatch(f"[+-]?{product}(?:[+-]{product})*", expression):
         return f"Error: {expression!r} is no sum of whole numbers and products of them"
+    terms = re.findall(f"([+-]?)({product})", expression)
     return str(sum((-1 if sign == "-" else 1) * prod(map(int, factors.split("*"))) for sign, factors in terms))
