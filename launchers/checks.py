@@ -18,17 +18,11 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.adapters import adapter_of
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.orchestration.on_ray.placement import Node, Placement, place
+from gtpo_megatron.run_folder.checkpoints import LATEST
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
 from gtpo_megatron.weights.gguf.source import named_architecture
-from launchers.job_folder import (
-    JobFolder,
-    check_writable,
-    container_image,
-    is_image_file,
-    is_local,
-    local_paths,
-    mounts,
-)
+from launchers.job_folder import JobFolder, check_writable, container_image, is_image_file, mounts
+from launchers.named_files import BEGINNING, is_local, named_files
 from launchers.options import SlurmOptions
 from launchers.walltime import check_preflight_time, check_room, estimated_s, evaluation_time, num_responses
 
@@ -113,7 +107,7 @@ def check_job(job: JobFolder, options: SlurmOptions) -> CheckedJob:
         ConfigError: the job would fail.
     """
     options.check()
-    remarks = check_paths(options.config, is_dry_run=options.dry_run)
+    remarks = check_paths(options.config, job.run_dir, is_dry_run=options.dry_run)
     check_writable(job.run_dir)
     placement = check_world(options)
     check_layout(options.config)
@@ -141,7 +135,7 @@ def check_job(job: JobFolder, options: SlurmOptions) -> CheckedJob:
     return CheckedJob(placement=placement, memory=memory, remarks=remarks)
 
 
-def check_paths(config: RunConfig, *, is_dry_run: bool) -> list[str]:
+def check_paths(config: RunConfig, run_dir: Path, *, is_dry_run: bool) -> list[str]:
     """Checks that local files exist and named data sets are known; in a dry run the model may be a name.
 
     Returns:
@@ -150,8 +144,9 @@ def check_paths(config: RunConfig, *, is_dry_run: bool) -> list[str]:
     Raises:
         ConfigError: a file is missing, or a name is of no data set.
     """
-    for name, path in local_paths(config).items():
-        if not path.exists():
+    goes_on = (run_dir / "checkpoints" / LATEST).exists()
+    for name, path in named_files(config):
+        if not path.exists() and not (goes_on and name == BEGINNING):
             raise ConfigError(f"{name}={path}: no such file or folder here; jobs need it where every node sees it")
     for dataset in (config.data.train, *config.evaluation.sets.values()):
         if not (dataset.path or dataset.generated or dataset.repository):

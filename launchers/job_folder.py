@@ -18,11 +18,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.run_folder.provenance import commit
-from gtpo_megatron.weights.gguf.source import gguf_file, is_gguf
+from launchers.named_files import named_files
 from launchers.options import SlurmOptions
 from launchers.own_settings import SCRIPT_NAMES, SCRIPTS, SETTINGS
 from launchers.script_values import NEMO_RUN_FOLDER, PLAIN_PATH, quoted
@@ -140,8 +139,9 @@ def mounts(job: JobFolder, options: SlurmOptions) -> list[str]:
         ConfigError: the name of a folder cannot be written into srun's options.
     """
     wanted = [job.run_dir, Path.cwd()]
-    for path in local_paths(options.config).values():
-        wanted += [path.absolute(), *_linked(path.absolute())]
+    for _, named in named_files(options.config):
+        path = Path(os.path.abspath(named))  # noqa: PTH100 - without its `..`, which would seem to be inside the folder
+        wanted += [path, *_linked(path)]
     there = [path for path in wanted if path.exists() or path == job.run_dir]
     folders = sorted({path.parent if path.is_file() else path for path in there})
     outermost = [path for path in folders if not any(other in path.parents for other in folders)]
@@ -167,25 +167,6 @@ def _linked(path: Path) -> Iterator[Path]:
             target = Path(os.path.normpath(target.parent / target.readlink()))
             if target.exists() and (entry != path or target.is_file()):
                 yield target
-
-
-def local_paths(config: RunConfig) -> dict[str, Path]:
-    """Field -> file or folder of this machine that it names; data sets and models of the hub are none."""
-    paths = {}
-    if is_local(config.model.path):
-        named = config.model.path
-        paths["model.path"] = gguf_file(named) if is_gguf(named) else Path(named)
-    if config.data.train.path:
-        paths["data.train_path"] = Path(config.data.train.path)
-    for label, dataset in config.evaluation.sets.items():
-        if dataset.path:
-            paths[f"evaluation ({label})"] = Path(dataset.path)
-    return paths
-
-
-def is_local(model: str) -> bool:
-    """A folder rather than a name of the hub, ``owner/name``."""
-    return Path(model).exists() or model.startswith((".", "/", "~")) or model.count("/") != 1
 
 
 def check_writable(run_dir: Path) -> None:

@@ -58,7 +58,7 @@ def launch(options: LaunchOptions) -> int:
     """Checks, writes, runs, waits."""
     options.check()
     run_dir = Path(options.run_dir or f"runs/{options.config.name}").absolute()
-    check_paths(options.config, is_dry_run=options.dry_run)
+    check_paths(options.config, run_dir, is_dry_run=options.dry_run)
     check_layout(options.config)
     check_writable(run_dir)
     stamp = DRY_RUN if options.dry_run else datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")

@@ -57,6 +57,13 @@ def named_function(name: str, *, what: str, example: str) -> Callable[..., Any]:
     return found
 
 
+def named_file(name: str) -> Path | None:
+    """The file of ``FILE.py:function``; None for ``module:function``."""
+    module_name = name.partition(":")[0]
+    is_file = "/" in module_name or module_name.startswith(".") or module_name.endswith(_ENDING)
+    return Path(module_name).expanduser() if is_file else None
+
+
 def name_of(kind: type) -> str:
     """The name by which :func:`named_function` finds a class in every process: of a file, by its whole path."""
     return f"{_FILES.get(kind.__module__, kind.__module__)}:{kind.__qualname__}"
@@ -82,7 +89,7 @@ def _module(module_name: str, where: str) -> ModuleType:
     Raises:
         ConfigError: there is none, or it does not import.
     """
-    is_file = "/" in module_name or module_name.startswith(".") or module_name.endswith(_ENDING)
+    is_file = named_file(module_name) is not None
     try:
         return _loaded(module_name, where) if is_file else importlib.import_module(module_name)
     except ConfigError:

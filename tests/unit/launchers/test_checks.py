@@ -175,6 +175,16 @@ def test_a_model_that_is_only_a_name_is_for_dry_runs(tmp_path):
         (["--model.path", "/nowhere/model"], r"model.path=/nowhere/model: no such file or folder here"),
         (["--data.train-path", "/nowhere/rows.jsonl"], r"data.train_path=/nowhere/rows.jsonl: no such file"),
         (["--evaluation.path", "/nowhere/rows.jsonl"], r"evaluation \(heldout\)=/nowhere/rows.jsonl: no such file"),
+        (["--reference.path", "/nowhere/model", "--reference.measured"], "reference.path=/nowhere/model: no such file"),
+        (["--adapter.path", "/nowhere/lora", "--adapter.rank", "8"], "adapter.path=/nowhere/lora: no such file"),
+        (
+            ["--reward.function", "0.5*recipes.tiny_cpu:gtpo + 0.5*/nowhere/r.py:f"],
+            "reward.function=/nowhere/r.py: no such file",
+        ),
+        (["--reward.packages", "/nowhere/packages"], "reward.packages=/nowhere/packages: no such file"),
+        (["--reward.judge.api-key-file", "/nowhere/key"], "reward.judge.api_key_file=/nowhere/key: no such file"),
+        (["--environment.name", "./nowhere.py:Game"], "environment.name=nowhere.py: no such file"),
+        (["--logging.sinks", "mine:Sink", "/nowhere/sink.py:Sink"], "logging.sinks=/nowhere/sink.py: no such file"),
         (["--container", "/nowhere/image.sqsh"], "--container /nowhere/image.sqsh: no such file"),
         (["--parallel.tensor-parallel-size", "2", "--nodes", "1", "--parallel.num-ranks", "6"], None),
         (["--parallel.num-ranks", "3", "--parallel.tensor-parallel-size", "3"], "tensor_parallel_size=3"),
@@ -186,6 +196,15 @@ def test_what_is_not_there(tmp_path, overrides, message):
         return
     with pytest.raises(ConfigError, match=message):
         check(tiny_options(*overrides, run_dir=tmp_path))
+
+
+def test_adapters_that_a_run_began_with_are_needed_no_more(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    options = tiny_options("--adapter.path", "/nowhere/lora", "--adapter.rank", "8", run_dir=tmp_path)
+    with pytest.raises(ConfigError, match="adapter.path=/nowhere/lora"):
+        check(options)
+    (tmp_path / "checkpoints" / "latest").touch()
+    check(options)
 
 
 def test_a_run_folder_below_a_file(tmp_path):
@@ -235,6 +254,16 @@ def test_a_measured_evaluation_counts_more_than_an_estimate(tmp_path):
         check(dataclasses.replace(options, stop_before_s=721, time="20"))
 
 
+ALGORITHM = """
+from gtpo_megatron.config.algorithm import GRPOConfig
+from gtpo_megatron.config.configuration import configuration
+
+@configuration
+class MineConfig(GRPOConfig):
+    '''Like GRPO.'''
+"""
+
+
 def in_container(tmp_path, *overrides):
     options = tiny_options("--container", "registry.example/gtpo:1", *overrides, run_dir=tmp_path / "run")
     return options, job_folder(options, submission="s")
@@ -278,3 +307,19 @@ def test_what_files_are_links_to_is_mounted_too(tmp_path):
     found = {mount.partition(":")[0] for mount in mounts(job, options)}
     assert found >= {str(path) for path in (blobs, snapshot, data / "links", data / "more", data / "rows")}
     assert str(tmp_path) not in found
+
+
+def test_code_and_models_that_a_configuration_names_are_mounted_too(tmp_path, monkeypatch):
+    """The submission's own folder is, so they are elsewhere; a relative path is from where one stands."""
+    names = ("mine/reward", "mine/sink", "mine/game", "algorithms", "lora", "stand")
+    for folder in (tmp_path / name for name in names):
+        folder.mkdir(parents=True)
+        (folder / "code.py").write_text(ALGORITHM if folder.name == "algorithms" else "", encoding="utf-8")
+    monkeypatch.chdir(tmp_path / "stand")
+    arguments = ["--algorithm", f"{tmp_path}/algorithms/code.py:MineConfig"]
+    arguments += ["--logging.sinks", "../mine/sink/code.py:Sink", "--adapter.rank", "8", "--adapter.path", "../lora"]
+    options, job = in_container(tmp_path, *arguments, "--environment.name", f"{tmp_path}/mine/game/code.py:Game")
+    found = {mount.partition(":")[0] for mount in mounts(job, options)}
+    assert found >= {str(tmp_path / name) for name in names if name != "mine/reward"}
+    options, job = in_container(tmp_path, "--reward.function", f"{tmp_path}/mine/reward/code.py:right")
+    assert f"{tmp_path}/mine/reward" in {mount.partition(":")[0] for mount in mounts(job, options)}
