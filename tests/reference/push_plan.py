@@ -47,7 +47,9 @@ def holdings(arch, layout):
     found = []
     for source in layout.sources:
         coordinates = source.coordinates
-        experts = {m.megatron_name: expert_of(m) for m in stage_mappings(arch, coordinates, layout.padded_vocab_size)}
+        mappings = list(stage_mappings(arch, coordinates, layout.padded_vocab_size))
+        experts = {mapping.megatron_name: expert_of(mapping) for mapping in mappings}
+        places = {mapping.megatron_name: place for place, mapping in enumerate(mappings)}
         for copy in load_plan(arch, coordinates, layout.padded_vocab_size):
             expert = experts[copy.megatron_name]
             holders = ranks[
@@ -60,14 +62,18 @@ def holdings(arch, layout):
             chunk = int(copy.megatron_name.split(".")[1]) if coordinates.virtual_size > 1 else 0
             section = (chunk * coordinates.pipeline_size + coordinates.pipeline_stage, expert is not None)
             if expert is None:
-                turn, shard = (order[copy.hf_name],), coordinates.tensor_parallel.index
+                # several parameters may be of one tensor of Hugging Face's, as a delta net's convolution is
+                turn, shard = (places[copy.megatron_name], order[copy.hf_name]), coordinates.tensor_parallel.index
             else:
                 group, local = divmod(expert, arch.experts.num_experts // coordinates.expert_parallel.size)
                 layer = int(copy.hf_name.split(".")[2])
                 turn = (layer, local, group, order[copy.hf_name])
                 split = coordinates.expert_tensor_parallel
                 shard = group * split.size + split.index
-            whole = ("norm", ".mlp.gate.", ".q_a_proj.", ".kv_a_proj_with_mqa.")
+            whole = (
+                *("norm", ".mlp.gate.", ".q_a_proj.", ".kv_a_proj_with_mqa."),
+                *(".shared_expert_gate.", ".linear_attn.in_proj_ba."),
+            )
             everywhere = expert is None and any(part in copy.hf_name for part in whole)
             found.append(Holding(section, turn, shard, tuple(holders), copy, everywhere))
     return found

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.weights.checksum import slice_checksum
 from gtpo_megatron.weights.param_mapping import as_matrix
 from gtpo_megatron.weights.push.plan import Bucket, Stream
@@ -50,7 +51,7 @@ class WeightReceiver:
             with_checksums: fill ``checksums`` with what was received.
 
         Raises:
-            WeightSyncError: a rank did not send by the deadline.
+            WeightSyncError: a rank did not send by the deadline, or a tensor is incomplete when all buckets are there.
         """
         self.checksums = {}
         unfinished: dict[str, Tensor] = {}
@@ -65,6 +66,11 @@ class WeightReceiver:
                     self.checksums[name] = self._checksum(name, tensor)
                 yield name, tensor
                 del tensor
+        if incomplete := [name for name, num in missing.items() if num]:
+            raise WeightSyncError(
+                f"{len(incomplete)} of {len(missing)} tensors were not sent whole, first {incomplete[0]!r}; the plan "
+                f"of the push lacks them, and the sampler must not be used"
+            )
         self._num_pushes += 1
 
     def close(self) -> None:

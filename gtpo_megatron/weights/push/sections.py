@@ -122,6 +122,8 @@ class Sections:
             raise WeightMappingError(problem)
         self._sizes: dict[tuple[object, ...], SectionSizes] = {}
         self._slices: dict[tuple[object, ...], tuple[ShardSlice, ...]] = {}
+        self._kinds: dict[Section, int] = {}
+        self._kind_of_boxes: dict[tuple[object, ...], int] = {}
         self._mappings: dict[tuple[Section, int], list[ParamMapping]] = {}
 
     @property
@@ -140,12 +142,7 @@ class Sections:
 
     def sizes(self, section: Section, coordinates: WorkerCoordinates) -> SectionSizes:
         """Sizes of every bucket, and of every shard's slices in it."""
-        flags = self._expert_layers(section.stage)
-        kind: tuple[object, ...] = (sum(flags),)
-        if not section.has_experts:
-            num_layers = len(self._layers(section.stage))
-            kind = (num_layers, *flags, section.stage == 0, section.stage == self.shape.num_stages - 1)
-        key = (section.has_experts, kind, coordinates)
+        key = (section.has_experts, self._kind(section), coordinates)
         if key not in self._sizes:
             sizes_of = self._expert_sizes if section.has_experts else self._dense_sizes
             self._sizes[key] = _fill_buckets(sizes_of(section, coordinates), self._layout.bucket_bytes)
@@ -197,18 +194,36 @@ class Sections:
             WeightMappingError: it does not split over shards or workers, or a bucket cannot hold a single row.
         """
         is_expert = expert_of(mapping) is not None
-        element_bytes = tuple(
-            FLOAT32_BYTES if stays_float32(name) else self._layout.itemsize for name in hf_names(mapping)
-        )
-        fields_of_boxes = (getattr(mapping, name) for name in _BOX_FIELDS[type(mapping)])
-        key = (type(mapping), is_expert, coordinates, element_bytes, *fields_of_boxes)
+        key = (coordinates, *self._boxes(mapping))
         if key not in self._slices:
+            element_bytes = self._element_bytes(mapping)
             num_shards = self.shape.expert_tensor if is_expert else self.shape.tensor
             whole_experts = is_expert and coordinates.expert_parallel
             split = TensorParallel(1, 0) if whole_experts else coordinates.tensor_parallel
             found = _shard_slices(mapping, num_shards, split, element_bytes, self._layout.bucket_bytes)
             self._slices[key] = tuple(found)
         return self._slices[key]
+
+    def _kind(self, section: Section) -> int:
+        """A number that sections have in common whose sizes are equal, as what they depend on is.
+
+        Of experts that is how many layers have them; of the others their parameters' boxes, in order.
+        """
+        if section.has_experts:
+            return sum(self._expert_layers(section.stage))
+        if section not in self._kinds:
+            boxes = tuple(self._boxes(mapping) for mapping in self.mappings(section))
+            self._kinds[section] = self._kind_of_boxes.setdefault(boxes, len(self._kind_of_boxes))
+        return self._kinds[section]
+
+    def _boxes(self, mapping: ParamMapping) -> tuple[object, ...]:
+        """Everything that the slices of a parameter depend on, but the worker."""
+        fields_of_boxes = (getattr(mapping, name) for name in _BOX_FIELDS[type(mapping)])
+        return (type(mapping), expert_of(mapping) is not None, self._element_bytes(mapping), *fields_of_boxes)
+
+    def _element_bytes(self, mapping: ParamMapping) -> tuple[int, ...]:
+        """Of each of a parameter's Hugging Face tensors, as they travel."""
+        return tuple(FLOAT32_BYTES if stays_float32(name) else self._layout.itemsize for name in hf_names(mapping))
 
     def _expert_layers(self, stage: int) -> tuple[bool, ...]:
         """Per layer of a virtual stage whether it has experts that travel."""

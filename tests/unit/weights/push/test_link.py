@@ -1,6 +1,7 @@
 """What both sides of a link must agree on."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -42,6 +43,27 @@ def test_sides_of_different_dtypes_exchange_the_narrower(trainer, sampler, wire)
 def test_parts_of_checksums_add_up_modulo_2_to_the_64():
     first, second = {0: {"a": 2**64 - 1}}, {0: {"a": 3, "b": 4}, 1: {"a": 5}}
     assert merged_checksums([first, second]) == {0: {"a": 2, "b": 4}, 1: {"a": 5}}
+
+
+def test_a_plan_that_lacks_a_slice_on_both_sides_is_found_by_the_receiver():
+    """Checksums agree on what neither side knows of."""
+    arch = architecture()
+    layout = push_layout(arch, itemsize=4)
+    slots = create_slots(SlotShape(slot_bytes=layout.bucket_bytes, num_ranks=1, deadline_s=30))
+    try:
+        link = WeightLink(arch=arch, layout=layout, dtype_name="float32", endpoint={0: slots})
+        plan = load_plan(arch, layout.sources[0].coordinates, layout.padded_vocab_size)
+        receiver = link.receiver(0, arch, torch.device("cpu"))
+        *others, last = receiver._stream.buckets
+        lost = last.slices[-1].copy.hf_name
+        receiver._stream = replace(receiver._stream, buckets=(*others, replace(last, slices=last.slices[:-1])))
+        with ThreadPoolExecutor(1) as pool:
+            sent = pool.submit(link.sender(0).push, filled(plan, numbered_tensors(arch)), with_checksums=True)
+            with pytest.raises(WeightSyncError, match=rf"1 of \d+ tensors were not sent whole, first '{lost}'"):
+                list(receiver.tensors(with_checksums=True))
+        sent.result()
+    finally:
+        remove_name(slots)
 
 
 @pytest.mark.parametrize("family", TRAITS)

@@ -109,9 +109,9 @@ def test_dense_models(
 
 @settings(max_examples=40)
 @given(
-    family=st.sampled_from(["qwen3_moe", "glm4_moe", "deepseek"]),
+    family=st.sampled_from(["qwen3_moe", "glm4_moe", "deepseek", "qwen3_next"]),
     tensor=TENSOR,
-    pipeline=st.sampled_from([(1, 1), (2, 1), (2, 2), (2, 1, 1), (2, 1, 3)]),
+    pipeline=st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2), (2, 1, 1), (2, 1, 3)]),
     split=st.sampled_from([(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4), (2, 4)]),
     engine=st.sampled_from([1, 2, 4]),
     engines=st.integers(1, 4),
