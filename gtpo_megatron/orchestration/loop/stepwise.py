@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gtpo_megatron.batch import PromptBatch
+from gtpo_megatron.batch import Problem, PromptBatch
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import EngineLostError
 from gtpo_megatron.observability.timers import StageTimers
@@ -172,11 +172,15 @@ class StepwiseSampling:
 
 
 class _Replay:
-    """Draws prompts, and repeats them if a step is sampled again."""
+    """Draws prompts, and repeats them if a step is sampled again.
+
+    Dynamic sampling may draw other numbers then: prompt by prompt it gets those of the first time, and others once
+    there are no more.
+    """
 
     def __init__(self, draw: DrawPrompts) -> None:
         self._draw = draw
-        self._drawn: list[PromptBatch] = []
+        self._drawn: list[tuple[int, Problem]] = []  # group labels and problems
 
     def rewound(self) -> DrawPrompts:
         """A draw function that starts with the first prompts again."""
@@ -184,15 +188,12 @@ class _Replay:
 
         def draw(num: int) -> PromptBatch:
             nonlocal position
-            # dynamic sampling may draw other numbers the second time; batches of another size are skipped
-            while position < len(self._drawn):
-                batch = self._drawn[position]
-                position += 1
-                if len(batch.problems) == num:
-                    return batch
-            self._drawn.append(self._draw(num))
-            position += 1
-            return self._drawn[-1]
+            if (missing := position + num - len(self._drawn)) > 0:
+                new = self._draw(missing)
+                self._drawn += zip(new.group_ids, new.problems, strict=True)
+            labels, problems = zip(*self._drawn[position : position + num], strict=True)
+            position += num
+            return PromptBatch(problems=problems, group_ids=labels)
 
         return draw
 

@@ -172,6 +172,24 @@ def test_a_loss_is_made_up_after_the_push_with_the_same_prompts_and_fresh_weight
     ]
 
 
+def test_a_loss_in_a_refill_loses_no_prompt_if_the_second_try_needs_another_number():
+    """Step 2 draws 2 and 3, and 4 for one of them, whose engine dies; then both are of no use, and it wants two."""
+    world = Busy()
+    world.lost_at = 3
+
+    def grade(rollouts, prompts):
+        graded = World.grade(world, rollouts, prompts)
+        useless = {3} if world.num_generated < 3 else {2, 3}
+        keep = torch.tensor([group not in useless for group in rollouts.group_ids.tolist()])
+        return dataclasses.replace(graded, rewards=graded.rewards * keep)
+
+    world.grade = grade
+    dynamic = DynamicSamplingConfig(enabled=True, max_refills=3)
+    _, step = loop(world, max_staleness=1, dynamic_sampling=dynamic)
+    assert [groups(step(number)) for number in (1, 2, 3)] == [[0, 1], [4, 5], [6, 7]]
+    assert world.replaced == 1
+
+
 def test_an_error_beside_the_trainer_ends_the_step():
     world = Busy()
 
