@@ -117,6 +117,7 @@ def check_job(job: JobFolder, options: SlurmOptions) -> CheckedJob:
     rows = known_rows(job.run_dir)
     if options.preflight:
         check_preflight_time(options.time, seconds=options.preflight_s)
+        check_skipped(options.skip)
         return CheckedJob(placement=placement, memory=memory, remarks=remarks)
     step_s, source = known_step_s(rows, memory)
     evaluation = evaluation_time(rows, memory.evaluation_s, options.config)
@@ -133,6 +134,22 @@ def check_job(job: JobFolder, options: SlurmOptions) -> CheckedJob:
             f"were not checked against its measurement"
         )
     return CheckedJob(placement=placement, memory=memory, remarks=remarks)
+
+
+def check_skipped(names: Sequence[str]) -> None:
+    """Checks that the preflight has checks of these names, where its libraries are installed.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    if not names:
+        return
+    try:
+        from gtpo_megatron.companions.preflight.catalogue import CHECKS  # takes seconds: it imports torch
+        from gtpo_megatron.companions.preflight.runner import chosen_checks
+    except ImportError:
+        return  # they may be in the container only, where the preflight checks its own options
+    chosen_checks(CHECKS, only=(), skip=names)
 
 
 def check_paths(config: RunConfig, run_dir: Path, *, is_dry_run: bool) -> list[str]:

@@ -110,8 +110,10 @@ def settings(job: JobFolder, options: SlurmOptions) -> str:
         "# shellcheck shell=bash disable=SC2034",
         "# Written by python -m launchers.slurm; read by batch.sh and node.sh.",
     ]
-    assert variables.keys() | {"JOB_ENV"} == SETTINGS, "what --env may not set"
+    assert variables.keys() | {"JOB_ENV", "PREFLIGHT_SKIP"} == SETTINGS, "what --env may not set"
     lines += [f"{name}={quoted(name, value)}" for name, value in variables.items()]
+    skipped = [quoted("--skip", name) for name in options.skip]
+    lines.append(f"PREFLIGHT_SKIP=({' '.join(['--skip', *skipped] if skipped else [])})")
     # not exported here, where the scripts would read them: for the processes that they start
     lines.append(f"JOB_ENV=({' '.join(quoted('--env', variable) for variable in options.env)})")
     return "\n".join(lines) + "\n"

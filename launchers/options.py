@@ -58,6 +58,7 @@ class SlurmOptions(LaunchOptions):
         detach: return after the submission instead of waiting for the end.
         preflight: check the nodes with one step of the recipe instead of training; see docs/preflight.md.
         preflight_s: seconds for all checks of it.
+        skip: checks that the preflight leaves out, by name.
         container: image that the job runs in (pyxis): a file, or a name in a registry.
         container_mount: further ``SOURCE:TARGET`` folders inside the container.
         gpu: kind of GPU, for the memory plan.
@@ -85,6 +86,7 @@ class SlurmOptions(LaunchOptions):
     detach: bool = False
     preflight: bool = False
     preflight_s: int = 600
+    skip: tuple[str, ...] = ()
     container: str = ""
     container_mount: tuple[str, ...] = ()
     gpu: Literal["h100", "h200", "a100", "b200", "b300"] = "h100"
@@ -124,8 +126,7 @@ class SlurmOptions(LaunchOptions):
         ):
             if number < least:
                 raise ConfigError(f"--{name} {number}: must be {least} or more")
-        if self.preflight and self.chain > 1:
-            raise ConfigError(f"--preflight --chain {self.chain}: a preflight is one job; leave out --chain")
+        self._check_preflight()
         if not 0 <= self.ray_port < 65536:
             raise ConfigError(f"--ray-port {self.ray_port}: must be a port number, or 0 for any free one")
         if self.host_memory_gib < 0:
@@ -141,6 +142,12 @@ class SlurmOptions(LaunchOptions):
         if self.host_memory_gib or written is None:
             return self.host_memory_gib * GIB
         return int(written[1]) * MEMORY_UNITS[written[2].upper()]
+
+    def _check_preflight(self) -> None:
+        if self.preflight and self.chain > 1:
+            raise ConfigError(f"--preflight --chain {self.chain}: a preflight is one job; leave out --chain")
+        if self.skip and not self.preflight:
+            raise ConfigError(f"--skip {' '.join(self.skip)}: a run has no checks to leave out; add --preflight")
 
     def _check_container(self) -> None:
         for mount in self.container_mount:

@@ -13,7 +13,7 @@ SETTINGS = frozenset(
     {
         *("RUN_DIR", "LAUNCH_DIR", "LOG_DIR", "CONFIG", "SUBMIT_DIR", "PYTHON", "IMAGE", "GPUS_PER_NODE", "RAY_CPUS"),
         *("OBJECT_STORE_BYTES", "RAY_PORT", "NETWORK_INTERFACE", "START_DEADLINE_S", "RESTARTS", "CHAIN", "JOB_ENV"),
-        *("PREFLIGHT_S", "SUBMIT_COMMIT"),
+        *("PREFLIGHT_S", "PREFLIGHT_SKIP", "SUBMIT_COMMIT"),
     }
 )
 """Variables of ``settings.sh``."""

@@ -128,7 +128,7 @@ run_head() {
   publish "$HEAD_FILE" "$address:$port"
   say "Ray head at $address:$port"
   local command=(train "$CONFIG" --run-dir "$RUN_DIR" --resume)
-  ((PREFLIGHT_S > 0)) && command=(preflight "$CONFIG" --output "$RUN_DIR/preflight" --seconds "$PREFLIGHT_S")
+  ((PREFLIGHT_S > 0)) && command=(preflight "$CONFIG" --output "$RUN_DIR/preflight" --seconds "$PREFLIGHT_S" "${PREFLIGHT_SKIP[@]}")
   (become "$PYTHON" -m gtpo_megatron.cli "${command[@]}" \
     --cluster.address "$address:$port" --cluster.num-nodes "$SLURM_NNODES") &
   driver_pid=$! has_driver=1

@@ -1,5 +1,6 @@
 """``--preflight``: the same job with the checks in the run's place."""
 
+import dataclasses
 import io
 import os
 
@@ -30,6 +31,17 @@ def test_time_must_be_enough_for_the_checks_not_for_a_step(tmp_path):
         check_job(job_folder(options, submission="s"), options)
 
 
+def test_checks_that_are_left_out_are_known_ones(tmp_path):
+    options = tiny_options("--preflight", "--skip", "network", "sleep", "--time", "20", run_dir=tmp_path)
+    job = job_folder(options, submission="s")
+    assert check_job(job, options).remarks == []
+    assert "PREFLIGHT_SKIP=(--skip network sleep)" in settings(job, options).splitlines()
+    with pytest.raises(ConfigError, match="--skip netwrok: no such check; there are inputs, "):
+        check_job(job, dataclasses.replace(options, skip=("netwrok",)))
+    with pytest.raises(ConfigError, match="--skip network sleep: a run has no checks to leave out; add --preflight"):
+        dataclasses.replace(options, preflight=False).check()
+
+
 def test_a_chain_of_preflights_is_refused(tmp_path):
     options = tiny_options("--preflight", "--chain", "2", run_dir=tmp_path)
     with pytest.raises(ConfigError, match="--preflight --chain 2: a preflight is one job"):
@@ -50,7 +62,7 @@ def test_the_job_runs_the_preflight_on_its_nodes(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SBATCH_PARTITION", "elsewhere")
     run_dir = tmp_path / "run"
     arguments = ["recipes.tiny_cpu:gtpo", *ANYWHERE, *TINY, "--run-dir", str(run_dir), "--python", str(python)]
-    assert slurm.run([*arguments, "--preflight", "--time", "20", "--detach"]) == 0
+    assert slurm.run([*arguments, "--preflight", "--skip", "network", "--time", "20", "--detach"]) == 0
     told = capsys.readouterr().out
     assert f"report   {run_dir / 'preflight'}" in told
     assert "remark   SBATCH_PARTITION of this shell would overrule" in told
@@ -63,7 +75,7 @@ def test_the_job_runs_the_preflight_on_its_nodes(tmp_path, monkeypatch, capsys):
     (words,) = [words for words in job.calls["python"] if "gtpo_megatron.cli" in words]
     assert words == [
         *("-m", "gtpo_megatron.cli", "preflight", str(launch / "config.yaml")),
-        *("--output", str(run_dir / "preflight"), "--seconds", "600"),
+        *("--output", str(run_dir / "preflight"), "--seconds", "600", "--skip", "network"),
         *("--cluster.address", "127.0.0.1:6379", "--cluster.num-nodes", "2"),
     ]
     assert (launch / "finished").exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.companions.preflight.expectations import gib, rate
-from gtpo_megatron.companions.preflight.finding import Finding, assessed, not_here
+from gtpo_megatron.companions.preflight.finding import Finding, assessed, not_here, noted
 from gtpo_megatron.companions.preflight.probes import system
 from gtpo_megatron.companions.preflight.room import Room
 from gtpo_megatron.errors import ConfigError
@@ -55,23 +55,36 @@ def reached(there: str, here: str, answer: Mapping[str, Any], size: int) -> Find
 
 
 def adapters(hosts: Mapping[str, Mapping[str, str]]) -> Finding:
-    """Ports of InfiniBand or RoCE: all active, the same on all nodes."""
+    """Ports of InfiniBand or RoCE that NCCL may use: active, the same on all nodes.
+
+    One that is down on every node is meant to be, such as the second port of a card; NCCL passes it over.
+    """
+    what = "InfiniBand or RoCE"
     if not any(hosts.values()):
-        return not_here("InfiniBand or RoCE", "no adapter in /sys/class/infiniband")
+        return not_here(what, "no adapter in /sys/class/infiniband that NCCL_IB_HCA allows")
+    inactive = [{port for port, state in ports.items() if "ACTIVE" not in state} for ports in hosts.values()]
+    unused = set.intersection(*inactive)
+    said = f"down on all nodes: {', '.join(sorted(unused))}" if unused else ""
+    used = {host: {port: state for port, state in ports.items() if port not in unused} for host, ports in hosts.items()}
+    if not any(used.values()):
+        return noted(what, said, why="NCCL takes TCP in their place")
     down = [
         f"{port} of {host}: {state}"
-        for host, ports in hosts.items()
+        for host, ports in used.items()
         for port, state in ports.items()
         if "ACTIVE" not in state
     ]
-    rates = {tuple(sorted(ports.values())) for ports in hosts.values()}
-    first = next(iter(hosts.values()))
+    on_nodes = {
+        f"{len(ports)} port(s) a node: {', '.join(sorted(set(ports.values()))) or 'none'}" for ports in used.values()
+    }
+    rates = {tuple(sorted(ports.values())) for ports in used.values()}
     return assessed(
-        "InfiniBand or RoCE",
-        "; ".join(down) or f"{len(first)} port(s) a node: {', '.join(sorted(set(first.values())))}",
+        what,
+        "; ".join([*(down or sorted(on_nodes)), *([said] if said else [])]),
         is_good=not down and len(rates) == 1,
-        expected="all active, the same on all nodes",
-        remedy="NCCL_IB_HCA (--env) leaves out ports that are meant to be down; else the node's network is broken",
+        expected="active, the same on all nodes",
+        remedy="the network of these nodes is broken; NCCL_IB_HCA (--env) leaves out ports that are not to be used, "
+        "--skip network this check",
     )
 
 

@@ -140,12 +140,33 @@ def _interface(address: str) -> str:
 
 
 def adapters(_held: object) -> dict[str, str]:
-    """State and rate of every InfiniBand or RoCE port by ``device/port``; empty where there is none."""
+    """State and rate of every InfiniBand or RoCE port that NCCL may use, by ``device/port``; empty without any."""
     found = {}
     for port in sorted(ADAPTERS.glob("*/ports/*")):
-        state, speed = ((port / name).read_text(encoding="ascii").strip() for name in ("state", "rate"))
-        found[f"{port.parent.parent.name}/{port.name}"] = f"{state.partition(': ')[2]}, {speed}"
+        device = port.parent.parent.name
+        if nccl_may_use(device, port.name, os.environ.get("NCCL_IB_HCA", "")):
+            state, speed = ((port / name).read_text(encoding="ascii").strip() for name in ("state", "rate"))
+            found[f"{device}/{port.name}"] = f"{state.partition(': ')[2]}, {speed}"
     return found
+
+
+def nccl_may_use(device: str, port: str, setting: str) -> bool:
+    """Whether NCCL_IB_HCA leaves a port to NCCL.
+
+    Args:
+        device: such as ``mlx5_0``.
+        port: its number.
+        setting: ``NAME`` or ``NAME:PORT`` with commas between them: beginnings of devices' names, or whole ones after
+            ``=``; after ``^`` those to leave out. Empty: every port.
+    """
+    is_exclusion = setting.startswith("^")
+    names = setting.removeprefix("^")
+    is_exact = names.startswith("=")
+    listed = [name.partition(":") for name in names.removeprefix("=").split(",") if name]
+    is_listed = any(
+        (device == name if is_exact else device.startswith(name)) and number in ("", port) for name, _, number in listed
+    )
+    return not listed or is_listed != is_exclusion
 
 
 def cluster() -> dict[str, int]:

@@ -139,3 +139,27 @@ def read_architecture_of(config):
     from pathlib import Path
 
     return read_architecture(Path(config.model.path))
+
+
+@pytest.mark.parametrize(
+    ("setting", "left"),
+    [
+        ("", ["mlx5_0/1", "mlx5_1/1", "mlx5_10/1", "mlx5_10/2"]),
+        ("mlx5_1", ["mlx5_1/1", "mlx5_10/1", "mlx5_10/2"]),
+        ("=mlx5_1,mlx5_10:2", ["mlx5_1/1", "mlx5_10/2"]),
+        ("^mlx5_1", ["mlx5_0/1"]),
+        ("^=mlx5_1,mlx5_10:2", ["mlx5_0/1", "mlx5_10/1"]),
+        ("mlx5:2", ["mlx5_10/2"]),
+        ("ibp", []),
+    ],
+)
+def test_ports_are_those_that_nccl_may_use(tmp_path, monkeypatch, setting, left):
+    for port in ("mlx5_0/1", "mlx5_1/1", "mlx5_10/1", "mlx5_10/2"):
+        device, number = port.split("/")
+        folder = tmp_path / device / "ports" / number
+        folder.mkdir(parents=True)
+        (folder / "state").write_text("4: ACTIVE\n", encoding="ascii")
+        (folder / "rate").write_text("400 Gb/sec (4X NDR)\n", encoding="ascii")
+    monkeypatch.setattr(system, "ADAPTERS", tmp_path)
+    monkeypatch.setenv("NCCL_IB_HCA", setting)
+    assert system.adapters(None) == dict.fromkeys(left, "ACTIVE, 400 Gb/sec (4X NDR)")

@@ -219,3 +219,22 @@ def test_a_port_that_is_down_fails():
     found = surroundings.adapters(hosts)
     assert (found.status, found.measured) == ("failed", "mlx5_0/1 of node1: DOWN, 10 Gb/sec")
     assert surroundings.adapters({"node0": {}}).status == "not here"
+
+
+def test_a_port_that_is_down_on_all_nodes_is_meant_to_be():
+    up, down = "ACTIVE, 400 Gb/sec", "DOWN, 10 Gb/sec"
+    hosts = {host: {"mlx5_0/1": up, "mlx5_1/1": down} for host in ("node0", "node1")}
+    found = surroundings.adapters(hosts)
+    assert (found.status, found.measured) == (
+        "passed",
+        "1 port(s) a node: ACTIVE, 400 Gb/sec; down on all nodes: mlx5_1/1",
+    )
+    hosts["node1"]["mlx5_0/1"] = down
+    assert surroundings.adapters(hosts).status == "failed"
+    hosts["node0"]["mlx5_0/1"] = down
+    assert surroundings.adapters(hosts).status == "noted"
+
+
+def test_a_node_without_the_others_ports_fails():
+    found = surroundings.adapters({"node0": {"mlx5_0/1": "ACTIVE, 400 Gb/sec"}, "node1": {}})
+    assert (found.status, found.measured) == ("failed", "0 port(s) a node: none; 1 port(s) a node: ACTIVE, 400 Gb/sec")
