@@ -154,7 +154,7 @@ class MegatronActor:
         self._sender: WeightSender | None = None
         self._policy_version = 0
         self.batch: RolloutShard | None = None
-        self._last_stage = "nothing"
+        self._last_stage = self._scored_by = "nothing"
         self._host_copies = HostCopies()
 
     def _routing_replay(self) -> RoutingReplay | None:
@@ -270,6 +270,9 @@ class MegatronActor:
 
     def _stage_ends(self, stage: str, batch: RolloutShard | None) -> None:
         self.batch, self._last_stage = batch, stage
+        if stage in SCORING:
+            self._scored_by = stage
+            self._update.trainer_logprobs = None  # of the batch before
 
     def batch_after(self, *stages: str, asks: str) -> RolloutShard:
         """The batch, for the stage ``asks``; raises StageOrderError unless one of ``stages`` was the last."""
@@ -412,7 +415,7 @@ class MegatronActor:
         """
         batch = self.batch_after(*SCORING, "credit_tokens", "update", asks="explain_gap")
         logprobs = self._update.trainer_logprobs  # of an update without a scoring pass
-        if isinstance(batch, ScoredBatch) and self._config.rollout.entropy_source == "actor":
+        if isinstance(batch, ScoredBatch) and self._scored_by == "score_tokens":
             logprobs = batch.old_logprobs
         if logprobs is None:
             return merged([])

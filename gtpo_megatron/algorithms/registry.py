@@ -52,6 +52,7 @@ from gtpo_megatron.config.algorithm import (
     STAREConfig,
     TopEntropyConfig,
 )
+from gtpo_megatron.config.algorithm.base import check_sequence_correction
 from gtpo_megatron.config.named_function import name_of
 from gtpo_megatron.errors import ConfigError
 
@@ -246,7 +247,8 @@ def algorithm_of(config: object) -> Algorithm:
     """The algorithm of a configuration: a built-in one, or one defined in the module of the configuration's class.
 
     Raises:
-        ConfigError: ``config`` is not the configuration of an algorithm, or its class has no record or several.
+        ConfigError: ``config`` is not the configuration of an algorithm, or its class has no record or several; or its
+            loss has one ratio a response and its off-policy correction one factor a token.
     """
     kind = type(config)
     if kind in _BY_CONFIG:
@@ -262,4 +264,6 @@ def algorithm_of(config: object) -> Algorithm:
             f"NAME = Algorithm(config={kind.__name__}, ...) at the top level; `gtpo-megatron examples` writes one, and "
             f"docs/your_own_algorithm.md explains it"
         )
+    if own[0].ratio_of == "response":
+        check_sequence_correction(config.off_policy)
     return own[0]

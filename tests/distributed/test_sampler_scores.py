@@ -67,6 +67,33 @@ def test_off_policy_statistics_with_and_without_a_scoring_pass(tmp_path, level):
     ]
 
 
+def a_probe_after_a_step(rank, world_size, init_method, config, rollouts, probe):
+    """What the last push's check asks: other responses, scored after an update."""
+    from gtpo_megatron.actor.actor import MegatronActor
+
+    actor = MegatronActor(config, global_rank=rank, init_method=init_method)
+    (actor.score_tokens if config.rollout.entropy_source == "actor" else actor.use_sampler_scores)(
+        RolloutShard.of(rollouts, range(8))
+    )
+    actor.credit_tokens(make_rewards())
+    actor.update(1)
+    actor.score_tokens(RolloutShard.of(probe, range(0, 8, 2)))
+    return actor.explain_gap(0.01)
+
+
+def test_a_probe_is_compared_by_its_own_scores(tmp_path):
+    make_model(tmp_path, tied=True)
+    base = make_config(tmp_path, {"num_ranks": 1})
+    without = dataclasses.replace(base, rollout=dataclasses.replace(base.rollout, entropy_source="rollout"))
+    [(scores, _, _)] = run_processes(one_step, 1, base, make_rollouts(), timeout_s=60)
+    exact = {"rollout_logprobs": scores.old_logprobs, "token_entropy": scores.token_entropy}
+    rollouts = make_rollouts(**exact)
+    [wanted] = run_processes(a_probe_after_a_step, 1, base, rollouts, rollouts, timeout_s=60)
+    [found] = run_processes(a_probe_after_a_step, 1, without, rollouts, rollouts, timeout_s=60)
+    assert wanted.worst
+    assert [(token.row, token.position) for token in found.worst] == [(t.row, t.position) for t in wanted.worst]
+
+
 def scored(rank, world_size, init_method, config, rollouts):
     from gtpo_megatron.actor.actor import MegatronActor
 

@@ -189,7 +189,8 @@ class RoutingReplay:
     def _nothing(self, batch: PackedMicroBatch) -> Tensor:
         """``[s, 0, k]``: a pipeline stage may have no layers with experts."""
         count = len(batch.input_ids) // self._layout.sequence_size
-        return torch.zeros(count, 0, self._layout.experts_per_token, dtype=self._layout.dtype)
+        shape = count, 0, self._layout.experts_per_token
+        return torch.zeros(shape, dtype=self._layout.dtype, device=cpu_platform.device())
 
     def _mismatch(self, ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> dict[str, Metric]:
         counts = torch.zeros(2, dtype=torch.int64, device=cpu_platform.device())

@@ -10,7 +10,7 @@ from gtpo_megatron.algorithms import Algorithm
 from gtpo_megatron.algorithms.credit.group_relative import group_relative_credit
 from gtpo_megatron.algorithms.losses.clipped_surrogate import token_surrogate
 from gtpo_megatron.algorithms.registry import BUILT_IN, algorithm_of
-from gtpo_megatron.config.algorithm import ALGORITHMS, AlgorithmConfig, GRPOConfig, GTPOConfig
+from gtpo_megatron.config.algorithm import ALGORITHMS, AlgorithmConfig, GRPOConfig, GTPOConfig, OffPolicyConfig
 from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError
 
@@ -45,6 +45,23 @@ OWN = Algorithm(config=OwnConfig, about="a test", credit=group_relative_credit, 
 
 def test_a_record_beside_its_class_is_found() -> None:
     assert algorithm_of(OwnConfig(std_ddof=1)) is OWN
+
+
+def test_of_one_ratio_a_response_no_factor_a_token_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("of_responses")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    @configuration
+    class ResponseConfig(GRPOConfig):
+        pass
+
+    ResponseConfig.__module__ = module.__name__
+    module.RECORD = replace(OWN, config=ResponseConfig, ratio_of="response")  # type: ignore[attr-defined]
+    for level in ("sequence", "geometric"):
+        algorithm_of(ResponseConfig(off_policy=OffPolicyConfig(mode="truncate", level=level)))
+    algorithm_of(ResponseConfig())
+    with pytest.raises(ConfigError, match="needs one factor a response; set --algorithm.off-policy.level sequence"):
+        algorithm_of(ResponseConfig(off_policy=OffPolicyConfig(mode="truncate")))
 
 
 def test_a_class_without_a_record_is_refused() -> None:
