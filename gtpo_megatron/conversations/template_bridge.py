@@ -115,7 +115,8 @@ class TemplateBridge:
         try:
             self._end = self._find_end()
             eos = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
-            self._stops = {*stop_ids, *eos, *self._end[-1:]}
+            self._ends = {*eos, *self._end[-1:]}
+            self._stops = {*stop_ids, *self._ends}
             self._calling_turns = {several: self._find_calling_turn(1 + several) for several in (False, True)}
             self._check_turns()
         except DataError as problem:
@@ -143,7 +144,9 @@ class TemplateBridge:
                 raise DataError(f"{self._place} does not tell the policy of the tool {shown(name)}: it knows no tools")
         return self._encode(text)
 
-    def next_turn(self, sampled: Sequence[int], messages: Sequence[Message]) -> tuple[int, ...]:
+    def next_turn(
+        self, sampled: Sequence[int], messages: Sequence[Message], *, stop_ids: Sequence[int] | None = None
+    ) -> tuple[int, ...]:
         """Ids that follow a turn of the policy, up to where its next one begins.
 
         They begin with the end of the turn if the sampler did not write one, as in a turn that was cut by the length
@@ -153,6 +156,7 @@ class TemplateBridge:
         Args:
             sampled: ids of the turn, with its stop token if it has one.
             messages: that the policy reads next.
+            stop_ids: with which the turn was sampled; None: those of this bridge.
 
         Raises:
             DataError: the template refuses the messages, such as results of tools that it does not know.
@@ -170,10 +174,13 @@ class TemplateBridge:
             # The policy chose the ids, and Mistral's template takes none but those of nine characters.
             reply = [one | _result_id(place) if one["role"] == "tool" else one for place, one in enumerate(reply)]
             end, rest = self._after(turn.message(reply), reply)
-        last = sampled[-1] if len(sampled) else None
-        if last not in self._stops:
+        if not self._has_end(sampled, stop_ids):
             return (*end, *rest)
-        return rest[1:] if not self._end and rest[:1] == (last,) else rest
+        return rest[1:] if not self._end and rest[:1] == (sampled[-1],) else rest
+
+    def _has_end(self, sampled: Sequence[int], stop_ids: Sequence[int] | None) -> bool:
+        stops = self._stops if stop_ids is None else self._ends.union(stop_ids)
+        return len(sampled) > 0 and sampled[-1] in stops
 
     def _after(self, turn: _Rendered, reply: Sequence[_Rendered]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The end of a turn that says the marker, and what stands between it and the next turn."""
@@ -274,7 +281,14 @@ class TemplateBridge:
         return prompt.rfind(opening) > prompt.rfind(closing)
 
     # -------------------------------------------------------------------------------------------------------- messages
-    def parse(self, sampled: Sequence[int], *, is_truncated: bool, tools: Sequence[Mapping[str, Any]] = ()) -> Message:
+    def parse(
+        self,
+        sampled: Sequence[int],
+        *,
+        is_truncated: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+        stop_ids: Sequence[int] | None = None,
+    ) -> Message:
         """The policy's turn as a message, whatever it has said.
 
         A text without reasoning and calls is what graders of single turns read. Reasoning that was never closed has no
@@ -285,8 +299,9 @@ class TemplateBridge:
             sampled: ids of the turn.
             is_truncated: it was cut by the length limit.
             tools: of the conversation, for forms that write arguments without quotes (see ``parse_calls``).
+            stop_ids: as in :meth:`next_turn`.
         """
-        ids = list(sampled[:-1] if len(sampled) and sampled[-1] in self._stops else sampled)
+        ids = list(sampled[:-1] if self._has_end(sampled, stop_ids) else sampled)
         raw = self._decoded(ids)
         reasoning, text = self._split_thinking(raw)
         parsed = ParsedText(content=text)

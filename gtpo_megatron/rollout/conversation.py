@@ -28,6 +28,7 @@ class _Account:
     """What has happened in an episode so far.
 
     Attributes:
+        stop_ids: tokens that end a turn.
         last_turn: tokens of the policy's last turn; None before the first.
         tools: that the policy may call.
         num_tokens: of prompt, turns and answers.
@@ -35,6 +36,7 @@ class _Account:
         has_ended: the environment has, so that nothing more can be asked of it.
     """
 
+    stop_ids: tuple[int, ...]
     last_turn: tuple[int, ...] | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
     num_tokens: int = 0
@@ -60,7 +62,7 @@ class Conversation:
     Args:
         config: the environment and its limits.
         tokenizer: of the model, with its chat template.
-        stop_ids: tokens that end a turn.
+        stop_ids: tokens that end a turn in the run, by which those of the chat template are known.
         data: how prompts are rendered; an opening of more than ``max_prompt_tokens`` fails its episode.
         in_rounds: see ``in_flight.Environment``.
 
@@ -90,12 +92,12 @@ class Conversation:
             memory_limit_mib=config.memory_limit_mib,
         )
 
-    def open(self, episode: int, request: SampleRequest) -> None:
-        """Calls ``reset`` with the problem's row."""
+    def open(self, episode: int, request: SampleRequest, *, stop_ids: Sequence[int]) -> None:
+        """Calls ``reset`` with the problem's row; the stop tokens may be others than the run's, as in evaluations."""
         problem = request.problem
         if problem is None:
             raise RolloutError("a request for an episode has no problem that its environment could begin with")
-        self._accounts[episode] = _Account()
+        self._accounts[episode] = _Account(stop_ids=tuple(stop_ids))
         row: dict[str, Any] = {**json.loads(problem.columns_json), "prompt": problem.prompt, "answer": problem.answer}
         self._pool.open(episode, row)
 
@@ -113,7 +115,7 @@ class Conversation:
             sampled = replace(sampled, token_ids=token_ids, logprobs=tuple(completion.logprobs.logprobs))
             self._pool.step(episode, Message(role="assistant", sampled=sampled))
         else:
-            turn = self._bridge.parse(token_ids, is_truncated=is_cut, tools=account.tools)
+            turn = self._bridge.parse(token_ids, is_truncated=is_cut, tools=account.tools, stop_ids=account.stop_ids)
             self._pool.step(episode, replace(turn, sampled=sampled))
 
     def answers(self, *, within_s: float) -> dict[int, Answer]:
@@ -164,7 +166,9 @@ class Conversation:
         if reply.done or account.num_turns >= self._config.max_turns:
             return Answer(context_ids=None, outcome=account.outcome())
         assert account.last_turn is not None, "an environment replies to a turn"
-        tokens = self._known(reply.token_ids) or self._bridge.next_turn(account.last_turn, reply.messages)
+        tokens = self._known(reply.token_ids) or self._bridge.next_turn(
+            account.last_turn, reply.messages, stop_ids=account.stop_ids
+        )
         account.num_tokens += len(tokens)
         return Answer(context_ids=tokens, outcome=account.outcome())
 

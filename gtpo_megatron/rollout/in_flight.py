@@ -53,8 +53,8 @@ class Environment(Protocol):
     in_rounds: bool
     """Whether the next turns are sampled together once all have been answered, so that a run repeats bit for bit."""
 
-    def open(self, episode: int, request: SampleRequest) -> None:
-        """Begins an episode; its first answer is the prompt."""
+    def open(self, episode: int, request: SampleRequest, *, stop_ids: Sequence[int]) -> None:
+        """Begins an episode, whose turns these tokens end; its first answer is the prompt."""
         ...
 
     def turn_ended(self, episode: int, completion: Any) -> None:
@@ -177,6 +177,7 @@ class InFlight:
         *,
         version: int,
         limit: int,
+        stop_ids: Sequence[int] = (),
         ticket: Hashable = None,
     ) -> Hashable:
         """Begins an episode for each request.
@@ -186,6 +187,7 @@ class InFlight:
             add_turn: adds a turn of theirs to vLLM.
             version: current policy version.
             limit: most tokens of a response, whoever wrote them.
+            stop_ids: tokens that end a turn of theirs, for the environment.
             ticket: of the batch; None: a number.
 
         Returns:
@@ -203,7 +205,7 @@ class InFlight:
             if self._environment is None:
                 self._sample(key, request.prompt_ids)
             else:
-                self._environment.open(key, request)
+                self._environment.open(key, request, stop_ids=stop_ids)
                 self._waiting.add(key)
         return ticket
 

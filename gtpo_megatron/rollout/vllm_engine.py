@@ -159,7 +159,7 @@ class VllmEngine:
                 environment,
                 data,
                 load_tokenizer(model_path),
-                stop_ids=[*self._stop_ids, *config.sampling.stop_token_ids],
+                stop_ids=self._stops_of(config.sampling),
                 in_rounds=not config.is_continuous,
             )
         self._in_flight = InFlight(self._llm.llm_engine, self._conversation)
@@ -227,7 +227,12 @@ class VllmEngine:
             )
 
         return self._in_flight.begin(
-            requests, add_turn, version=self._version, limit=sampling.max_response_tokens, ticket=ticket
+            requests,
+            add_turn,
+            version=self._version,
+            limit=sampling.max_response_tokens,
+            stop_ids=self._stops_of(sampling),
+            ticket=ticket,
         )
 
     def advance(self, *, limit_s: float) -> list[Hashable]:
@@ -289,6 +294,10 @@ class VllmEngine:
 
         return stream_responses(self._llm.llm_engine, add, requests, max_concurrent=self._max_concurrent)
 
+    def _stops_of(self, sampling: SamplingConfig) -> list[int]:
+        """The tokens that end a turn."""
+        return [*self._stop_ids, *sampling.stop_token_ids]
+
     def _check_weights(self) -> None:
         if self._version == UNUSABLE:
             raise RolloutError(
@@ -319,7 +328,7 @@ class VllmEngine:
             top_k=sampling.top_k,
             max_tokens=sampling.max_response_tokens,
             stop=list(sampling.stop_strings),
-            stop_token_ids=[*self._stop_ids, *sampling.stop_token_ids],
+            stop_token_ids=self._stops_of(sampling),
             logprobs=0 if with_logprobs else None,
             flat_logprobs=with_logprobs,
             seed=seed,

@@ -48,12 +48,12 @@ def tokenizer():
 def made(tokenizer):
     found = []
 
-    def make(name, **options):
+    def make(name, *, also_stops=(), **options):
         one = Conversation(
             EnvironmentConfig(name=name, num_workers=1, **options),
             DataConfig(train_path="none.jsonl", max_prompt_tokens=64),
             tokenizer,
-            stop_ids=[tokenizer.eos_token_id],
+            stop_ids=[tokenizer.eos_token_id, *also_stops],
             in_rounds=True,
         )
         found.append(one)
@@ -79,8 +79,9 @@ def answer(conversation, episode):
     raise AssertionError("no answer in a minute")
 
 
-def opened(conversation, episode=0, problem=PROBLEM):
-    conversation.open(episode, SampleRequest(prompt_ids=(1,), group_id=0, sample=0, problem=problem))
+def opened(conversation, episode=0, problem=PROBLEM, *, stop_ids=()):
+    request = SampleRequest(prompt_ids=(1,), group_id=0, sample=0, problem=problem)
+    conversation.open(episode, request, stop_ids=stop_ids)
     return answer(conversation, episode)
 
 
@@ -128,6 +129,27 @@ def test_a_turn_that_was_cut_gets_its_end(made, tokenizer, talks):
     assert cut.context_ids == (tokenizer.eos_token_id, *ended.context_ids)
 
 
+def test_what_ends_a_turn_is_what_its_batch_was_sampled_with(made, tokenizer, talks):
+    """A run's stop tokens say nothing of the turns of an evaluation that has others."""
+    of_run, of_evaluation = tokenizer.encode("x"), tokenizer.encode("y")
+    conversation = made(talks, also_stops=of_run)
+    opened(conversation, 0, stop_ids=[tokenizer.eos_token_id, *of_run])
+    opened(conversation, 1, stop_ids=[tokenizer.eos_token_id, *of_evaluation])
+    found = {
+        (episode, text): tokenizer.decode(said(conversation, tokenizer, text, episode).context_ids)
+        for episode in (0, 1)
+        for text in ("ax", "ay", "a<|im_end|>")
+    }
+    ends = {key: text.startswith("<|im_end|>") for key, text in found.items()}
+    assert ends == {
+        **{(0, "ax"): False, (0, "ay"): True, (0, "a<|im_end|>"): False},
+        **{(1, "ax"): True, (1, "ay"): False, (1, "a<|im_end|>"): False},
+    }
+    assert "more than 'a'" in found[0, "ax"]
+    assert "more than 'ax'" in found[1, "ax"]
+    assert "more than 'a'" in found[1, "ay"]
+
+
 def test_rewards_of_turns_are_discounted_and_turns_are_limited(made, tokenizer, talks):
     conversation = made(talks, max_turns=3, discount=0.5)
     opened(conversation)
@@ -163,7 +185,7 @@ def test_what_is_forgotten_is_not_answered(made, tokenizer, talks):
 
 def test_a_request_without_a_problem_is_a_mistake(made, talks):
     with pytest.raises(RolloutError, match="has no problem"):
-        made(talks).open(0, SampleRequest(prompt_ids=(1,), group_id=0, sample=0))
+        made(talks).open(0, SampleRequest(prompt_ids=(1,), group_id=0, sample=0), stop_ids=())
 
 
 def test_an_agent_reads_the_tokens_that_an_environment_would_have_given(made, tokenizer):

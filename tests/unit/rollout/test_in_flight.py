@@ -165,8 +165,10 @@ class Script:
         self._ready = {}
         self._late = {sample: {} for sample in late}
         self.forgotten = []
+        self.opened = []
 
-    def open(self, episode, request):
+    def open(self, episode, request, *, stop_ids):
+        self.opened.append((episode, stop_ids))
         self._samples[episode] = request.sample
         self._say(episode)
 
@@ -205,6 +207,14 @@ def test_a_turn_goes_on_from_all_tokens_before_it():
     assert (second.prompt_ids, second.token_ids) == ((6,), [6, 101])
     assert (first.outcome.reward, second.outcome.reward) == (0.0, 1.0)
     assert [first.is_cut, second.is_cut] == [False, False]
+
+
+def test_an_episode_is_told_what_ends_the_turns_of_its_batch():
+    script = Script([None], [None])
+    in_flight = InFlight(TurnEngine(), script)
+    in_flight.begin(requests(1), TurnEngine().add, version=5, limit=9, stop_ids=(2,))
+    in_flight.begin(requests(2)[1:], TurnEngine().add, version=5, limit=9, stop_ids=(2, 7))
+    assert script.opened == [(0, (2,)), (1, (2, 7))]
 
 
 @pytest.mark.parametrize("in_rounds", [True, False])
