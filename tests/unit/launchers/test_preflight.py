@@ -36,8 +36,8 @@ def test_checks_that_are_left_out_are_known_ones(tmp_path):
     job = job_folder(options, submission="s")
     assert check_job(job, options).remarks == []
     assert "PREFLIGHT_SKIP=(--skip network sleep)" in settings(job, options).splitlines()
-    with pytest.raises(ConfigError, match="--skip netwrok: no such check; there are inputs, "):
-        check_job(job, dataclasses.replace(options, skip=("netwrok",)))
+    with pytest.raises(ConfigError, match="--skip nonet: no such check; there are inputs, "):
+        check_job(job, dataclasses.replace(options, skip=("nonet",)))
     with pytest.raises(ConfigError, match="--skip network sleep: a run has no checks to leave out; add --preflight"):
         dataclasses.replace(options, preflight=False).check()
 
