@@ -56,8 +56,9 @@ def test_environment_variables_are_read_in_launchers_only():
             if isinstance(node, ast.Attribute) and node.attr == "environ":
                 parent = path.relative_to(ROOT)
                 # orchestration sets what vLLM and Ray read, an evaluation what its engine reads, the worker of an
-                # environment what an agent's HTTP client reads, and verifiers' process gets a few of them
-                owners = ("evaluation_run.py", "chat_endpoint.py", "verifiers.py")
+                # environment what an agent's HTTP client reads, verifiers' process gets a few of them, and a preflight
+                # looks at the ports that NCCL will use
+                owners = ("evaluation_run.py", "chat_endpoint.py", "verifiers.py", "system.py")
                 owner = parent.parts[0] == "orchestration" or parent.name in owners
                 assert owner, f"{parent} touches os.environ"
             assert not (isinstance(node, ast.Attribute) and node.attr == "getenv"), path

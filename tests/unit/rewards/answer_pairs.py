@@ -234,7 +234,7 @@ def in_one_font(draw: Draw) -> Made:
 def scaled(draw: Draw) -> Made:
     n, (scale, zeros) = draw.randint(2, 99), draw.choice([("thousand", 3), ("million", 6), ("billion", 9)])
     right = [f"{n} {scale}", rf"{n}\text{{ {scale} dollars}}", rf"\text{{{n} {scale}}}", rf"\${n}.0 {scale}"]
-    return str(n * 10**zeros), right, [str(n), f"{n} hundred", f"{n + 1} {scale}", f"{n} {scale}ths"]
+    return str(n * 10**zeros), right, [str(n), f"{n} hundred", f"{n + 1} {scale}", f"{n} {scale}th"]
 
 
 def other_number(draw: Draw) -> Made:

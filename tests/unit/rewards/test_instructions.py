@@ -89,7 +89,7 @@ CASES = [
     ),
     ({"kind": "include", "word": "ice cream"}, ["Ice cream!", "an ice cream"], ["ice", "nice cream", "ice creams"]),
     ({"kind": "include", "word": "C++"}, ["in C++.", "c++"], ["C", "C+"]),
-    ({"kind": "include", "word": "caf\u00e9"}, ["a caf\u00e9", "a cafe\u0301"], ["cafe", "cafe\u0301s", "caf\u00e9s"]),
+    ({"kind": "include", "word": "été"}, ["l été", "e\u0301te\u0301!"], ["ete", "e\u0301te\u0301s", "étés"]),
     (
         {"kind": "include", "word": "\u0939\u093f\u0928\u094d\u0926\u0940"},
         ["\u0939\u093f\u0928\u094d\u0926\u0940 hai"],
@@ -108,7 +108,7 @@ CASES = [
         ["sea", "seasea", "sea seas", ""],
     ),
     ({"kind": "letter", "letter": "b", "num": 3}, ["bBb", "baobab"], ["bb", "", "ddd"]),
-    ({"kind": "letter", "letter": "\u00e9", "num": 1.0}, ["cafe\u0301", "\u00c9"], ["e"]),
+    ({"kind": "letter", "letter": "\u00e9", "num": 1.0}, ["cote\u0301", "\u00c9"], ["e"]),
     (
         {"kind": "start", "text": "Dear friend"},
         ["Dear friend, hi", " \nDear friend", "Dear friend_"],
