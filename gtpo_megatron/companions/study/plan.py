@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
 from gtpo_megatron.config.named_function import called
+from gtpo_megatron.config.reward import JudgeConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import KIND_KEY, to_plain
 from gtpo_megatron.errors import ConfigError
@@ -220,6 +221,8 @@ def has_settings(plain: Mapping[str, Any], config: object) -> bool:
         value, found = getattr(config, field.name), plain.get(field.name)
         if field.name not in plain:
             is_alike = value == (field.default if field.default_factory is MISSING else field.default_factory())
+        elif isinstance(value, JudgeConfig) and not value.url and isinstance(found, Mapping):
+            is_alike = not found.get("url")  # nobody is asked, whatever the options of a judge were
         elif is_dataclass(value) and isinstance(found, Mapping):
             is_alike = has_settings(found, value)
         else:

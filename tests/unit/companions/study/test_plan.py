@@ -81,7 +81,11 @@ def test_a_run_from_before_an_option_had_its_default():
     }
     assert has_settings(older, config)
     assert not has_settings(older, replace(config, rollout=replace(config.rollout, max_engine_restarts=2)))
+    judge = plain["reward"]["judge"]
+    unasked = plain | {"reward": plain["reward"] | {"judge": judge | {"score_pattern": "(x)"}}}
+    assert has_settings(unasked, config)
     for other in (
+        plain | {"reward": plain["reward"] | {"judge": judge | {"url": "http://h/v1"}}},
         plain | {"gone": 1},
         plain | {"seed": 9},
         plain | {"rollout": plain["rollout"] | {"gone": 1}},
