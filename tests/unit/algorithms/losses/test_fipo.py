@@ -140,7 +140,7 @@ def test_a_run_with_one_update_is_refused() -> None:
     algorithm = FIPOConfig(length_penalty=NoLengthPenalty())
     for size in (0, 1):
         update = dataclasses.replace(run.update, updates_per_rollout=1, mini_batch_prompts=size)
-        with pytest.raises(ConfigError, match=r"updates_per_rollout=1 with algorithm FIPOConfig: .* set --update.updates-per-rollout 2"):
+        with pytest.raises(ConfigError, match=r"FIPOConfig: .* set --update.updates-per-rollout 2"):
             dataclasses.replace(run, algorithm=algorithm, update=update)
     update = dataclasses.replace(run.update, updates_per_rollout=2)
     assert dataclasses.replace(run, algorithm=algorithm, update=update).algorithm == algorithm
