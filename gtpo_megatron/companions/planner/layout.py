@@ -145,7 +145,11 @@ def expert_sizes(shape: ModelShape, stage_ranks: int) -> tuple[list[int], list[i
 
 def layers_of_chunk(shape: ModelShape, layout: Layout, stage: int, chunk: int) -> LayerCounts:
     """Layers of each kind in one of a stage's chunks; Megatron deals chunks in turns."""
-    layers = layout.layer_split.layers(shape.num_layers, chunk * layout.pipeline + stage)
+    return _layers_of_chunk(shape, layout.layer_split, chunk * layout.pipeline + stage)
+
+
+def _layers_of_chunk(shape: ModelShape, split: LayerSplit, virtual_stage: int) -> LayerCounts:
+    layers = split.layers(shape.num_layers, virtual_stage)
     return shape.layers_between(layers.start, layers.stop)
 
 
@@ -158,8 +162,7 @@ def layers_of_stage(shape: ModelShape, layout: Layout, stage: int) -> LayerCount
 def _layers_of_stage(shape: ModelShape, split: LayerSplit, stage: int) -> LayerCounts:
     total: Counter[LayerKind] = Counter()
     for virtual_stage in range(stage, split.num_stages, split.pipeline):
-        layers = split.layers(shape.num_layers, virtual_stage)
-        total.update(dict(shape.layers_between(layers.start, layers.stop)))
+        total.update(dict(_layers_of_chunk(shape, split, virtual_stage)))
     return tuple(sorted(total.items()))
 
 

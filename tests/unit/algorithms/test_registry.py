@@ -47,21 +47,28 @@ def test_a_record_beside_its_class_is_found() -> None:
     assert algorithm_of(OwnConfig(std_ddof=1)) is OWN
 
 
-def test_of_one_ratio_a_response_no_factor_a_token_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("of_responses")
+@pytest.fixture
+def own_module(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, type[GRPOConfig]]:
+    """A module without records, and a configuration of it."""
+    module = ModuleType("module_of_a_test")
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
     @configuration
-    class ResponseConfig(GRPOConfig):
+    class ModuleConfig(GRPOConfig):
         pass
 
-    ResponseConfig.__module__ = module.__name__
-    module.RECORD = replace(OWN, config=ResponseConfig, ratio_of="response")  # type: ignore[attr-defined]
+    ModuleConfig.__module__ = module.__name__
+    return module, ModuleConfig
+
+
+def test_of_one_ratio_a_response_no_factor_a_token_is_taken(own_module: tuple[ModuleType, type[GRPOConfig]]) -> None:
+    module, kind = own_module
+    module.RECORD = replace(OWN, config=kind, ratio_of="response")  # type: ignore[attr-defined]
     for level in ("sequence", "geometric"):
-        algorithm_of(ResponseConfig(off_policy=OffPolicyConfig(mode="truncate", level=level)))
-    algorithm_of(ResponseConfig())
+        algorithm_of(kind(off_policy=OffPolicyConfig(mode="truncate", level=level)))
+    algorithm_of(kind())
     with pytest.raises(ConfigError, match="needs one factor a response; set --algorithm.off-policy.level sequence"):
-        algorithm_of(ResponseConfig(off_policy=OffPolicyConfig(mode="truncate")))
+        algorithm_of(kind(off_policy=OffPolicyConfig(mode="truncate")))
 
 
 def test_a_class_without_a_record_is_refused() -> None:
@@ -70,16 +77,9 @@ def test_a_class_without_a_record_is_refused() -> None:
         algorithm_of(ChildConfig())
 
 
-def test_two_records_of_one_class_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("of_two_minds")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-
-    @configuration
-    class TwiceConfig(GRPOConfig):
-        pass
-
-    TwiceConfig.__module__ = module.__name__
-    module.FIRST = replace(OWN, config=TwiceConfig)  # type: ignore[attr-defined]
-    module.SECOND = replace(OWN, config=TwiceConfig)  # type: ignore[attr-defined]
+def test_two_records_of_one_class_are_refused(own_module: tuple[ModuleType, type[GRPOConfig]]) -> None:
+    module, kind = own_module
+    module.FIRST = replace(OWN, config=kind)  # type: ignore[attr-defined]
+    module.SECOND = replace(OWN, config=kind)  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="2 records of it in its module"):
-        algorithm_of(TwiceConfig())
+        algorithm_of(kind())

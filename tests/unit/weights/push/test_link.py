@@ -1,7 +1,9 @@
 """What both sides of a link must agree on."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -45,40 +47,37 @@ def test_parts_of_checksums_add_up_modulo_2_to_the_64():
     assert merged_checksums([first, second]) == {0: {"a": 2, "b": 4}, 1: {"a": 5}}
 
 
-def test_a_plan_that_lacks_a_slice_on_both_sides_is_found_by_the_receiver():
-    """Checksums agree on what neither side knows of."""
-    arch = architecture()
+@contextmanager
+def linked(arch):
+    """Both ends of a link between one rank and one worker: a push of numbered tensors, and the receiver."""
     layout = push_layout(arch, itemsize=4)
     slots = create_slots(SlotShape(slot_bytes=layout.bucket_bytes, num_ranks=1, deadline_s=30))
     try:
         link = WeightLink(arch=arch, layout=layout, dtype_name="float32", endpoint={0: slots})
         plan = load_plan(arch, layout.sources[0].coordinates, layout.padded_vocab_size)
-        receiver = link.receiver(0, arch, torch.device("cpu"))
+        push = partial(link.sender(0).push, filled(plan, numbered_tensors(arch)), with_checksums=True)
+        with ThreadPoolExecutor(1) as pool:
+            yield lambda: pool.submit(push), link.receiver(0, arch, torch.device("cpu"))
+    finally:
+        remove_name(slots)
+
+
+def test_a_plan_that_lacks_a_slice_on_both_sides_is_found_by_the_receiver():
+    """Checksums agree on what neither side knows of."""
+    with linked(architecture()) as (push, receiver):
         *others, last = receiver._stream.buckets
         lost = last.slices[-1].copy.hf_name
         receiver._stream = replace(receiver._stream, buckets=(*others, replace(last, slices=last.slices[:-1])))
-        with ThreadPoolExecutor(1) as pool:
-            sent = pool.submit(link.sender(0).push, filled(plan, numbered_tensors(arch)), with_checksums=True)
-            with pytest.raises(WeightSyncError, match=rf"1 of \d+ tensors were not sent whole, first '{lost}'"):
-                list(receiver.tensors(with_checksums=True))
+        sent = push()
+        with pytest.raises(WeightSyncError, match=rf"1 of \d+ tensors were not sent whole, first '{lost}'"):
+            list(receiver.tensors(with_checksums=True))
         sent.result()
-    finally:
-        remove_name(slots)
 
 
 @pytest.mark.parametrize("family", TRAITS)
 def test_both_sides_have_the_checksum_of_every_tensor_whatever_its_shape(family):
-    arch = architecture(family=family, **TRAITS[family])
-    layout = push_layout(arch, itemsize=4)
-    slots = create_slots(SlotShape(slot_bytes=layout.bucket_bytes, num_ranks=1, deadline_s=30))
-    try:
-        link = WeightLink(arch=arch, layout=layout, dtype_name="float32", endpoint={0: slots})
-        plan = load_plan(arch, layout.sources[0].coordinates, layout.padded_vocab_size)
-        receiver = link.receiver(0, arch, torch.device("cpu"))
-        with ThreadPoolExecutor(1) as pool:
-            sent = pool.submit(link.sender(0).push, filled(plan, numbered_tensors(arch)), with_checksums=True)
-            names = [name for name, _ in receiver.tensors(with_checksums=True)]
+    with linked(architecture(family=family, **TRAITS[family])) as (push, receiver):
+        sent = push()
+        names = [name for name, _ in receiver.tensors(with_checksums=True)]
         assert sent.result() == {0: receiver.checksums}
         assert receiver.checksums.keys() == set(names)
-    finally:
-        remove_name(slots)
