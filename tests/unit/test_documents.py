@@ -1,9 +1,9 @@
 """What the documents promise: snippets print what they say, and links lead somewhere."""
 
 import contextlib
+import functools
 import importlib.util
 import io
-import json
 import re
 import shutil
 import subprocess
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gtpo_megatron.cli import dispatch
 from gtpo_megatron.cli.recipe import load_recipe
+from tests.plans import plan_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -67,15 +67,20 @@ def test_the_architecture_names_files_that_are_there():
     assert not [name for name in named if not any((place / name).exists() for place in places)]
 
 
+@functools.cache
+def modules(*more):
+    """Paths of all Python files, in the folders that pages are about."""
+    folders = ("gtpo_megatron", "tests", "recipes", "launchers", "tools", "benchmarks", "examples", *more)
+    return [path.as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_modules_that_a_page_names_are_there(page):
     """A path may begin at any folder that the text is about; what is history in CHANGELOG and notebook may be gone."""
     if page.name in ("CHANGELOG.md", "lab-notebook.md"):
         return
-    folders = ("gtpo_megatron", "tests", "recipes", "launchers", "tools", "benchmarks", "examples")
-    there = [path.as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")]
     named = re.findall(r"`((?:[\w-]+/)+[\w-]+\.py)`", page.read_text(encoding="utf-8"))
-    assert not [name for name in named if not any(path.endswith(f"/{name}") for path in there)]
+    assert not [name for name in named if not any(path.endswith(f"/{name}") for path in modules())]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -83,8 +88,7 @@ def test_files_that_a_page_names_without_a_folder_are_there(page):
     """What is history, in CHANGELOG, notebook and decisions, may be gone."""
     if page.name in ("CHANGELOG.md", "lab-notebook.md") or page.parent.name == "adr":
         return
-    folders = ("gtpo_megatron", "tests", "recipes", "launchers", "tools", "benchmarks", "examples", "docker")
-    there = {path.name for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    there = {path.rpartition("/")[2] for path in modules("docker")}
     named = set(re.findall(r"`([\w-]+\.py)`", page.read_text(encoding="utf-8")))
     assert not named - there - FILES_OF_YOURS
 
@@ -124,13 +128,12 @@ def test_the_errors_that_are_explained_are_said_somewhere():
     assert not [words for words in quoted if words not in said]
 
 
-def test_costs_are_the_planner_s(capsys):
+def test_costs_are_the_planner_s():
     rows = cells("costs.md", "`recipes.")
     assert len(rows) == 5
     for recipe, num_gpus, step_s, num_steps, hours, gpu_hours, real in rows:
         name = recipe.strip("`")
-        assert dispatch.run(["plan", name, "--json"]) == 0
-        plan = json.loads(capsys.readouterr().out)
+        plan = plan_of(name)
         estimated_s = sum(plan["own"]["estimated_seconds"].values())
         assert plan["cluster"]["num_gpus"] == int(num_gpus), name
         assert load_recipe(name).num_steps == int(num_steps), name

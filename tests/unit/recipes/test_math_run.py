@@ -1,7 +1,6 @@
 """Every recipe for mathematics with every method: the paper's numbers, one budget, and that it fits its GPUs."""
 
 import importlib
-import json
 import math
 import pkgutil
 import re
@@ -23,6 +22,7 @@ from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.data.adapters import ADAPTERS
 from gtpo_megatron.orchestration.on_ray.placement import Node, place
 from recipes import qwen2_5_7b, qwen2_5_32b
+from tests.plans import plan_of
 from tests.yaml_text import from_yaml
 
 KINDS = {"gtpo": GTPOConfig, "grpo_s": GRPOSConfig, "dapo": DAPOConfig, "grpo": GRPOConfig}
@@ -60,9 +60,11 @@ SMALL = {"recipes.qwen2_5_0_5b", "recipes.qwen2_5_1_5b"}
 """Modules for one GPU."""
 
 
-def gpu(name):
-    """Options of the planner."""
-    return ["--gpu", GPU.get(name.split(":")[0], "h100")]
+def plan(name):
+    """On the GPUs and nodes that it is made for."""
+    module = name.split(":")[0]
+    host_gib = NODE_GIB.get(module, 128 if num_gpus(name) == 1 else 1024)
+    return plan_of(name, "--host-memory", str(host_gib), "--gpu", GPU.get(module, "h100"))
 
 
 def num_gpus(name):
@@ -121,23 +123,21 @@ def test_it_survives_the_run_folder_and_fills_the_gpus_in_its_name(name):
 
 
 @pytest.mark.parametrize("name", EVERY_RECIPE)
-def test_the_planner_accepts_it(name, capsys):
-    host = NODE_GIB.get(name.split(":")[0], 128 if num_gpus(name) == 1 else 1024)
-    assert dispatch.run(["plan", name, "--json", "--host-memory", str(host), *gpu(name)]) == 0
-    plan = json.loads(capsys.readouterr().out)
-    assert plan["cluster"]["num_gpus"] == num_gpus(name)
-    assert plan["cluster"]["is_colocated"]
-    own, choice = plan["own"], plan["choice"]
+def test_the_planner_accepts_it(name):
+    planned = plan(name)
+    assert planned["cluster"]["num_gpus"] == num_gpus(name)
+    assert planned["cluster"]["is_colocated"]
+    own, choice = planned["own"], planned["choice"]
     assert own["fits"], own["reason"]
     assert sum(own["estimated_seconds"].values()) <= 1.2 * sum(choice["estimated_seconds"].values())
     config = load_recipe(name)
-    assert plan["engine"]["num_engines"] == config.rollout.num_engines
-    assert plan["engine"]["sequences_in_cache"] >= 16
+    assert planned["engine"]["num_engines"] == config.rollout.num_engines
+    assert planned["engine"]["sequences_in_cache"] >= 16
     # the largest benchmark is one call; a real step takes about twice the estimate
     largest = (
         max(ADAPTERS[ref.name].num_problems for ref in config.evaluation.sets.values()) * config.evaluation.samples
     )
-    a_response = own["estimated_seconds"]["generate"] / plan["batch"]["num_responses"]
+    a_response = own["estimated_seconds"]["generate"] / planned["batch"]["num_responses"]
     assert 2 * largest * a_response < config.cluster.stage_deadline_s
 
 
@@ -221,7 +221,7 @@ RECIPE_ROW = re.compile(
 )
 
 
-def test_the_table_of_recipes_says_what_the_planner_says(capsys):
+def test_the_table_of_recipes_says_what_the_planner_says():
     root = Path(recipes.__path__[0]).parent
     readme, table = ((root / name).read_text(encoding="utf-8") for name in ("README.md", "docs/recipes.md"))
     rows = list(RECIPE_ROW.finditer(table))
@@ -230,8 +230,7 @@ def test_the_table_of_recipes_says_what_the_planner_says(capsys):
     assert set(shown) <= {row.group() for row in rows}
     assert {row["name"].split(":")[0] for row in rows} == {f"recipes.{module}" for module in MODULES}
     for row in rows:
-        assert dispatch.run(["plan", row["name"], "--json", *gpu(row["name"])]) == 0
-        own = json.loads(capsys.readouterr().out)["own"]
+        own = plan(row["name"])["own"]
         found = (math.ceil(own["peak_bytes"] / 2**30), round(own["host_bytes"] / 2**30))
         assert (num_gpus(row["name"]), *found) == (int(row["gpus"]), int(row["gpu"]), int(row["host"])), row["name"]
         assert round(sum(own["estimated_seconds"].values())) == int(row["s"]), row["name"]
