@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gtpo_megatron.config.environment import FORMS, CallForm
+from gtpo_megatron.conversations.graded_text import special_text, thinking_marks
 from gtpo_megatron.conversations.messages import Message, Opening
 from gtpo_megatron.conversations.tool_calls import MAX_NAME, ParsedText, find_form, parse_calls
 from gtpo_megatron.data.chat_template import TemplateInputs, render_text
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.untrusted.text import printable, shown
+from gtpo_megatron.untrusted.thinking import split_thinking
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,9 +40,6 @@ _TURNS: tuple[_Rendered, ...] = (
     {"content": MARKER, "reasoning_content": "I see.", "thinking": "I see."},
 )
 """Turns that a template is tried with: what follows must be the same after each."""
-
-_THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-"""Marks around reasoning; the second pair is Mistral's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,8 +109,7 @@ class TemplateBridge:
             raise ConfigError(f"the tokenizer of {printable(tokenizer.name_or_path)} has no chat template; add one")
         template = tokenizer.get_chat_template()
         self.form: CallForm | None = form or find_form(template)
-        names = sorted(map(re.escape, tokenizer.all_special_tokens), key=len, reverse=True)
-        self._special_text = re.compile("|".join(names) or r"(?!)")
+        self._special_text = special_text(tokenizer)
         try:
             self._end = self._find_end()
             eos = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
@@ -121,8 +119,7 @@ class TemplateBridge:
             self._check_turns()
         except DataError as problem:
             raise ConfigError(f"turns cannot be joined token for token: {problem}") from problem
-        known = tokenizer.get_vocab()
-        self._thinking = next((pair for pair in _THINKING if pair[1] in template or pair[1] in known), None)
+        self._thinking = thinking_marks(tokenizer)
         self._opens_thinking = self._thinking is not None and self._prompt_opens(*self._thinking)
 
     # ---------------------------------------------------------------------------------------------------------- tokens
@@ -291,9 +288,8 @@ class TemplateBridge:
     ) -> Message:
         """The policy's turn as a message, whatever it has said.
 
-        A text without reasoning and calls is what graders of single turns read. Reasoning that was never closed has no
-        text after it. Without ``<think>`` a turn is reasoning up to ``</think>``; where the generation prompt opens
-        the thinking, as DeepSeek-R1's does, all of it is if it closes none.
+        A text without reasoning and calls is what graders of single turns read. Where the generation prompt opens the
+        thinking, as DeepSeek-R1's does, all of a turn is reasoning if it closes none.
 
         Args:
             sampled: ids of the turn.
@@ -303,7 +299,9 @@ class TemplateBridge:
         """
         ids = list(sampled[:-1] if self._has_end(sampled, stop_ids) else sampled)
         raw = self._decoded(ids)
-        reasoning, text = self._split_thinking(raw)
+        reasoning, text = "", raw
+        if self._thinking is not None:
+            reasoning, text = split_thinking(raw, self._thinking, is_open=self._opens_thinking)
         parsed = ParsedText(content=text)
         if self.form is not None:
             parsed = parse_calls(text, self.form, is_truncated=is_truncated, tools=tools)
@@ -317,20 +315,6 @@ class TemplateBridge:
             tool_calls=parsed.calls,
             malformed_calls=parsed.malformed,
         )
-
-    def _split_thinking(self, text: str) -> tuple[str, str]:
-        """Reasoning, and the text after it."""
-        if self._thinking is None:
-            return "", text
-        opening, closing = self._thinking
-        begins = text.lstrip().startswith(opening)
-        body = text.lstrip().removeprefix(opening) if begins else text
-        before, mark, after = body.partition(closing)
-        if mark and (begins or opening not in before):
-            return before.strip("\n"), after.lstrip("\n")
-        if not mark and (begins or self._opens_thinking):
-            return body.strip("\n"), ""
-        return "", text
 
 
 def _result(number: int) -> _Rendered:

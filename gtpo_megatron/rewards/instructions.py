@@ -188,7 +188,7 @@ def _prepared(value: object) -> Any:
 
 @states(success_threshold=1.0, columns=("constraints",), complaint=complaint)
 def all_followed(request: RewardRequest) -> Reward:
-    """1 if the response follows all constraints of its row, else 0.
+    """1 if the response, without its thinking, follows all constraints of its row, else 0.
 
     Parts: ``followed``, the fraction of them, and each kind that the row has: 1 if all constraints of that kind are
     followed, else 0.
@@ -198,7 +198,7 @@ def all_followed(request: RewardRequest) -> Reward:
     """
     if reason := complaint(request.columns):
         raise DataError(reason)
-    text = _prepared(request.response.strip())
+    text = _prepared(request.content.strip())
     constraints = [{name: _prepared(value) for name, value in one.items()} for one in request.columns["constraints"]]
     met = [(one["kind"], bool(text) and CHECKS[one["kind"]](text, one)) for one in constraints]
     followed = sum(is_met for _, is_met in met) / len(met)

@@ -18,7 +18,7 @@ async def judge(request: RewardRequest) -> Reward:
     config = request.judge.config
     values = {
         "prompt": request.prompt_text,
-        "response": request.response,
+        "response": request.content,
         "answer": request.answer,
         "ended": request.ended,
         "num_prompt_tokens": str(request.num_prompt_tokens),
@@ -55,7 +55,7 @@ async def reward_model(request: RewardRequest) -> Reward:
     Raises:
         DataError: the endpoint fails, or the model has several labels.
     """
-    messages = [*request.messages, {"role": "assistant", "content": request.response}]
+    messages = [*request.messages, {"role": "assistant", "content": request.content}]
     answer = await request.judge.classify(messages)
     if len(answer.scores) != 1:
         raise DataError(f"the reward model gave {len(answer.scores)} scores; expected 1, of a model with one label")

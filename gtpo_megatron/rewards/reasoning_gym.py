@@ -16,6 +16,7 @@ from gtpo_megatron.rewards.function import states
 from gtpo_megatron.rewards.math_answer import math_answer
 from gtpo_megatron.rewards.request import Reward, RewardRequest
 from gtpo_megatron.untrusted.text import printable, shown
+from gtpo_megatron.untrusted.thinking import split_thinking
 
 gym_version()
 import reasoning_gym  # noqa: E402, F401 - takes seconds, which no row's limit should have to bear
@@ -80,7 +81,7 @@ def task_score(request: RewardRequest) -> Reward:
         reward = math_answer(request.response, request.answer)
         return Reward(reward, {"accuracy": float(reward >= 1.0)})
     is_number = _NUMBER.fullmatch(str(request.columns.get("answer"))) is not None
-    answer = answer_asked_for(request.prompt_text, request.response, is_number=is_number)
+    answer = answer_asked_for(request.prompt_text, request.response, content=request.content, is_number=is_number)
     score, info = 0.0, {"answer": shown(answer)}
     if answer is not None:
         try:
@@ -95,25 +96,32 @@ def task_score(request: RewardRequest) -> Reward:
     return Reward(score, parts, info)
 
 
-def answer_asked_for(prompt: str, response: str, *, is_number: bool = False) -> str | None:
+def answer_asked_for(prompt: str, response: str, *, content: str | None = None, is_number: bool = False) -> str | None:
     r"""The answer of a response, in the form that its prompt asks for last; None if it is not there.
 
     - ``<answer>``: what is between the last pair of these tags;
     - ``\boxed``: the last box, or the last line ``Answer: ...`` if there is no box;
     - ``Answer:``: the last such line, or the last box, whichever is later;
-    - none of them: the last number if ``is_number``, which the reference is, with any of Unicode's minus signs; else
-      the whole response.
+    - none of them: the last number of ``content`` if ``is_number``, which the reference is, with any of Unicode's minus
+      signs; else all of ``content``.
 
-    White space at the ends is removed, and from a whole response also a last full stop.
+    White space at the ends is removed, and from a whole content also a last full stop.
+
+    Args:
+        prompt: as text.
+        response: as sampled.
+        content: the response without its thinking; None: the response has none.
+        is_number: the reference is a number.
     """
+    content = response if content is None else content
     line = max((found.start() for found in _ANSWER_LINE.finditer(prompt)), default=-1)
     places = {"tags": prompt.rfind("<answer>"), "box": prompt.rfind("\\boxed"), "line": line}
     form, place = max(places.items(), key=lambda one: one[1])
     if place < 0 and is_number:
-        last = next(iter(deque(_NUMBER.findall(response), maxlen=1)), None)
+        last = next(iter(deque(_NUMBER.findall(content), maxlen=1)), None)
         return last and last.translate(dict.fromkeys(map(ord, _MINUS), "-"))
     if place < 0:
-        return response.strip().removesuffix(".") or None
+        return content.strip().removesuffix(".") or None
     if form == "tags":
         return _between_tags(response)
     if form == "box" and (boxed := final_answers.last_boxed(response)) is not None:
@@ -124,7 +132,7 @@ def answer_asked_for(prompt: str, response: str, *, is_number: bool = False) -> 
 def final_answer(response: str) -> str | None:
     """What a response answers, in whichever form, for maj@k."""
     found = _between_tags(response) or final_answers.final_answer(response)
-    return found or response.strip().removesuffix(".") or None
+    return found or split_thinking(response)[1].strip().removesuffix(".") or None
 
 
 def _between_tags(response: str) -> str | None:

@@ -10,6 +10,7 @@ from gtpo_megatron.config.reward import JudgeConfig
 from gtpo_megatron.errors import DataError, SandboxError
 from gtpo_megatron.judge.client import Answer, Judge
 from gtpo_megatron.sandbox.protocol import Job, Outcome, Sandbox
+from gtpo_megatron.untrusted.thinking import split_thinking
 
 
 class NoSandbox:
@@ -42,11 +43,13 @@ class RewardRequest:
     """One response, with the whole problem.
 
     Attributes:
-        response: the sampled text, without special tokens.
+        response: the sampled text, without special tokens; thinking is between ``<think>`` and ``</think>``, also where
+            the model writes other marks.
         answer: the reference answer; empty if the row has none.
         prompt: the prompt before rendering: text, or chat messages with ``role`` and ``content``.
         columns_json: the row's other columns as one JSON object; :attr:`columns` has them parsed.
         ended: why the response ended: the model stopped, or the length limit cut it.
+        opens_thinking: the prompt ends with ``<think>``, which is then not in the response.
         num_prompt_tokens: tokens of the rendered prompt.
         num_response_tokens: tokens of the response.
         limit_s: seconds that grading may take.
@@ -60,6 +63,7 @@ class RewardRequest:
     prompt: str | tuple[Mapping[str, str], ...] = ""
     columns_json: str = "{}"
     ended: Literal["stop", "length"] = "stop"
+    opens_thinking: bool = False
     num_prompt_tokens: int = 0
     num_response_tokens: int = 0
     limit_s: float = 10.0
@@ -75,6 +79,11 @@ class RewardRequest:
             object.__setattr__(self, "_parsed", json.loads(self.columns_json))
         assert self._parsed is not None
         return MappingProxyType(self._parsed)
+
+    @property
+    def content(self) -> str:
+        """The response without its thinking; empty where the thinking was never ended."""
+        return split_thinking(self.response, is_open=self.opens_thinking)[1]
 
     @property
     def messages(self) -> tuple[Mapping[str, str], ...]:

@@ -15,6 +15,7 @@ from gtpo_megatron.companions.evaluate.conversations import PlayedResponse
 from gtpo_megatron.companions.evaluate.verdict_file import GradedResponse, VerdictFile, VerdictKey
 from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.config.rollout import SamplingConfig
+from gtpo_megatron.conversations.graded_text import GradedText
 from gtpo_megatron.data.prompts import ProblemSet
 from gtpo_megatron.errors import GTPOError
 from gtpo_megatron.rewards.grade import Verdict
@@ -123,7 +124,11 @@ class BenchmarkRun:
     problems: Mapping[tuple[str, str], Problem]
     on_verdict: Callable[[GradedResponse], None]
     timing: Timing = field(default_factory=Timing)
+    _text: GradedText = field(init=False)
     _in_grading: "deque[tuple[GradedResponse, Future[Verdict]]]" = field(default_factory=deque, init=False)
+
+    def __post_init__(self) -> None:
+        self._text = GradedText(self.tokenizer)
 
     def run(self, missing: Sequence[WantedResponse], without_verdict: Sequence[GradedResponse]) -> None:
         """Samples and grades missing responses, and grades again those without a verdict.
@@ -170,7 +175,9 @@ class BenchmarkRun:
             yield response
 
     def _ungraded(self, wanted: WantedResponse, response: SampledResponse) -> GradedResponse:
-        text: str = self.tokenizer.decode(list(response.token_ids), skip_special_tokens=True)
+        ids = list(response.token_ids)
+        is_conversation = isinstance(response, PlayedResponse)
+        text = self.tokenizer.decode(ids, skip_special_tokens=True) if is_conversation else self._text.decode([ids])[0]
         return GradedResponse(
             benchmark=wanted.benchmark,
             problem_id=wanted.problem.problem_id,
@@ -180,7 +187,7 @@ class BenchmarkRun:
             reward=0.0,
             failure=None,
             is_truncated=response.is_truncated,
-            num_tokens=len(response.token_ids),
+            num_tokens=len(ids),
             answer=None if self.answer_in is None else self.answer_in(text),
             response=text,
         )
@@ -193,6 +200,7 @@ class BenchmarkRun:
             prompt=problem.prompt,
             columns_json=problem.columns_json,
             ended="length" if response.is_truncated else "stop",
+            opens_thinking=self._text.opens_thinking(problem.prompt_ids),
             num_prompt_tokens=len(problem.prompt_ids),
             num_response_tokens=response.num_tokens,
         )

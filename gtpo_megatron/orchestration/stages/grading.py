@@ -1,6 +1,6 @@
 """(3) Decodes responses and grades them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, RolloutBatch
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.conversations.graded_text import GradedText
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.errors import ShapeError
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
@@ -42,7 +43,7 @@ class RewardGrader:
     """Decodes responses and grades them as answers to their problems."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, scorer: RewardScorer) -> None:
-        self._tokenizer = tokenizer
+        self._text = GradedText(tokenizer)
         self._scorer = scorer
 
     def grade(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
@@ -72,12 +73,11 @@ class RewardGrader:
         """Every response as text."""
         lengths = rollouts.response_lengths.tolist()
         ids = [row[:length].tolist() for row, length in zip(rollouts.response_ids, lengths, strict=True)]
-        texts: list[str] = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
         columns = (rollouts.group_ids, rollouts.truncated, rollouts.prompt_lengths)
         return [
             DecodedResponse(group, text, truncated, num_prompt, length)
             for text, length, group, truncated, num_prompt in zip(
-                texts, lengths, *(column.tolist() for column in columns), strict=True
+                self._text.decode(ids), lengths, *(column.tolist() for column in columns), strict=True
             )
         ]
 
@@ -91,21 +91,24 @@ class RewardGrader:
         unknown = [response.group_id for response in responses if response.group_id not in problems]
         if unknown:
             raise ShapeError(f"responses of group {unknown[0]} have no prompt in this batch of {len(problems)}")
-        return self._scorer.grade([_request(response, problems) for response in responses])
+        opens = {group: self._text.opens_thinking(problem.prompt_ids) for group, problem in problems.items()}
+        return self._scorer.grade(
+            [_request(one, problems[one.group_id], opens_thinking=opens[one.group_id]) for one in responses]
+        )
 
     def close(self) -> None:
         """Ends the grading processes."""
         self._scorer.close()
 
 
-def _request(response: DecodedResponse, problems: Mapping[int, Problem]) -> RewardRequest:
-    problem = problems[response.group_id]
+def _request(response: DecodedResponse, problem: Problem, *, opens_thinking: bool) -> RewardRequest:
     return RewardRequest(
         response=response.text,
         answer=problem.answer,
         prompt=problem.prompt,
         columns_json=problem.columns_json,
         ended="length" if response.is_truncated else "stop",
+        opens_thinking=opens_thinking,
         num_prompt_tokens=response.num_prompt_tokens,
         num_response_tokens=response.num_tokens,
     )

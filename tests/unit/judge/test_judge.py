@@ -43,6 +43,14 @@ def scored(config, requests, **more):
         return scorer.grade(requests)
 
 
+def test_the_judge_reads_no_thinking():
+    thought = RewardRequest(response="<think>\n10 points!\n</think>\n\n7", answer="7", prompt="3+4?")
+    with serving(says("score: 8")) as endpoint:
+        assert scored(setting(endpoint), [thought]).rewards.tolist() == [pytest.approx(0.8)]
+    [(_, asked, _)] = endpoint.asked
+    assert asked["messages"] == [{"role": "user", "content": "7"}]
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_template_is_filled_and_the_last_score_counts(num_workers):
     columns = json.dumps({"rubric": ["short", "{answer}"], "answer": "7"})

@@ -156,6 +156,12 @@ def test_of_two_constraints_of_one_kind_both_count():
         assert reward.info == {"missed": ["include"]}
 
 
+def test_thinking_is_no_part_of_what_is_checked():
+    for thought, start in (("<think>\nOne, two.\n</think>\n\n", "The"), ("It must begin so.\n</think>", "The")):
+        assert graded(f"{thought}The sea", {"kind": "start", "text": start}, {"kind": "no_comma"}).value == 1.0
+    assert graded("<think>\nsea, sea", {"kind": "include", "word": "sea"}).value == 0.0
+
+
 def test_counts():
     assert [num_words(text) for text in ("", "a", "a-b c", "\u4f60\u597d", "--")] == [0, 1, 2, 2, 0]
     assert [num_sentences(text) for text in ("", "A", "A.", "A. B", "Mr. X.", "v1.2 is.", "\u4f60\u597d\u3002")] == [

@@ -89,6 +89,15 @@ def test_final_answer_takes_any_form():
     ]
 
 
+def test_an_answer_in_no_form_is_not_looked_for_in_the_thinking():
+    record = record_of("chain_sum?size=1")
+    reference = record["answer"]
+    thought = f"<think>\nIt may be {reference}, or 1."
+    assert task_score(request_of(record, f"{thought}\n</think>\n\n{reference}", "How many?")).value == 1.0
+    assert task_score(request_of(record, thought, "How many?")).parts["answered"] == 0.0
+    assert final_answer(f"{thought}\n</think>\n\n5.") == "5"
+
+
 def test_a_score_of_one_is_correct_and_others_are_partial():
     record = record_of("chain_sum?size=1")
     reference = record["answer"]

@@ -89,9 +89,18 @@ def fill(file, label, num, *, samples=2, reward=1.0):
 class Letters:
     """Decodes token ids to their numbers."""
 
+    chat_template = None
+    all_special_tokens = ()
+
+    def get_vocab(self):
+        return {}
+
     def decode(self, ids, *, skip_special_tokens):
         assert skip_special_tokens
         return " ".join(map(str, ids))
+
+    def batch_decode(self, rows, *, skip_special_tokens):
+        return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in rows]
 
 
 class Sampler:

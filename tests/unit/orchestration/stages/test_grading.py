@@ -16,6 +16,12 @@ from gtpo_megatron.rewards.reward import RewardScorer
 class Letters:
     """Token i is the i-th letter; token 0 is special."""
 
+    chat_template = None
+    all_special_tokens = ()
+
+    def get_vocab(self):
+        return {}
+
     def batch_decode(self, rows, skip_special_tokens):
         assert skip_special_tokens
         return ["".join(chr(96 + token) for token in row if token) for row in rows]

@@ -1,0 +1,80 @@
+"""Sampled tokens as the text that graders of single turns read."""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gtpo_megatron.conversations.tool_calls import find_form, parse_calls
+from gtpo_megatron.untrusted.thinking import THINKING, split_thinking
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_LAST_IDS = 8
+"""Ids at a prompt's end in which an opening mark and white space behind it are looked for."""
+
+
+def thinking_marks(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, str] | None:
+    """The marks around a model's thinking, by its chat template or its vocabulary; None if it has none."""
+    template, known = chat_template(tokenizer), tokenizer.get_vocab()
+    return next((pair for pair in THINKING if pair[1] in template or pair[1] in known), None)
+
+
+def chat_template(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """The chat template; "" if there is none."""
+    return tokenizer.get_chat_template() if tokenizer.chat_template else ""
+
+
+def special_text(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern[str]:
+    """Matches special tokens, written as text."""
+    names = sorted(map(re.escape, tokenizer.all_special_tokens), key=len, reverse=True)
+    return re.compile("|".join(names) or r"(?!)")
+
+
+class GradedText:
+    """Decodes responses.
+
+    Special tokens are left out. Where they are the marks around thinking, as Mistral's are and the channels of gpt-oss,
+    a grader could not tell the answer from the thinking any more: there the text is written with ``<think>`` and
+    ``</think>``, as most models write it themselves.
+
+    Args:
+        tokenizer: of the model.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self._tokenizer = tokenizer
+        self._marks = thinking_marks(tokenizer)
+        self._has_channels = find_form(chat_template(tokenizer)) == "harmony"
+        self._loses_marks = self._has_channels or (
+            self._marks is not None and self._marks[1] in tokenizer.all_special_tokens
+        )
+        self._special = special_text(tokenizer)
+
+    def decode(self, responses: Sequence[Sequence[int]]) -> list[str]:
+        """Every response as text."""
+        texts: list[str] = self._tokenizer.batch_decode(responses, skip_special_tokens=True)
+        if not self._loses_marks:
+            return texts
+        whole = self._tokenizer.batch_decode(responses, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return [self._marked(text, with_marks) for text, with_marks in zip(texts, whole, strict=True)]
+
+    def opens_thinking(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether a prompt ends with the mark after which a model thinks."""
+        if self._marks is None:
+            return False
+        end: str = self._tokenizer.decode(list(prompt_ids[-_LAST_IDS:]), skip_special_tokens=False)
+        return end.rstrip().endswith(self._marks[0])
+
+    def _marked(self, text: str, with_marks: str) -> str:
+        if self._has_channels:
+            parsed = parse_calls(with_marks, "harmony")
+            thinking, answer = parsed.reasoning, parsed.content
+        else:
+            assert self._marks is not None
+            thinking, answer = split_thinking(with_marks, self._marks)
+        if not thinking:
+            return text
+        opening, closing = THINKING[0]
+        end = f"\n{closing}\n\n{answer}" if answer else ""
+        return self._special.sub("", f"{opening}\n{thinking}{end}")
