@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -37,12 +38,15 @@ class RowsNeeded:
         answer_complaint: takes a reference answer; why no response could earn it, or "".
         drops: leave out rows that cannot be graded, instead of refusing the data set; None: refuse, where no option
             asks for anything else.
+        whole_rows: rows with one prompt are different problems where their other columns differ: an environment makes
+            the problem.
     """
 
     answer: bool = True
     complaint: Callable[[str], str] = lambda _: ""
     answer_complaint: Callable[[str], str] = lambda _: ""
     drops: bool | None = False
+    whole_rows: bool = False
 
     def refusal(self, row: Row) -> str:
         """Why a row is to be dropped, with its place; "" if it can be given to the model and graded.
@@ -71,7 +75,7 @@ class ProblemSet:
         questions: the question of each problem without instructions, for comparing data sets.
         prompt_digests: digest of each problem's prompt before rendering, and of its other columns if it has any.
         num_rows: rows read.
-        num_repeated: rows dropped because an earlier one has the same prompt.
+        num_repeated: rows dropped because they repeat an earlier one.
         num_conflicting: repeated rows whose answer differs from the first one's, which is kept.
         num_dropped_long: problems dropped because their prompt is too long.
         notes: sentences about dropped rows, for the log.
@@ -139,8 +143,8 @@ def load_problems(
 ) -> ProblemSet:
     """Reads, renders and tokenises a data set.
 
-    Of rows with the same prompt the first is kept and the others are counted. A row without an id is named after its
-    data set and its row number.
+    Of rows with the same prompt the first is kept and the others are counted, see ``UniqueRows``. A row without an id
+    is named after its data set and its row number.
 
     Args:
         dataset: a file, or a known data set, see :mod:`gtpo_megatron.config.problems`.
@@ -165,9 +169,9 @@ def load_problems(
         raise ConfigError(f"max_prompt_tokens={max_prompt_tokens}: must be at least 1")
     dataset = parse_dataset(dataset, "data set") if isinstance(dataset, str) else dataset
     origin = origin_of(dataset)
-    reading = UniqueRows()
+    reading = UniqueRows(whole_rows=graded_by.whole_rows)
     problems: list[Problem] = []
-    questions: list[str] = []
+    questions: list[tuple[str, str]] = []  # each with what else its problem is made of
     prompt_digests: list[bytes] = []
     dropped: list[int] = []
     ungradable: list[str] = []
@@ -196,7 +200,7 @@ def load_problems(
                 columns_json=row.columns_json,
             )
         )
-        questions.append(row.question)
+        questions.append((row.question, f"\n{row.answer}\n{row.extra}" if graded_by.whole_rows else ""))
         prompt_digests.append(row.prompt_digest + row.extra_digest)
     if not problems:
         raise DataError(_none_left(origin, ungradable, dropped, max_prompt_tokens))
@@ -212,7 +216,7 @@ def load_problems(
         dataset=dataset,
         origin=origin,
         problems=tuple(problems),
-        questions=tuple(questions),
+        questions=_distinct(questions),
         prompt_digests=tuple(prompt_digests),
         num_rows=reading.num_rows,
         num_repeated=reading.num_repeated,
@@ -224,6 +228,12 @@ def load_problems(
         content_sha256=hashlib.sha256(f"{content}{read}".encode()).hexdigest() if read else content,
         template_inputs=read,
     )
+
+
+def _distinct(questions: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Questions as data sets are compared by; one that several problems of an environment have, with its columns."""
+    often = Counter(question for question, _ in questions)
+    return tuple(question + more * (often[question] > 1) for question, more in questions)
 
 
 def _unknown_token(tokenizer: "PreTrainedTokenizerBase", prompt_ids: Sequence[int], vocab_size: int) -> str:

@@ -1,4 +1,4 @@
-"""Rows of a data set without repeated prompts."""
+"""Rows of a data set without repetitions."""
 
 import hashlib
 import logging
@@ -26,20 +26,25 @@ def load_questions(dataset: DatasetRef) -> Questions:
 
 @dataclass(slots=True)
 class UniqueRows:
-    """Reads a data set without repeated prompts, and counts them.
+    """Reads a data set without repetitions, and counts them.
+
+    A row repeats an earlier one with the same prompt. Where an environment makes the problem of all columns, such as
+    the number that is to be guessed, only a row that is equal in all of them is a repetition.
 
     Attributes:
+        whole_rows: rows with one prompt are different problems where their answers or other columns differ.
         num_rows: rows read so far.
-        num_repeated: rows dropped because an earlier one has the same prompt.
+        num_repeated: rows dropped because they repeat an earlier one.
         num_conflicting: repeated rows whose answer or other columns differ from the first one's, which is kept.
         content: digest of ids, prompts, answers and other columns of the rows that are not repeats.
     """
 
+    whole_rows: bool = False
     num_rows: int = 0
     num_repeated: int = 0
     num_conflicting: int = 0
     content: "hashlib._Hash" = field(default_factory=hashlib.sha256)
-    # answer and digest of the other columns, by digest of the prompt, to save memory
+    # answer and digest of the other columns, by a row's key, to save memory
     _answers: dict[bytes, tuple[str, bytes]] = field(default_factory=dict)
     _places: dict[str, str] = field(default_factory=dict)
 
@@ -55,13 +60,13 @@ class UniqueRows:
         """
         for number, row in enumerate(read_rows(dataset, needs_answer=needs_answer)):
             self.num_rows += 1
-            key = row.prompt_digest
-            extra = row.extra_digest
+            key, extra = self._key(row), row.extra_digest
             if key not in self._answers:
                 self._answers[key] = (row.answer, extra)
                 problem_id = f"{row.source}-{number}" if row.row_id is None else row.row_id
                 self._check_id(problem_id, row)
-                self.content.update(f"{problem_id}\0{row.answer}\0".encode("utf-8", "surrogatepass") + key + extra)
+                self.content.update(f"{problem_id}\0{row.answer}\0".encode("utf-8", "surrogatepass"))
+                self.content.update(row.prompt_digest + extra)
                 yield problem_id, row
                 continue
             self.num_repeated += 1
@@ -76,9 +81,16 @@ class UniqueRows:
                 elif self.num_conflicting == 1:
                     logger.warning("%s: this prompt again with other columns; the first is taken", row.place)
 
+    def _key(self, row: Row) -> bytes:
+        if not self.whole_rows:
+            return row.prompt_digest
+        return hashlib.sha256(
+            row.prompt_digest + row.extra_digest + row.answer.encode("utf-8", "surrogatepass")
+        ).digest()
+
     def forget(self, problem_id: str, row: Row) -> None:
-        """Takes back a row that was yielded last and is not used: the next one with its prompt is the first."""
-        self._answers.pop(row.prompt_digest)
+        """Takes back a row that was yielded last and is not used: the next one that repeats it is the first."""
+        self._answers.pop(self._key(row))
         self._places.pop(problem_id)
 
     def _check_id(self, problem_id: str, row: Row) -> None:

@@ -143,7 +143,7 @@ def turn_warning(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> str:
 def rows_needed(reward: RewardConfig, environment: EnvironmentConfig, *, drops: bool | None) -> RowsNeeded:
     """What the environment, or without one the reward functions, need of a row; for ``drops`` see ``RowsNeeded``."""
     if environment.name:
-        return RowsNeeded(answer=False, complaint=row_check(environment.name), drops=drops)
+        return RowsNeeded(answer=False, complaint=row_check(environment.name), drops=drops, whole_rows=True)
     functions = run_rewards(reward)
     return RowsNeeded(
         answer=needs_answer(functions),

@@ -4,7 +4,8 @@ import logging
 import pytest
 
 from gtpo_megatron.data.chat_template import load_tokenizer, render_prompt
-from gtpo_megatron.data.prompts import load_problems
+from gtpo_megatron.data.contamination import find_contamination
+from gtpo_megatron.data.prompts import RowsNeeded, load_problems
 from gtpo_megatron.errors import ConfigError, DataError
 
 
@@ -95,6 +96,30 @@ def test_repeated_prompts_are_removed_and_counted(tmp_path, tokenizer, caplog):
     assert (
         "2 of 5 rows repeat an earlier prompt and are left out (1 of them with another answer); 3 remain" in caplog.text
     )
+
+
+def test_an_environment_s_rows_are_problems_of_their_own_though_their_prompts_are_equal(tmp_path, tokenizer):
+    """A game whose opening its ``reset`` writes, from the row's other columns."""
+    game = {"prompt": "Guess", "seed": 1}
+    path = written(
+        tmp_path, {**game, "answer": "17"}, {**game, "answer": "42"}, {**game, "answer": "17"}, game | {"seed": 2}
+    )
+    rows = RowsNeeded(answer=False, whole_rows=True)
+    problems = load_problems(path, tokenizer, max_prompt_tokens=64, graded_by=rows)
+    assert [one.answer for one in problems.problems] == ["17", "42", ""]
+    assert (problems.num_repeated, problems.num_conflicting) == (1, 0)
+    assert len(set(problems.comparable.texts)) == 3
+    assert len(load_problems(path, tokenizer, max_prompt_tokens=64, graded_by=RowsNeeded(answer=False)).problems) == 1
+
+
+def test_games_with_one_prompt_are_held_out_by_their_columns(tmp_path, tokenizer):
+    prompt = "Guess my number, which is between one and one hundred, in as few tries as you can, please."
+    (tmp_path / "train").mkdir()
+    train = written(tmp_path / "train", *({"prompt": prompt, "answer": str(one)} for one in range(30)))
+    heldout = written(tmp_path, *({"prompt": prompt, "answer": str(one)} for one in range(29, 40)))
+    rows = RowsNeeded(answer=False, whole_rows=True)
+    sets = [load_problems(one, tokenizer, max_prompt_tokens=128, graded_by=rows).comparable for one in (train, heldout)]
+    assert [match.is_exact for match in find_contamination(*sets).matches] == [True]
 
 
 def test_a_repeated_row_may_repeat_its_id(tmp_path, tokenizer):
