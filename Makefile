@@ -8,8 +8,9 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # quick tests have three workers on two cores: some wait for a clock
 FILE_BY_FILE := --dist loadfile --no-loadscope-reorder
-SIDE_BY_SIDE := -n 2 --dist loadgroup
-LATER := slow or nightly or slurm or gpu or network
+SIDE_BY_SIDE := -n 2 --dist loadgroup --no-loadscope-reorder
+NOT_IN_CHECK := nightly or slurm or gpu or network
+LATER := slow or $(NOT_IN_CHECK)
 FAST := not ($(LATER) or gpu_stack or vllm or ray or megatron)
 RUN_DIR := runs/quickstart
 CODE_RUN_DIR := runs/code-quickstart
@@ -41,7 +42,7 @@ test-dist: setup
 
 test-slow: setup  ## the rest of make check: killed and resumed runs, more layouts, checkpoints, pushes, planted faults
 	@tools/install_bubblewrap.sh
-	$(PYTEST) $(SIDE_BY_SIDE) -m "slow and not (gpu or network)"
+	$(PYTEST) $(SIDE_BY_SIDE) -m "slow and not ($(NOT_IN_CHECK))"
 
 nightly: setup  ## whatever make check leaves out: chaos, Slurm, every layout, every example, damaged files, the wheel
 	@tools/install_slurm.sh

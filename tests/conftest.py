@@ -13,6 +13,7 @@ import torch
 from hypothesis import settings
 
 from gtpo_megatron.supervision import process_tree
+from tests import order
 from tests.dist_utils import seed_all
 
 torch.set_num_threads(1)
@@ -77,6 +78,11 @@ def pytest_configure():
     """A suite that was started under ``nohup`` ignores SIGHUP, and so would all that its tests start."""
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(tryfirst=True)  # xdist reads groups in the same hook
+def pytest_collection_modifyitems(items):
+    order.arrange(items)
 
 
 def pytest_collection_finish(session):

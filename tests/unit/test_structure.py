@@ -8,6 +8,7 @@ import pytest
 
 import gtpo_megatron
 from gtpo_megatron import errors
+from tests import order
 
 ROOT = Path(gtpo_megatron.__file__).parent
 TESTS = Path(__file__).parent
@@ -163,3 +164,7 @@ def test_files_are_replaced_in_one_place():
             and not node.keywords
         ]
         assert not renames or str(path.relative_to(ROOT.parent)) in allowed, path
+
+
+def test_files_that_start_first_are_there():
+    assert not [name for name in order.LONG if not (order.ROOT / name).is_file()]
