@@ -23,6 +23,9 @@ SHARD_BYTES = 5 << 30
 DTYPE_KEYS = ("dtype", "torch_dtype")
 """Names of the dtype in config.json, new and old."""
 
+CHAT_TEMPLATES = "additional_chat_templates"
+"""Folder in which transformers keeps a tokenizer's chat templates besides the usual one."""
+
 WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"})
 """Suffixes of weight files in any format; these files are not copied."""
 
@@ -83,6 +86,8 @@ def _check_room(folder: Path, num_bytes: int) -> None:
 def copy_companions(source: Path, target: Path, *, dtype_name: str | None) -> None:
     """Copies all files but weights (configuration, tokenizer, licence) and sets the dtype in ``config.json``.
 
+    Of folders it copies the tokenizer's further chat templates alone: others may be anything, of any size.
+
     Args:
         source: folder of the original model.
         target: an empty folder.
@@ -91,6 +96,8 @@ def copy_companions(source: Path, target: Path, *, dtype_name: str | None) -> No
     for path in sorted(source.iterdir()):
         if path.is_file() and path.suffix not in WEIGHT_SUFFIXES and not path.name.endswith(".index.json"):
             shutil.copyfile(path, target / path.name)
+    if (templates := source / CHAT_TEMPLATES).is_dir():
+        shutil.copytree(templates, target / CHAT_TEMPLATES)
     config = Fields(read_json(target / "config.json", error=ConfigError), str(source), ConfigError).raw
     changed = {key: dtype_name for key in DTYPE_KEYS if key in config and dtype_name not in (None, config[key])}
     if changed:

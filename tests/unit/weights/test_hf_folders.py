@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from gtpo_megatron.errors import CheckpointError, ConfigError, WeightMappingError
 from gtpo_megatron.weights.hf.reader import WeightFolder, is_finite, read_parameters, weight_files
-from gtpo_megatron.weights.hf.writer import written_aside
+from gtpo_megatron.weights.hf.writer import copy_companions, written_aside
 from gtpo_megatron.weights.param_mapping import Box, SliceCopy
 
 SHAPES = {"matrix": (5, 3), "vector": (7,)}
@@ -137,3 +137,19 @@ def test_large_numbers_whose_sum_is_infinite_are_finite():
     assert is_finite(torch.full((3,), 3e38))
     assert is_finite(torch.empty(0))
     assert not is_finite(torch.tensor([torch.inf, -torch.inf, 3e38]))
+
+
+def test_all_chat_templates_go_along_and_no_other_folder_does(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    for name in (
+        "additional_chat_templates/tool_use.jinja",
+        "checkpoint-1/optimizer.pt",
+        "config.json",
+        "model.safetensors",
+    ):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("{}", encoding="utf-8")
+    target.mkdir()
+    copy_companions(source, target, dtype_name=None)
+    found = sorted(str(path.relative_to(target)) for path in target.rglob("*") if path.is_file())
+    assert found == ["additional_chat_templates/tool_use.jinja", "config.json"]
