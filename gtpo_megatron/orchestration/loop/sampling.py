@@ -1,6 +1,7 @@
 """(1)(2)(3) Samples the responses of a step, repeatedly with DAPO's dynamic sampling."""
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -52,7 +53,9 @@ def sample_groups(
     """Samples and grades ``num_prompts`` groups.
 
     With dynamic sampling, groups whose responses are all correct or all incorrect are dropped and replaced by new
-    prompts, at most ``max_refills`` times; the step then uses the groups it has.
+    prompts, at most ``max_refills`` times; the step then uses the groups it has. A refill draws as many prompts as are
+    expected to be enough, since each round takes as long as its longest response. The first ``num_prompts`` groups in
+    the order of drawing are taken, whichever were fastest.
 
     Raises:
         RolloutError: dynamic sampling found no informative group, or no response has a verdict.
@@ -68,7 +71,9 @@ def sample_groups(
     kept = [informative(rounds[0], algorithm.success_threshold)]
     limit = algorithm.dynamic_sampling.max_refills
     while (missing := num_prompts - sum(len(groups) for groups in kept)) > 0 and len(rounds) <= limit:
-        rounds.append(_one_round(draw(missing), stages, rollout, seed))
+        num_drawn = sum(len(sampled.prompts.problems) for sampled in rounds)
+        refill = refill_size(missing, num_kept=num_prompts - missing, num_drawn=num_drawn, num_prompts=num_prompts)
+        rounds.append(_one_round(draw(refill), stages, rollout, seed))
         kept.append(informative(rounds[-1], algorithm.success_threshold))
     num_kept = sum(len(groups) for groups in kept)
     num_drawn = sum(len(sampled.prompts.problems) for sampled in rounds)
@@ -93,9 +98,25 @@ def sample_groups(
         | {
             "rollout/refills_count": Sum(len(rounds) - 1),
             "rollout/groups_dropped_count": Sum(num_drawn - num_kept),
+            "rollout/groups_surplus_count": Sum(max(0, num_kept - num_prompts)),
         }
     )
-    return merged(rounds, kept, metrics)
+    drawn = [group for sampled in rounds for group in sampled.prompts.group_ids]
+    usable = set().union(*kept)
+    taken = set([group for group in drawn if group in usable][:num_prompts])
+    return merged(rounds, [groups & taken for groups in kept], metrics)
+
+
+def refill_size(num_missing: int, *, num_kept: int, num_drawn: int, num_prompts: int) -> int:
+    """Prompts of a refill: as many as give the missing groups at the rate of all rounds so far.
+
+    Args:
+        num_missing: groups that the step lacks, at least 1.
+        num_kept: groups that were kept so far.
+        num_drawn: prompts that were drawn so far.
+        num_prompts: of a step; also the most that a refill draws, and what it draws if nothing was kept so far.
+    """
+    return num_prompts if num_kept == 0 else min(num_prompts, math.ceil(num_missing * num_drawn / num_kept))
 
 
 def _one_round(prompts: PromptBatch, stages: Stages, config: RolloutConfig, seed: int) -> Sampled:

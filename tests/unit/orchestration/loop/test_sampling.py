@@ -11,7 +11,7 @@ from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import RolloutError, ShapeError
 from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.observability.timers import StageTimers
-from gtpo_megatron.orchestration.loop.sampling import sample_groups
+from gtpo_megatron.orchestration.loop.sampling import refill_size, sample_groups
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.orchestration.stages.stages import MemorySharing, Stages
 from gtpo_megatron.weights.push.sync import WeightSync
@@ -104,10 +104,10 @@ def test_without_dynamic_sampling_every_group_stays():
 
 @pytest.mark.parametrize("algorithm", [dynamic(), DAPOConfig()])
 def test_groups_without_signal_are_replaced_until_there_are_enough(algorithm):
-    outcomes = [(1, 1), (0, 1), (0, 0), (None, 1), (1, 0), (0, 0), (0, 1)]
+    outcomes = [(1, 1), (0, 1), (0, 0), (None, 1), (1, 0), (0, 0), (0, 1), (1, 1), (1, 0)]
     sampled, world = sample(outcomes, algorithm, 3)
-    assert world.asked == [3, 2, 1, 1]
-    assert sampled.prompts.group_ids == (1, 4, 6)
+    assert world.asked == [3, 3, 3]  # one of three was kept, then two of six: two and one are expected of three
+    assert sampled.prompts.group_ids == (1, 4, 6)  # in the order of drawing; 8 is more than the step takes
     assert [problem.answer for problem in sampled.prompts.problems] == ["1", "4", "6"]
     assert sampled.rollouts.group_ids.tolist() == [1, 1, 4, 4, 6, 6]
     assert sampled.rewards.rewards.tolist() == [0, 1, 1, 0, 0, 1]
@@ -115,18 +115,41 @@ def test_groups_without_signal_are_replaced_until_there_are_enough(algorithm):
     assert [int(row[0]) for row in fetched.response_ids] == [1, 1, 4, 4, 6, 6]
     assert fetched.response_lengths.tolist() == [2, 2, 2, 2, 1, 1]
     scalars = to_scalars(sampled.metrics)
-    assert scalars["rollout/refills_count"] == 3
-    assert scalars["rollout/groups_dropped_count"] == 4
-    # what was dropped still counts in what was measured: 13 verdicts, 6 of them correct
-    assert scalars["rollout/reward_mean"] == pytest.approx(6 / 13)
+    assert scalars["rollout/refills_count"] == 2
+    assert scalars["rollout/groups_dropped_count"] == 5
+    assert scalars["rollout/groups_surplus_count"] == 1
+    # what was dropped still counts in what was measured: 17 verdicts, 9 of them correct
+    assert scalars["rollout/reward_mean"] == pytest.approx(9 / 17)
+
+
+def test_half_of_the_groups_take_few_rounds():
+    """A refill of exactly what is missing took eight rounds of 128 prompts."""
+    outcomes = [(0, 1) if is_mixed else (1, 1) for is_mixed in torch.randint(2, (1000,)).tolist()]
+    sampled, world = sample(outcomes, dynamic(), 128)
+    assert len(world.asked) <= 4
+    mixed = [group for group, outcome in enumerate(outcomes) if outcome == (0, 1)]
+    assert list(sampled.prompts.group_ids) == mixed[:128]
+    scalars = to_scalars(sampled.metrics)
+    assert sum(world.asked) == 128 + scalars["rollout/groups_dropped_count"] + scalars["rollout/groups_surplus_count"]
+
+
+def test_a_refill_is_what_is_expected_to_be_enough_and_never_more_than_a_step():
+    def size(num_missing, num_kept, num_drawn):
+        return refill_size(num_missing, num_kept=num_kept, num_drawn=num_drawn, num_prompts=128)
+
+    assert size(64, 64, 128) == 128
+    assert size(3, 125, 250) == 6
+    assert size(1, 127, 128) == 2
+    assert size(120, 8, 128) == 128
+    assert size(128, 0, 128) == 128
 
 
 def test_it_gives_up_with_a_sentence_and_what_there_is(caplog):
     with caplog.at_level(logging.WARNING):
         sampled, world = sample([(1, 0)] + [(0, 0)] * 8, dynamic(max_refills=2), 3)
-    assert world.asked == [3, 2, 2]
+    assert world.asked == [3, 3, 3]
     assert sampled.prompts.group_ids == (0,)
-    assert "gave up after 2 refills: 1 of 3 groups, from 7 drawn" in caplog.text
+    assert "gave up after 2 refills: 1 of 3 groups, from 9 drawn" in caplog.text
 
 
 def test_nothing_to_learn_from_is_an_error():
@@ -141,7 +164,7 @@ def test_a_reward_that_never_has_a_verdict_stops_the_run():
 
 def test_a_refill_without_a_verdict_is_dropped_like_any_other():
     sampled, world = sample([(1, 0), (0, 0), (None, None), (0, 1)], dynamic(), 2)
-    assert world.asked == [2, 1, 1]
+    assert world.asked == [2, 2]
     assert sampled.prompts.group_ids == (0, 3)
 
 

@@ -65,7 +65,7 @@ class Busy(World):
         self.abandoned.set()
 
 
-def loop(world, *, num_steps=5, dynamic_sampling=None, **rollout):
+def loop(world, *, num_steps=5, num_prompts=2, dynamic_sampling=None, **rollout):
     """A pipeline, and a function that makes a step."""
     config = tiny_cpu.gtpo(num_steps=num_steps)
     config = dataclasses.replace(
@@ -73,7 +73,7 @@ def loop(world, *, num_steps=5, dynamic_sampling=None, **rollout):
         algorithm=GTPOConfig(
             off_policy=OffPolicyConfig(mode="truncate"), dynamic_sampling=dynamic_sampling or DynamicSamplingConfig()
         ),
-        data=dataclasses.replace(config.data, prompts_per_step=2),
+        data=dataclasses.replace(config.data, prompts_per_step=num_prompts),
         rollout=dataclasses.replace(config.rollout, group_size=2, **rollout),
     )
     stages = Stages(
@@ -173,20 +173,20 @@ def test_a_loss_is_made_up_after_the_push_with_the_same_prompts_and_fresh_weight
 
 
 def test_a_loss_in_a_refill_loses_no_prompt_if_the_second_try_needs_another_number():
-    """Step 2 draws 2 and 3, and 4 for one of them, whose engine dies; then both are of no use, and it wants two."""
+    """Step 2 draws 3 to 5, and 6 and 7 for 5, whose engine dies; then 4 is of no use either, and it wants 6 to 8."""
     world = Busy()
     world.lost_at = 3
 
     def grade(rollouts, prompts):
         graded = World.grade(world, rollouts, prompts)
-        useless = {3} if world.num_generated < 3 else {2, 3}
+        useless = {5} if world.num_generated < 3 else {4, 5}
         keep = torch.tensor([group not in useless for group in rollouts.group_ids.tolist()])
         return dataclasses.replace(graded, rewards=graded.rewards * keep)
 
     world.grade = grade
     dynamic = DynamicSamplingConfig(enabled=True, max_refills=3)
-    _, step = loop(world, max_staleness=1, dynamic_sampling=dynamic)
-    assert [groups(step(number)) for number in (1, 2, 3)] == [[0, 1], [4, 5], [6, 7]]
+    _, step = loop(world, num_prompts=3, max_staleness=1, dynamic_sampling=dynamic)
+    assert [groups(step(number)) for number in (1, 2, 3)] == [[0, 1, 2], [3, 6, 7], [9, 10, 11]]
     assert world.replaced == 1
 
 
