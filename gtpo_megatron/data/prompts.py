@@ -175,7 +175,7 @@ def load_problems(
     prompt_digests: list[bytes] = []
     dropped: list[int] = []
     ungradable: list[str] = []
-    for problem_id, row in reading.read(dataset, needs_answer=False):
+    for problem_id, row in reading.read(dataset):
         if reason := graded_by.refusal(row):
             ungradable.append(reason)
             reading.forget(problem_id, row)

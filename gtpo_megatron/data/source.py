@@ -12,12 +12,8 @@ from gtpo_megatron.data.rows import Row, RowColumns, generic_row
 from gtpo_megatron.errors import DataError
 
 
-def read_rows(dataset: DatasetRef, *, needs_answer: bool = True) -> Iterator[Row]:
-    """Reads and checks a data set row by row.
-
-    Args:
-        dataset: the data set.
-        needs_answer: whether every row must have a reference answer.
+def read_rows(dataset: DatasetRef) -> Iterator[Row]:
+    """Reads and checks a data set row by row; whether a row needs a reference answer is its reader's to say.
 
     Raises:
         ConfigError: the name is unknown and no file is given.
@@ -45,8 +41,6 @@ def read_rows(dataset: DatasetRef, *, needs_answer: bool = True) -> Iterator[Row
             row = adapter.to_row(record, place, dataset.name)
         else:
             continue
-        if needs_answer:
-            row.check_answer()
         yield row
     if empty:
         raise DataError(f"{origin_of(dataset)}: holds no rows; expected at least one problem")
@@ -80,7 +74,9 @@ def check_source(dataset: DatasetRef) -> None:
         for term in dataset.generated:
             next(generated_records([replace(term, size=1)]))
     elif dataset.path and (dataset.prompt_column or dataset.answer_column):
-        next(read_rows(dataset, needs_answer=bool(dataset.answer_column)))
+        first = next(read_rows(dataset))
+        if dataset.answer_column:
+            first.check_answer()
     elif dataset.path:
         _records(dataset)
     elif not dataset.repository:

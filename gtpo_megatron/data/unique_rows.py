@@ -20,7 +20,7 @@ def load_questions(dataset: DatasetRef) -> Questions:
     Raises:
         ConfigError, DataError: as :class:`UniqueRows`.
     """
-    rows = list(UniqueRows().read(dataset, needs_answer=False))
+    rows = list(UniqueRows().read(dataset))
     return Questions(ids=tuple(row_id for row_id, _ in rows), texts=tuple(row.question for _, row in rows))
 
 
@@ -48,17 +48,13 @@ class UniqueRows:
     _answers: dict[bytes, tuple[str, bytes]] = field(default_factory=dict)
     _places: dict[str, str] = field(default_factory=dict)
 
-    def read(self, dataset: DatasetRef, *, needs_answer: bool = True) -> Iterator[tuple[str, Row]]:
+    def read(self, dataset: DatasetRef) -> Iterator[tuple[str, Row]]:
         """Yields each row that is not a repeat, with its id.
-
-        Args:
-            dataset: the data set.
-            needs_answer: whether every row must have a reference answer.
 
         Raises:
             ConfigError, DataError: as :func:`~gtpo_megatron.data.source.read_rows`; or one id has two prompts.
         """
-        for number, row in enumerate(read_rows(dataset, needs_answer=needs_answer)):
+        for number, row in enumerate(read_rows(dataset)):
             self.num_rows += 1
             key, extra = self._key(row), row.extra_digest
             if key not in self._answers:

@@ -88,6 +88,12 @@ def write(tmp_path, name, *records, ending="jsonl"):
     return parse_dataset(f"{name}={path}", "data")
 
 
+def check_answers(dataset):
+    """As a reward that needs reference answers does."""
+    for row in read_rows(dataset):
+        row.check_answer()
+
+
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_row_of_the_published_schema(tmp_path, name, ending):
@@ -102,25 +108,25 @@ def test_a_row_of_the_published_schema(tmp_path, name, ending):
 def test_a_row_without_an_answer_is_named_by_file_and_line(tmp_path, name):
     record = {k: v for k, v in RECORDS[name].items() if k not in ("answer", "final_answer", "reward_model")}
     with pytest.raises(DataError, match=r"file\.jsonl:2: (answer|final_answer) is missing"):
-        list(read_rows(write(tmp_path, name, RECORDS[name], record)))
+        check_answers(write(tmp_path, name, RECORDS[name], record))
 
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_row_without_a_question_is_named_by_file_and_line(tmp_path, name):
     record = {k: v for k, v in RECORDS[name].items() if k not in ("problem", "question", "prompt")}
     with pytest.raises(DataError, match=r"file\.jsonl:1: (problem|question|prompt) is missing"):
-        list(read_rows(write(tmp_path, name, record)))
+        check_answers(write(tmp_path, name, record))
 
 
 def test_rows_prepared_for_training_are_pointed_elsewhere(tmp_path):
     with pytest.raises(DataError, match="read under a name of your own, such as mine=FILE"):
-        list(read_rows(write(tmp_path, "aime24", dapo("x"))))
+        check_answers(write(tmp_path, "aime24", dapo("x")))
 
 
 @pytest.mark.parametrize("final", [[], {}, 5, [""], [None]])
 def test_an_olympiad_answer_is_a_list_of_text(tmp_path, final):
     with pytest.raises(DataError, match=r"file\.jsonl:1: (final_answer|answer) is"):
-        list(read_rows(write(tmp_path, "olympiadbench", RECORDS["olympiadbench"] | {"final_answer": final})))
+        check_answers(write(tmp_path, "olympiadbench", RECORDS["olympiadbench"] | {"final_answer": final}))
 
 
 def test_a_mirror_may_call_the_question_otherwise(tmp_path):
@@ -210,10 +216,10 @@ def sandbox():
     made.close()
 
 
-def read(tmp_path, name, *rows, needs_answer=False):
+def read(tmp_path, name, *rows):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return list(source.read_rows(parse_dataset(f"{name}={path}", "data"), needs_answer=needs_answer))
+    return list(source.read_rows(parse_dataset(f"{name}={path}", "data")))
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -256,7 +262,7 @@ def test_rows_of_mathematics_are_passed_over(tmp_path):
 
 def test_a_reward_for_answers_is_told_which_one_to_take(tmp_path):
     with pytest.raises(DataError, match=r"taco has tests in the place of answers; grade it with --reward\.function"):
-        read(tmp_path, "taco", ROWS["taco"][0], needs_answer=True)
+        read(tmp_path, "taco", ROWS["taco"][0])[0].check_answer()
     with pytest.raises(DataError, match="test_list is missing or empty"):
         read(tmp_path, "mbpp", ROWS["mbpp"][0] | {"test_list": []})
 

@@ -26,8 +26,8 @@ def written(tmp_path, *rows, name="set.jsonl"):
     return str(path)
 
 
-def read(path, **needs):
-    return list(source.read_rows(parse_dataset(path, "data"), **needs))
+def read(path):
+    return list(source.read_rows(parse_dataset(path, "data")))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_other_shapes_show_the_columns_that_are_there(tmp_path):
     with pytest.raises(DataError, match=r"set\.jsonl:1: prompt is missing; .* problem, question or .*columns text, id"):
         read(written(tmp_path, {"text": "1+1?", "id": 1}))
     with pytest.raises(DataError, match=r"answer is missing; .*solution; the row has the columns prompt, label"):
-        read(written(tmp_path, {"prompt": "1+1?", "label": 2}))
+        read(written(tmp_path, {"prompt": "1+1?", "label": 2}))[0].check_answer()
     with pytest.raises(DataError, match="messages ends with the assistant's turn"):
         read(written(tmp_path, {"messages": [*CHAT, {"role": "assistant", "content": "2"}], "answer": 2}))
 

@@ -13,7 +13,7 @@ from gtpo_megatron.rewards.request import RewardRequest
 
 
 def rows_of(text):
-    return list(read_rows(parse_dataset(text, "data"), needs_answer=False))
+    return list(read_rows(parse_dataset(text, "data")))
 
 
 def written(constraints):

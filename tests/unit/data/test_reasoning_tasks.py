@@ -19,7 +19,7 @@ gym = pytest.importorskip("reasoning_gym", reason="needs the extra tasks")
 
 
 def rows_of(text):
-    return list(read_rows(parse_dataset(text, "data"), needs_answer=False))
+    return list(read_rows(parse_dataset(text, "data")))
 
 
 def test_a_row_has_the_task_s_question_answer_and_difficulty():

@@ -10,7 +10,10 @@ CHAT = [{"role": "user", "content": "1+1?"}]
 
 
 def read_rows(path):
-    return source.read_rows(parse_dataset(path, "data"))
+    """Rows as a reward that needs reference answers has them."""
+    for row in source.read_rows(parse_dataset(path, "data")):
+        row.check_answer()
+        yield row
 
 
 def jsonl(tmp_path, *lines, name="set.jsonl"):
