@@ -13,6 +13,7 @@ from gtpo_megatron.data.routing import expert_dtype
 from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.rollout.in_flight import Episode, Outcome
 from gtpo_megatron.rollout.requests import SampleRequest
+from gtpo_megatron.weights.experts import Experts
 
 
 def to_rollout_batch(
@@ -106,27 +107,33 @@ def _rewards(talks: Sequence[Episode]) -> RewardBatch:
     )
 
 
-def returned_routing(request: SampleRequest, completion: Any, num_tokens: int, *, num_experts: int) -> Tensor:
-    """The experts that vLLM itself returns with a response.
+def returned_routing(request: SampleRequest, completion: Any, num_tokens: int, *, experts: Experts) -> Tensor:
+    """The experts that vLLM itself returns with a response, which has zeros for layers without a router.
 
     Args:
         request: what was asked for.
         completion: vLLM's ``CompletionOutput``.
         num_tokens: that were run.
-        num_experts: of a router.
+        experts: of the model.
 
     Returns:
-        ``[num_tokens, M, k]`` uint8 or int16.
+        ``[num_tokens, M, k]`` uint8 or int16, of the ``M`` layers that have a router.
 
     Raises:
-        RolloutError: vLLM returned none, or of too few tokens.
+        RolloutError: vLLM returned none, or of too few tokens, or of another number of layers.
     """
     found = completion.routed_experts
     if found is None or len(found) < num_tokens:
         raise RolloutError(
             f"{_name(request)}: routing of {0 if found is None else len(found)} of {num_tokens} tokens came with it"
         )
-    return torch.from_numpy(found[:num_tokens].astype("int32")).to(expert_dtype(num_experts))
+    if found.shape[1] != len(experts.layers):
+        raise RolloutError(
+            f"{_name(request)}: routing of {found.shape[1]} layers came with it, the model's config.json says "
+            f"{len(experts.layers)}; switch rollout.returns_routing off, and replay with update.routing_replay='score'"
+        )
+    chosen = found[:num_tokens, list(experts.layers)]
+    return torch.from_numpy(chosen.astype("int32")).to(expert_dtype(experts.num_experts))
 
 
 def _logprobs(request: SampleRequest, tokens: list[int], completion: Any) -> list[float]:

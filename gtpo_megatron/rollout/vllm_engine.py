@@ -92,7 +92,7 @@ class VllmEngine:
         self._keeps_entropies = config.entropy_source == "rollout"
         self._returns_routing = config.returns_routing
         architecture = read_architecture(Path(model_path))
-        self._num_experts = 0 if architecture.experts is None else architecture.experts.num_experts
+        self._experts = architecture.experts
         if torch.cuda.is_available():
             cache_mib = config.gpu_cache_mib
         else:
@@ -364,8 +364,9 @@ class VllmEngine:
             numbers = [turn.number for turn in last]
             taken: list[Tensor] = self._llm.collective_rpc("gtpo_take_routing", args=(numbers, num_tokens))[0]
             return taken
+        assert self._experts is not None, "check_sampler refuses routing of a dense model"
         return [
-            returned_routing(episode.request, turn.completion, count, num_experts=self._num_experts)
+            returned_routing(episode.request, turn.completion, count, experts=self._experts)
             for episode, turn, count in zip(episodes, last, num_tokens, strict=True)
         ]
 

@@ -11,6 +11,7 @@ from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.rollout.in_flight import Episode, Outcome, Turn
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.rollout.responses import returned_routing, to_rollout_batch
+from gtpo_megatron.weights.experts import Experts
 
 REQUESTS = [SampleRequest(prompt_ids=(1, 2, 3)[:n], group_id=5, sample=n) for n in (2, 3)]
 
@@ -90,18 +91,38 @@ def test_missing_entropies_are_refused():
         convert([completion((7, 8)), completion((4,))], [[1.0], [1.0]])
 
 
+def experts(*layers, num_experts=64):
+    return Experts(num_experts=num_experts, experts_per_token=2, ffn_size=8, layers=layers)
+
+
+def routing(found, of):
+    return returned_routing(REQUESTS[0], SimpleNamespace(routed_experts=found), 4, experts=of)
+
+
 def test_routing_that_vllm_returns_is_cut_to_the_tokens_that_were_run():
     found = np.arange(5 * 3 * 2, dtype=np.uint16).reshape(5, 3, 2)
-    experts = returned_routing(REQUESTS[0], SimpleNamespace(routed_experts=found), 4, num_experts=64)
-    assert experts.dtype == torch.uint8
-    assert experts.tolist() == found[:4].tolist()
-    assert returned_routing(REQUESTS[0], SimpleNamespace(routed_experts=found), 4, num_experts=512).dtype == torch.int16
+    chosen = routing(found, experts(True, True, True))
+    assert chosen.dtype == torch.uint8
+    assert chosen.tolist() == found[:4].tolist()
+    assert routing(found, experts(True, True, True, num_experts=512)).dtype == torch.int16
+
+
+def test_layers_without_a_router_are_left_out_of_what_vllm_returns():
+    """vLLM has a place for every layer, the trainer for every router."""
+    found = np.arange(5 * 3 * 2, dtype=np.uint8).reshape(5, 3, 2)
+    assert routing(found, experts(False, True, True)).tolist() == found[:4, 1:].tolist()
+    assert routing(found, experts(True, False, True)).tolist() == found[:4, ::2].tolist()
 
 
 @pytest.mark.parametrize(("found", "count"), [(None, 0), (np.zeros((3, 2, 2)), 3)])
 def test_routing_of_too_few_tokens_is_refused(found, count):
     with pytest.raises(RolloutError, match=f"response 2 of group 5: routing of {count} of 4 tokens"):
-        returned_routing(REQUESTS[0], SimpleNamespace(routed_experts=found), 4, num_experts=8)
+        routing(found, experts(True, True, num_experts=8))
+
+
+def test_routing_of_another_number_of_layers_is_refused():
+    with pytest.raises(RolloutError, match="response 2 of group 5: routing of 2 layers came with it, .* says 3"):
+        routing(np.zeros((5, 2, 2)), experts(False, True, True))
 
 
 def test_what_others_say_is_in_a_row_but_not_the_policys():
