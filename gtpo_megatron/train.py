@@ -254,7 +254,7 @@ def check_inputs(config: RunConfig, *, resume: bool = False) -> RunInputs:
     model = Path(config.model.path)
     architecture = read_architecture(model)
     architecture.check_layout(config.parallel)
-    architecture.check_sampler(config.rollout)
+    architecture.check_sampler(config.rollout, on_gpus=not is_cpu_build())
     experts = architecture.experts
     config.balance.check_model(has_experts=experts is not None, has_bias=experts is not None and experts.has_bias)
     if experts is None:

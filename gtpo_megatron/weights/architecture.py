@@ -94,10 +94,15 @@ class Architecture(ModelShape):
         if self.delta is not None and self.experts is None:
             raise ConfigError("vLLM has no delta nets without experts: one layer of this model must have some")
 
-    def check_sampler(self, rollout: RolloutConfig) -> None:
-        """Raises ConfigError unless the experts and delta nets split over the workers of a vLLM engine."""
+    def check_sampler(self, rollout: RolloutConfig, *, on_gpus: bool = False) -> None:
+        """Raises ConfigError unless experts and delta nets split over an engine's workers, and it returns routing."""
         self.check_engine()
         workers = rollout.tensor_parallel_size
+        if self.delta is not None and rollout.returns_routing and on_gpus:
+            raise ConfigError(
+                "rollout.returns_routing=True: vLLM returns routing on GPUs only with a prefix cache, which there is "
+                "not beside delta nets; switch it off, and replay with update.routing_replay='score'"
+            )
         if self.delta is not None and self.delta.num_key_heads % workers:
             raise ConfigError(
                 f"rollout.tensor_parallel_size={workers} must divide the {self.delta.num_key_heads} key heads of this "
