@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
@@ -15,6 +15,9 @@ GRACE_S = 10.0
 
 LOOK_S = 1.0
 """Seconds between two calls of the checks while waiting."""
+
+SHOWN_NAMES = 4
+"""Processes of many that are named as dead, and as silent."""
 
 MAX_REASON_CHARACTERS = 400
 """Length to which reasons are cut."""
@@ -82,7 +85,8 @@ def collect(
         answered: called with the name of each process that has answered.
 
     Raises:
-        WorkerError: a process died, raised, or has not answered in time; the message names it, first those that died.
+        WorkerError: a process died, raised, or has not answered in time; the message names it, first those that died,
+            and beside them those that have not answered.
         GTPOError: the error that a process raised, if none died.
     """
     shared = deadline_s if isinstance(deadline_s, Deadline) else Deadline(deadline_s)
@@ -183,7 +187,10 @@ def _raise_worst(failures: dict[str, Any], late: list[str], stage: str, deadline
         )
     died = sorted(name for name, error in failures.items() if _is_death(error))
     if died:
-        raise WorkerError(f"{', '.join(died)} died in {stage}{_why({name: failures[name] for name in died})}")
+        # a rank that hangs lives, and those that wait for it are ended by NCCL's watchdog: it must not be left out
+        silent = f"; {_some(late)} did not answer: hung, or waiting for what died" if late else ""
+        why = _why({name: failures[name] for name in died}, is_alone=len(died) == 1 and not late)
+        raise WorkerError(f"{_some(died)} died in {stage}{silent}{why}")
     causes = {name: getattr(error, "cause", None) or error for name, error in failures.items()}
     for name, cause in causes.items():
         if isinstance(cause, GTPOError):
@@ -196,13 +203,24 @@ def _raise_worst(failures: dict[str, Any], late: list[str], stage: str, deadline
     raise WorkerError(f"{name} raised in {stage}: {type(cause).__name__}: {cause}") from cause
 
 
-def _why(deaths: Mapping[str, Any]) -> str:
-    """The reason of a death by Ray, for the end of a message; of a process that failed to start, if there is one."""
+def _some(names: Sequence[str]) -> str:
+    """The first names; after them a message has room for the reason, also where it is cut."""
+    shown = [*names[:SHOWN_NAMES], *([f"and {len(names) - SHOWN_NAMES} more"] if len(names) > SHOWN_NAMES else [])]
+    return ", ".join(shown)
+
+
+def _why(deaths: Mapping[str, Any], *, is_alone: bool) -> str:
+    """The reason of a death by Ray, for the end of a message; of a process that failed to start, if there is one.
+
+    Args:
+        deaths: Ray's errors by name.
+        is_alone: the message has no other name than the one of this death.
+    """
     raised = [name for name, error in deaths.items() if getattr(error, "actor_init_failed", False)]
     killed = [name for name, error in deaths.items() if memory_kill(str(error))]
     name = next(iter(raised or killed or deaths))
     reason = last_line(str(deaths[name]))
-    whose = f"; {name}: " if len(deaths) > 1 else ": "
+    whose = ": " if is_alone else f"; {name}: "
     if killed and not raised:
         where = "end what else runs there, or lower rollout.kv_cache_mib, rollout.max_concurrent_sequences"
     else:

@@ -71,6 +71,32 @@ def test_of_several_dead_the_one_whose_code_raised_is_quoted():
     )
 
 
+@pytest.fixture
+def some_hang(monkeypatch):
+    """``None`` is the reference of a call that never ends."""
+    import ray
+
+    def wait(pending, **_):
+        ready = [reference for reference in pending if reference is not None]
+        return ready, [reference for reference in pending if reference is None]
+
+    monkeypatch.setattr(ray, "wait", wait)
+
+
+@pytest.mark.usefixtures("some_hang")
+def test_the_rank_that_hangs_is_named_beside_those_that_die_of_waiting_for_it():
+    assert said(rank_0=None, rank_1=raised()) == (
+        "rank 1 died in start; rank 0 did not answer: hung, or waiting for what died; rank 1: ModuleNotFoundError: No "
+        "module named 'transformer_engine'; see log.txt"
+    )
+    many = {f"rank_{number}_(tp{number % 4}_pp0_cp0_dp{number // 4})": killed() for number in range(64)}
+    message = said(**many | {"rank_5_(tp1_pp0_cp0_dp1)": None})
+    before, _, after = message.partition(" died in start; ")
+    assert before.endswith("rank 11 (tp3 pp0 cp0 dp2), and 59 more")
+    assert after.startswith("rank 5 (tp1 pp0 cp0 dp1) did not answer: hung, or waiting for what died; rank 0 ")
+    assert "rank 5 (tp1 pp0 cp0 dp1) did not answer" in last_line(message)  # where it is told as a consequence
+
+
 def test_a_killed_process_points_to_the_system_s_log():
     message = said(rank_0=killed())
     assert message.startswith("rank 0 died in start: The actor is dead because its worker process has died.")
