@@ -76,7 +76,6 @@ def parallel_groups(config: ParallelConfig) -> ParallelGroups:
         tp=group(config.tensor_parallel_size, parallel_state.get_tensor_model_parallel_group()),
         cp=group(config.context_parallel_size, parallel_state.get_context_parallel_group()),
         dp=group(config.data_parallel_size, parallel_state.get_data_parallel_group()),
-        pp=group(config.pipeline_parallel_size, parallel_state.get_pipeline_model_parallel_group()),
     )
 
 

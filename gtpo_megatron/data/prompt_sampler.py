@@ -51,11 +51,6 @@ class PromptSampler:
             self._position = end
         return tuple(chosen)
 
-    @property
-    def epoch(self) -> int:
-        """The epoch of the last problem returned, from 0."""
-        return self._epoch
-
     def state_dict(self) -> dict[str, int | str]:
         """The state, JSON-serialisable."""
         return {

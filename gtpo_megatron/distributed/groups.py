@@ -52,13 +52,11 @@ class ParallelGroups:
         tp: ranks that split every layer's matrices.
         cp: ranks that hold other tokens of the same sequences.
         dp: ranks that hold other rows of the same batch.
-        pp: ranks that hold other layers.
     """
 
     tp: ProcessGroup | None = None
     cp: ProcessGroup | None = None
     dp: ProcessGroup | None = None
-    pp: ProcessGroup | None = None
 
 
 def gather_stacked(tensor: Tensor, tp_group: dist.ProcessGroup) -> Tensor:

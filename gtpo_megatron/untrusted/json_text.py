@@ -73,9 +73,7 @@ def find_json(path: Path, *, error: type[GTPOError] = DataError) -> object:
     return None if content is None else parse_json(content, printable(path), error=error)
 
 
-def read_json_lines(
-    path: Path, *, error: type[GTPOError] = DataError, half_pairs: bool = False
-) -> Iterator[tuple[str, object]]:
+def read_json_lines(path: Path, *, error: type[GTPOError] = DataError) -> Iterator[tuple[str, object]]:
     """Yields the values of a file of JSON lines with their places ``file:line``; blank lines are skipped.
 
     Raises:
@@ -85,7 +83,7 @@ def read_json_lines(
     for number, line in numbered_lines(path, error=error):
         if line.strip():
             place = f"{name}:{number}"
-            yield place, parse_json(line.strip(), place, error=error, half_pairs=half_pairs)
+            yield place, parse_json(line.strip(), place, error=error)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

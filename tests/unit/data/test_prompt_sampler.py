@@ -20,7 +20,7 @@ def test_every_problem_comes_once_an_epoch_in_another_order():
     first, second = ids(sampler.next(50)), ids(sampler.next(50))
     assert sorted(first) == sorted(second) == sorted(ids(problems(50)))
     assert first != second
-    assert sampler.epoch == 1
+    assert sampler.state_dict()["epoch"] == 1
 
 
 def test_the_order_depends_on_the_seed_and_not_on_the_size_of_a_step():
