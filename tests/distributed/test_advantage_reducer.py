@@ -183,7 +183,8 @@ def random_deal(world_size: int, num_holders: int, generator: torch.Generator) -
     [
         (2, False),
         (3, True),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, True), (2, True), (4, False), (4, True))),
+        pytest.param(4, True, marks=pytest.mark.slow),
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in ((1, True), (2, True), (4, False))),
     ],
 )
 def test_every_algorithm_gives_the_bits_of_one_process(world_size: int, has_holes: bool) -> None:

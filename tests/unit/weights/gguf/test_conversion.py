@@ -249,7 +249,7 @@ def smollm2(tmp_path_factory):
 
 
 @needs_smollm2
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_smollm2_is_what_transformers_reads(smollm2, tmp_path):
     read = by_transformers(Path(gguf_file(SMOLLM2)))
     found = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
