@@ -5,12 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gtpo_megatron.errors import RolloutError
+
 
 class EntropyLog:
     """What a worker's logits processor has computed.
 
-    Values that vLLM computes again after a preemption, or discards for an incomplete prompt, are replaced. Nothing is
-    copied to the host before ``take``.
+    Values that vLLM computes again after a preemption are replaced. Nothing is copied to the host before ``take``.
 
     Attributes:
         vocab_size: columns of the last logits.
@@ -35,6 +36,9 @@ class EntropyLog:
         """Removes and returns the entropies of finished responses, one per sampled token.
 
         The last value may belong to a token after a stop that vLLM did not return; callers must cut it.
+
+        Raises:
+            RolloutError: values of a response are missing between others.
         """
         if self._steps:
             values = iter(torch.cat([entropy for _, _, entropy in self._steps]).tolist())  # one copy to the host
@@ -49,5 +53,10 @@ class EntropyLog:
             self._values[response] = [value]
         elif response in self._values:  # otherwise it was taken already: vLLM ran a step past a stop
             column = self._values[response]
+            if position > len(column):
+                raise RolloutError(
+                    f"vLLM's request {response}: an entropy of token {position} after those of {len(column)} tokens; "
+                    f"use rollout.entropy_source='actor'"
+                )
             del column[position:]
             column.append(value)

@@ -92,13 +92,14 @@ class SampledEntropyOfSlots(SecondInterface):
         """
         rows, responses, positions, temperatures = [], [], [], []
         for row, slot in enumerate(ctx.idx_mapping_np.tolist()):
-            position = int(ctx.seq_lens_upper_bound_np[row]) - int(self._states.prompt_len.np[slot])
-            # before 0 the prompt is not complete, and what is sampled is thrown away
-            if slot in self._tracked and position >= 0:
+            num_seen = int(ctx.seq_lens_upper_bound_np[row])
+            # before that the model has not seen all that the slot was filled with (the prompt; after a preemption the
+            # tokens sampled so far too), and vLLM throws away what is sampled
+            if slot in self._tracked and num_seen >= self._states.prefill_len.np[slot]:
                 response, temperature = self._tracked[slot]
                 rows.append(row)
                 responses.append(response)
-                positions.append(position)
+                positions.append(num_seen - int(self._states.prompt_len.np[slot]))
                 temperatures.append(temperature)
         is_one = len(set(temperatures)) < 2
         temperature = temperatures[0] if is_one and temperatures else 1.0

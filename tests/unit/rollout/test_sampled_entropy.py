@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from gtpo_megatron.config.rollout import RolloutConfig
+from gtpo_megatron.errors import RolloutError
+from gtpo_megatron.rollout.entropy_log import EntropyLog
 from gtpo_megatron.rollout.environment import engine_environment
 from gtpo_megatron.rollout.requests import REQUEST_KEY
 
@@ -24,24 +26,24 @@ class Runner:
         from gtpo_megatron.rollout import vllm_engine
 
         self.prompts = np.zeros(NUM_SLOTS, dtype=np.int32)
-        self.lengths = np.zeros(NUM_SLOTS, dtype=np.int32)
+        self.prefills = np.zeros(NUM_SLOTS, dtype=np.int32)
         states = SimpleNamespace(
             device=torch.device("cpu"),
             max_num_reqs=NUM_SLOTS,
             vocab_size=VOCAB,
             all_token_ids=None,
             prompt_len=SimpleNamespace(np=self.prompts),
-            prefill_len=None,
+            prefill_len=SimpleNamespace(np=self.prefills),
             total_len=None,
         )
         # vLLM's own loader, which refuses a class of the first runner's
         (self.processor,) = build_custom_logits_processors(None, states, False, [vllm_engine.GPU_ENTROPY_PROCESSOR])
 
-    def add(self, slot, response, *, prompt=3, temperature=1.0):
+    def add(self, slot, response, *, prompt=3, sampled=0, temperature=1.0):
         from vllm import SamplingParams
 
         wanted = {} if response is None else {REQUEST_KEY: response}
-        self.prompts[slot] = prompt
+        self.prompts[slot], self.prefills[slot] = prompt, prompt + sampled
         return self.processor.add_request(slot, SamplingParams(extra_args=wanted, temperature=temperature))
 
     def step(self, seen):
@@ -86,7 +88,7 @@ def test_rows_of_slots_that_come_and_go():
     rows = runner.step({4: 3, 2: 7})
     expected[2].append(entropy(rows[4]))
     expected[1].append(entropy(rows[2]))
-    assert runner.add(5, 0)  # it is back in another slot; its last token is sampled again
+    assert runner.add(5, 0, sampled=1)  # it is back in another slot; its last token is sampled again
     rows = runner.step({5: 4})
     expected[0][1] = entropy(rows[5])
     rows = runner.step({5: 5})
@@ -98,6 +100,28 @@ def test_rows_of_slots_that_come_and_go():
         assert taken[response] == pytest.approx(expected[response], abs=2e-6)
     runner.step({5: 6})  # one step past the end
     assert runner.processor.log.take([0, 2]) == {0: [], 2: pytest.approx(expected[2], abs=2e-6)}
+
+
+def test_a_response_that_is_refilled_in_chunks_keeps_its_entropies():
+    """A chunk of a refill samples nothing, though it may end among the tokens that were sampled before."""
+    torch.manual_seed(0)
+    runner = Runner()
+    runner.add(1, 7)
+    expected = [entropy(runner.step({1: 3 + position})[1]) for position in range(4)]
+    runner.add(2, 7, sampled=4)  # it was preempted, and is filled with seven tokens
+    runner.step({2: 2})
+    runner.step({2: 5})
+    expected += [entropy(runner.step({2: 7 + position})[2]) for position in range(2)]
+    assert runner.processor.log.take([7]) == {7: pytest.approx(expected, abs=2e-6)}
+
+
+def test_a_gap_is_no_shift():
+    log = EntropyLog()
+    log.note([3, 3, 3], [0, 1, 1], torch.tensor([1.0, 2.0, 2.5]))
+    assert log.take([3]) == {3: [1.0, 2.5]}
+    log.note([3, 3], [0, 2], torch.tensor([1.0, 3.0]))
+    with pytest.raises(RolloutError, match="vLLM's request 3: an entropy of token 2 after those of 1 tokens"):
+        log.take([3])
 
 
 @pytest.mark.parametrize("temperatures", [(0.6, 0.6), (0.6, 1.7)])
