@@ -107,17 +107,20 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
             display.note(note)
         timers = StageTimers(display.stage, on_start=display.starting)
         make_stages = ray_stages if config.cluster.mode == "ray" else local_stages
-        try:
-            with stop.at_once():
-                started = _started_with(config, architecture, checkpoint)
-                stages = stack.enter_context(make_stages(started, run_dir, timers, inspector=MachineRecord(config)))
-                stop.listen()  # imported libraries may have replaced signal handlers
-        except StopAtOnce:
-            logger.info("asked to stop (%s) before the processes were up", stop.reason())
-            summary = RunSummary(before=None, after=None, stopped_after=first, stop_reason=stop.reason())
-        else:
-            controller = Controller(config, folder, facts, inputs, stages, sinks, display, stop_reason=stop.reason)
-            summary = controller.run(checkpoint)
+        with ExitStack() as processes:  # which end before the export: it needs no GPU
+            try:
+                with stop.at_once():
+                    started = _started_with(config, architecture, checkpoint)
+                    stages = processes.enter_context(
+                        make_stages(started, run_dir, timers, inspector=MachineRecord(config))
+                    )
+                    stop.listen()  # imported libraries may have replaced signal handlers
+            except StopAtOnce:
+                logger.info("asked to stop (%s) before the processes were up", stop.reason())
+                summary = RunSummary(before=None, after=None, stopped_after=first, stop_reason=stop.reason())
+            else:
+                controller = Controller(config, folder, facts, inputs, stages, sinks, display, stop_reason=stop.reason)
+                summary = controller.run(checkpoint)
         ending.outcome = _outcome(summary)
         if config.checkpoint.export_hf and summary.stopped_after is None:
             display.stage("export")

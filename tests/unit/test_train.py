@@ -5,7 +5,7 @@ import io
 import json
 import os
 import signal
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
 from rich.console import Console
@@ -133,6 +133,49 @@ def test_after_a_failed_start_the_corrected_command_begins_anew(begin, tmp_path)
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 0}\n', encoding="utf-8")
     begin(TRAIN, ("8+8?",), resume=False)
     assert (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8") == "", "each step has one row"
+
+
+@pytest.fixture
+def told(begin, monkeypatch):
+    """What a run of ``begin`` to its last step tells: its processes, its steps, the export."""
+    said = []
+
+    @contextmanager
+    def processes(*_, inspector=None):
+        said.append("processes begin")
+        try:
+            yield None
+        finally:
+            said.append("processes end")
+
+    class Steps:
+        def __init__(self, *_, stop_reason):
+            pass
+
+        def run(self, checkpoint):
+            said.append("steps")
+            return train.RunSummary(before=None, after=())
+
+    monkeypatch.setattr(train, "Controller", Steps)
+    monkeypatch.setattr(train, "_export", lambda *_: said.append("export"))
+    monkeypatch.setattr(train, "ray_stages", processes)  # in place of those of ``begin``
+    return said
+
+
+def test_the_export_begins_when_no_process_holds_a_gpu_any_more(begin, told, tmp_path):
+    begin(TRAIN, HELDOUT, resume=False, ends=None)
+    assert told == ["processes begin", "steps", "processes end", "export"]
+    assert read_state(tmp_path / "run").outcome == "finished"
+
+
+def test_a_failed_export_is_how_the_run_ended(begin, told, tmp_path, monkeypatch):
+    def full(*_):
+        raise CheckpointError("no room for the export")
+
+    monkeypatch.setattr(train, "_export", full)
+    begin(TRAIN, HELDOUT, resume=False, ends=CheckpointError)
+    assert told == ["processes begin", "steps", "processes end"]
+    assert read_state(tmp_path / "run").outcome == "CheckpointError: no room for the export"
 
 
 @pytest.mark.parametrize("step", [0, 2])
