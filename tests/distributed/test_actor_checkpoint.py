@@ -153,7 +153,11 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(models, tmp_path, layo
     num_ranks = config.parallel.num_ranks
     whole = run_processes(unbroken, num_ranks, config, str(folder), timeout_s=120)
     checksums = merged(checksums for *_, checksums in whole)
-    assert set(checksums) == {path.name for path in folder.glob("*.distcp")}
+    sizes = {path.name: path.stat().st_size for path in folder.glob("*.distcp")}
+    assert set(checksums) == set(sizes)
+    if config.parallel.data_parallel_size * config.parallel.context_parallel_size > 1:
+        assert len(sizes) == num_ranks
+        assert max(sizes.values()) < 2 * min(sizes.values()), "replicas share the writing"
     again = run_processes(resumed, num_ranks, config, str(folder), checksums, timeout_s=120)
     for (metrics, weights, drawn, _), (metrics_again, weights_again, drawn_again) in zip(whole, again, strict=True):
         assert metrics == metrics_again

@@ -27,6 +27,7 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factories
 from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
+from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch.distributed.checkpoint.api import CheckpointException
@@ -80,7 +81,7 @@ class RankCheckpoint:
         self._reference = reference
         self._write: ForkedWrite | None = None
         self._folder = Path()
-        self._is_validated = False
+        self._strategies: dict[frozenset[str], Any] = {}
 
     # ----------------------------------------------------------------------------------------------------------- saving
     def begin(self, folder: Path, *, counters: Mapping[str, int], in_background: bool) -> None:
@@ -103,16 +104,21 @@ class RankCheckpoint:
         self._folder = folder
         _ensure_moments(self._optimizer)
         try:
+            state = _without_copies(self._state(counters, is_loading=False))
+            parts = frozenset(state)
+            # who writes what is decided once for the same parts: others would be left out
+            is_new = parts not in self._strategies
+            if is_new:
+                self._strategies[parts] = _save_strategy()
             request = dist_checkpointing.save(
-                _without_copies(self._state(counters, is_loading=False)),
+                state,
                 str(folder),
-                sharded_strategy=_save_strategy(),
+                sharded_strategy=self._strategies[parts],
                 # that shards cover every tensor once is a matter of the layout: once a process is enough
-                validate_access_integrity=not self._is_validated,
+                validate_access_integrity=is_new,
                 async_sharded_save=True,
                 **_ASYNC_ARGUMENTS,
             )
-            self._is_validated = True
             self._write = ForkedWrite(request, folder, in_background=in_background)
         except (OSError, RuntimeError, CheckpointException) as error:
             raise self._not_written(reason(error)) from error
@@ -234,9 +240,16 @@ _ASYNC_ARGUMENTS = (
 
 
 def _save_strategy() -> Any:
+    """Replicas share the writing: each copies to the host and writes a part of what all of them have.
+
+    Collectives of the first save: one gather of what replicas have, without its data.
+    """
     strategy = get_default_save_sharded_strategy()
     strategy.thread_count = 1  # one file per rank: a node's ranks write at once as it is
-    return strategy
+    replicas = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    if dist.get_world_size(replicas) == 1:
+        return strategy
+    return FullyParallelSaveStrategyWrapper(strategy, replicas, do_cache_distribution=True)
 
 
 def _without_copies(state: dict[str, Any]) -> dict[str, Any]:
