@@ -36,25 +36,35 @@ def submit(job: JobFolder, options: SlurmOptions) -> tuple[str, ...]:
     """Submits the job, or all jobs of a chain.
 
     Returns:
-        The jobs' ids, in the order in which they will run.
+        The jobs' ids, in the order in which they will run: each is submitted when the one before it is in the queue.
 
     Raises:
-        WorkerError: sbatch refused.
+        WorkerError: sbatch refused one; the message names those that it has taken.
     """
     run = _nemo_run(job)
     from invoke.exceptions import UnexpectedExit
 
     experiment = _experiment(run, job)
     with experiment:
-        for number in range(options.chain):
-            name = f"train-{number}" if options.chain > 1 else "train"
-            _add_job(run, experiment, job, options, name=name, place=number + 1)
+        digits = len(str(options.chain))
+        for place in range(1, options.chain + 1):
+            # nemo-run submits them in the order of their names as texts
+            name = f"train-{place:0{digits}}" if options.chain > 1 else "train"
+            _add_job(run, experiment, job, options, name=name, place=place)
         try:
             experiment.run(detach=True)
         except UnexpectedExit as error:
             said = (error.result.stderr or error.result.stdout).strip().splitlines()
-            raise WorkerError(f"sbatch refused the job: {said[-1] if said else error}") from error
-        return tuple(str(task.handle).rstrip("/").rpartition("/")[2] for task in experiment.jobs)
+            taken = _ids(experiment)
+            left = f"; it has taken {', '.join(taken)}: scancel {' '.join(taken)}" if taken else ""
+            raise WorkerError(f"sbatch refused the job: {said[-1] if said else error}{left}") from error
+        return _ids(experiment)
+
+
+def _ids(experiment: Any) -> tuple[str, ...]:
+    """Of the jobs that are submitted; sbatch writes ``ID;CLUSTER`` where SLURM_CLUSTERS names one."""
+    handles = (str(task.handle) for task in experiment.jobs if task.handle)
+    return tuple(handle.rstrip("/").rpartition("/")[2].partition(";")[0] for handle in handles)
 
 
 def _nemo_run(job: JobFolder) -> Any:
@@ -92,6 +102,7 @@ def _experiment(run: Any, job: JobFolder) -> Any:
         log_level="ERROR",
         clean_mode=True,
         enable_goodbye_message=False,
+        threadpool_workers=1,  # else the jobs of a chain come into the queue in any order
         skip_status_at_exit=True,
         serialize_metadata_for_scripts=False,
     )
@@ -114,9 +125,9 @@ def _executor(run: Any, job: JobFolder, options: SlurmOptions, *, place: int) ->
         partition=options.partition,
         nodes=options.nodes,
         ntasks_per_node=1,
-        gpus_per_node=options.gpus_per_node or None,
+        gpus_per_node=(options.gpus_per_node if options.request_gpus else 0) or None,
         cpus_per_task=options.cpus_per_task or None,
-        mem=options.mem or None,
+        mem=_memory(options),
         exclusive=options.exclusive or None,
         time=options.time,
         signal=f"B:USR1@{options.stop_before_s}",
@@ -131,3 +142,9 @@ def _executor(run: Any, job: JobFolder, options: SlurmOptions, *, place: int) ->
         packager=run.Packager(),  # package and run folder are on a shared disk, or in the image
         poll_estimated_start_time=False,
     )
+
+
+def _memory(options: SlurmOptions) -> str | None:
+    """``--mem``: all of an exclusive node, which has the site's default for a job that asks for none."""
+    is_said_otherwise = any(item.lower().replace("_", "-").startswith("mem-per-") for item in options.sbatch)
+    return options.mem or ("0" if options.exclusive and not is_said_otherwise else None)

@@ -50,6 +50,7 @@ class SlurmOptions(LaunchOptions):
         partition: partition of the cluster.
         nodes: number of nodes.
         gpus_per_node: 0 for a run on CPUs.
+        request_gpus: ask Slurm for them; not where a site's Slurm does not count GPUs, or ``sbatch`` asks otherwise.
         time: limit of one job: minutes, hours:minutes:seconds, or days-hours.
         stop_before_s: how long before the time limit the driver is asked to save and stop; at least a step, or the
             measurement of a held-out set, and a save.
@@ -64,7 +65,7 @@ class SlurmOptions(LaunchOptions):
         gpu: kind of GPU, for the memory plan.
         gpu_memory_gib: memory per GPU; 0: that of ``gpu``.
         cpus_per_task: cores of a node for the job; 0 leaves it to Slurm.
-        mem: memory of a node for the job, such as ``900G``; empty leaves it to Slurm.
+        mem: memory of a node for the job, such as ``900G``; empty: all of it if ``exclusive``, else the site's default.
         host_memory_gib: memory of a node, for the memory plan; 0: that of ``mem``, or not checked if empty.
         exclusive: no other job on these nodes.
         sbatch: further ``name=value`` options of sbatch, such as ``qos=high``.
@@ -79,6 +80,7 @@ class SlurmOptions(LaunchOptions):
     partition: str = ""
     nodes: int = 1
     gpus_per_node: int = 8
+    request_gpus: bool = True
     time: str = "04:00:00"
     stop_before_s: int = 900
     restarts: int = 20

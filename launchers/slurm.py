@@ -29,8 +29,20 @@ PREFLIGHT_FOLDER = "preflight"
 
 TEST_TIMEOUT_S = 60.0
 
-OVERRULING = "SBATCH_"
-"""Begins the variables that sbatch takes before the options in a batch script."""
+OVERRULING = ("SBATCH_", "SLURM_", "SRUN_")
+"""Begin the variables that sbatch takes before the options in a batch script, and those that srun takes within a job:
+sbatch hands the shell's on to it, such as an interactive job's ``SLURM_MEM_PER_CPU``."""
+
+CLUSTERS_OWN = frozenset(
+    {
+        *("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS"),
+        *("SLURM_JWT", "SLURM_SACK_SOCKET", "SLURM_SACK_KEY", "SLURM_SACK_JWKS"),
+    }
+)
+"""Of these, by which all of Slurm's commands find their cluster and sign in; the wait for the job's end needs them."""
+
+NAMED_VARIABLES = 8
+"""At most, in a remark: an interactive job has fifty."""
 
 
 def main() -> None:
@@ -89,13 +101,16 @@ def _drop_overruling_variables() -> list[str]:
 
     A login script's SBATCH_PARTITION would send the job elsewhere than its options and the checks say.
     """
-    names = sorted(name for name in os.environ if name.startswith(OVERRULING))
+    names = sorted(name for name in os.environ if name.startswith(OVERRULING) and name not in CLUSTERS_OWN)
     for name in names:
         del os.environ[name]
     if not names:
         return []
+    more = len(names) - NAMED_VARIABLES
+    named = ", ".join(names[:NAMED_VARIABLES]) + (f" and {more} more" if more > 0 else "")
     return [
-        f"{', '.join(names)} of this shell would overrule the job's options, and is not passed on: --sbatch name=value"
+        f"{named} of this shell would overrule the job's options, and {'is' if len(names) == 1 else 'are'} not passed "
+        f"on: --sbatch name=value"
     ]
 
 

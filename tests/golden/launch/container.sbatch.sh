@@ -8,8 +8,9 @@
 #SBATCH --account=team
 #SBATCH --dependency=singleton
 #SBATCH --exclusive
-#SBATCH --gpus-per-node=8
+#SBATCH --gres=gpu:h100:8
 #SBATCH --job-name=gtpo-qwen2_5_32b_grpo_s_64gpu-HASH
+#SBATCH --mem=0
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node=1
 #SBATCH --open-mode=append

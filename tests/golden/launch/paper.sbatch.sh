@@ -10,6 +10,7 @@
 #SBATCH --exclusive
 #SBATCH --gpus-per-node=8
 #SBATCH --job-name=gtpo-qwen2_5_32b_gtpo_64gpu-HASH
+#SBATCH --mem=0
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node=1
 #SBATCH --open-mode=append

@@ -9,6 +9,7 @@
 #SBATCH --dependency=singleton
 #SBATCH --exclusive
 #SBATCH --job-name=gtpo-tiny_cpu_gtpo-HASH
+#SBATCH --mem=0
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --open-mode=append

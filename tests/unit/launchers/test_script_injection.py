@@ -116,6 +116,7 @@ def check_job(values, folder, programs, stand):
         "account": values["--account"],
         "dependency": "singleton",
         "job-name": name,
+        "mem": values.get("--mem", "0"),
         "nodes": "2",
         "ntasks-per-node": "1",
         "open-mode": "append",
@@ -124,8 +125,6 @@ def check_job(values, folder, programs, stand):
         "signal": "B:USR1@900",
         "time": values.get("--time", "04:00:00"),
     }
-    if "--mem" in values:
-        expected["mem"] = values["--mem"]
     if "--sbatch" in values:
         expected["comment"] = values["--sbatch"].partition("=")[2]
     told = sbatch_options(launch / "sbatch.sh")

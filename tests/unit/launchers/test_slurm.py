@@ -29,6 +29,7 @@ JOBS = {
     ],
     "container": [
         *("recipes.qwen2_5_32b:grpo_s_64gpu", *ANYWHERE, "--nodes", "8", "--chain", "3"),
+        *("--no-request-gpus", "--sbatch", "gres=gpu:h100:8"),
         *(
             "--container",
             "registry.example/gtpo:1",
@@ -168,14 +169,27 @@ def test_mistakes_are_one_line(arguments, message, capsys):
     assert error.count("\n") == 1
 
 
+OF_AN_INTERACTIVE_JOB = ("CPUS_PER_TASK", "JOB_ID", "MEM_PER_CPU", "MEM_PER_NODE", "NTASKS", "PROCID", "UMASK")
+
+
 def test_variables_that_would_overrule_the_job_do_not_come_to_sbatch(monkeypatch):
-    """sbatch takes them before the script's own lines."""
+    """sbatch takes the first before the script's own lines, and hands the others on to srun in the job."""
+    for name in [name for name in os.environ if name.startswith(slurm.OVERRULING)]:
+        monkeypatch.delenv(name)
+    stay = {"SLURM_CONF": "/etc/conf", "SLURM_CLUSTERS": "one", "SLURM_JWT": "t0ken", "SLURMD_NODENAME": "node0"}
+    for name, value in stay.items():
+        monkeypatch.setenv(name, value)
     assert slurm._drop_overruling_variables() == []
-    for name in ("SBATCH_TIMELIMIT", "SBATCH_PARTITION"):
+    monkeypatch.setenv("SBATCH_TIMELIMIT", "other")
+    assert slurm._drop_overruling_variables() == [
+        "SBATCH_TIMELIMIT of this shell would overrule the job's options, and is not passed on: --sbatch name=value"
+    ]
+    for name in ("SBATCH_PARTITION", "SRUN_EXPORT_ENV", *(f"SLURM_{name}" for name in OF_AN_INTERACTIVE_JOB)):
         monkeypatch.setenv(name, "other")
     (remark,) = slurm._drop_overruling_variables()
-    assert remark.startswith("SBATCH_PARTITION, SBATCH_TIMELIMIT of this shell would overrule")
-    assert not any(name.startswith("SBATCH_") for name in os.environ)
+    assert remark.startswith("SBATCH_PARTITION, SLURM_CPUS_PER_TASK, SLURM_JOB_ID, SLURM_MEM_PER_CPU, ")
+    assert "SLURM_UMASK and 1 more of this shell would overrule the job's options, and are not passed on" in remark
+    assert {name: value for name, value in os.environ.items() if name.startswith(("SLURM", "SBATCH", "SRUN"))} == stay
 
 
 def test_without_slurm_only_a_dry_run_works(tmp_path, monkeypatch, capsys):
