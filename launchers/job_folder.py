@@ -14,12 +14,15 @@ import hashlib
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.run_folder import held_locks
+from gtpo_megatron.run_folder.folder import no_locks
 from gtpo_megatron.run_folder.provenance import commit
 from launchers.named_files import named_files
 from launchers.options import SlurmOptions
@@ -172,11 +175,11 @@ def _linked(path: Path) -> Iterator[Path]:
 
 
 def check_writable(run_dir: Path) -> None:
-    """Says so before anything is written.
+    """Says so before the job waits in the queue; leaves nothing behind.
 
     Raises:
         ConfigError: its name cannot be written into a batch script, or neither it nor the nearest folder above it can
-            be written.
+            be written, or it has no locks, which a run needs.
     """
     if not PLAIN_PATH.fullmatch(str(run_dir)):
         raise ConfigError(
@@ -193,3 +196,14 @@ def check_writable(run_dir: Path) -> None:
         raise ConfigError(
             f"run folder {run_dir} cannot be written: {there} does not allow it; choose another --run-dir"
         )
+    try:
+        with tempfile.TemporaryDirectory(prefix=".gtpo-", dir=there) as trial:
+            descriptor = held_locks.acquire(Path(trial) / "lock")
+            assert descriptor is not None, "nobody else knows the file"
+            held_locks.let_go(descriptor)
+    except held_locks.NoLockError as error:
+        raise ConfigError(no_locks(run_dir, error)) from error
+    except OSError as error:
+        raise ConfigError(
+            f"run folder {run_dir} cannot be written: {there}: {error.strerror}; choose another --run-dir"
+        ) from error

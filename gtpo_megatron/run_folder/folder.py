@@ -133,7 +133,7 @@ class RunFolder:
         go on with: without ``resume`` a new one takes its place.
 
         Raises:
-            ConfigError: it has a run and ``resume`` is False, or another run.
+            ConfigError: it has a run and ``resume`` is False, or another run; or it cannot be written, or locked.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -147,6 +147,8 @@ class RunFolder:
         except ConfigError:
             self.close()
             raise
+        except held_locks.NoLockError as error:
+            raise ConfigError(no_locks(self.path, error)) from error
         except OSError as error:
             self.withdraw()
             self.close()
@@ -231,6 +233,14 @@ class RunFolder:
             return metrics.exists() and any(row["step"] > 0 for row in read_metrics(metrics))
         except DataError:
             return True
+
+
+def no_locks(path: Path, error: held_locks.NoLockError) -> str:
+    """The sentence about a run folder on a disk without locks."""
+    return (
+        f"run folder {path} cannot be locked: {error.strerror}; without a lock two runs could write into it: choose "
+        f"another on a file system with locks (Lustre has them if it is mounted with flock)"
+    )
 
 
 def _of_decay(config: RunConfig, changes: list[str]) -> str:

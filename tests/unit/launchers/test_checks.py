@@ -1,6 +1,8 @@
 """World size, layout, paths and time are judged before anything is submitted."""
 
 import dataclasses
+import errno
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -218,6 +220,24 @@ def test_a_run_folder_that_is_read_only(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(ConfigError, match="cannot be written"):
         check(tiny_options(run_dir=tmp_path / "run"))
+
+
+def test_a_disk_without_locks_is_seen_before_the_queue(tmp_path, monkeypatch):
+    def flock(descriptor, operation):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(ConfigError, match=rf"run folder {tmp_path}/run cannot be locked: Function not implemented"):
+        check(tiny_options(run_dir=tmp_path / "run"))
+    assert not list(tmp_path.iterdir()), "a check leaves nothing behind"
+
+
+def test_a_run_folder_that_another_run_has_locked_is_no_disk_without_locks(tmp_path):
+    """A job waits for it."""
+    with (tmp_path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        check(tiny_options(run_dir=tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
 def test_steps_that_were_measured_count_more_than_estimates(tmp_path):

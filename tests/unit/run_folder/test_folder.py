@@ -1,8 +1,11 @@
 """A run folder belongs to one configuration and one process."""
 
 import dataclasses
+import errno
+import fcntl
 import json
 import multiprocessing
+import os
 
 import pytest
 
@@ -19,6 +22,18 @@ def folder(tmp_path):
     opened.open(tiny_cpu.gtpo(), resume=False)
     yield opened
     opened.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_disk_without_locks_is_said_with_what_helps(tmp_path, monkeypatch, number):
+    def flock(descriptor, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    said = rf"run folder {tmp_path}/run cannot be locked: {os.strerror(number)}; .*another on a file system with locks"
+    with pytest.raises(ConfigError, match=said):
+        RunFolder(tmp_path / "run").open(tiny_cpu.gtpo(), resume=False)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
 
 
 def test_the_configuration_is_written_whole(folder):
