@@ -1,7 +1,11 @@
 """Sets up logging, once per process, from the entry point of a command or worker."""
 
+import fcntl
 import logging
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -12,6 +16,9 @@ from gtpo_megatron.run_folder.provenance import LOG_FILE
 
 PACKAGES = ("gtpo_megatron", "recipes", "launchers", "tools")
 """Loggers that follow the configured level; other libraries log from WARNING on."""
+
+LOCK_PATIENCE_S = 0.2
+"""Longest wait for the file's lock; whoever has it may be stopped, and a line is written all the same."""
 
 _FILE_FORMAT = "%(asctime)s %(levelname)-7s %(prefix)s%(name)s: %(message)s"
 _TERMINAL_FORMAT = "%(prefix)s%(message)s"
@@ -30,8 +37,8 @@ def set_up_logs(
 
     Args:
         level: level of the loggers in ``PACKAGES``.
-        run_folder: ``log.txt`` in it is appended to, one write per line, so ranks of one machine can share it. None: no
-            file.
+        run_folder: ``log.txt`` in it is appended to, one write per line and under its lock, so ranks of all machines
+            can share it. None: no file.
         prefix: see :func:`rank_prefix`; empty in the driver.
         console: the console of the live display, so that log lines appear above it. If it is not a terminal, or None,
             plain lines go to stderr.
@@ -74,7 +81,9 @@ class _LogFile(logging.FileHandler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            super().emit(record)  # opening it raises, writing calls handleError
+            self.stream = self.stream or self._open()
+            with _alone(self.stream.fileno()):
+                super().emit(record)  # opening it raises, writing calls handleError
         except OSError:
             self.handleError(record)
 
@@ -89,6 +98,37 @@ class _LogFile(logging.FileHandler):
         elif not self._is_failing:
             self._is_failing = True
             sys.stderr.write(f"{self.baseFilename} cannot be written ({error.strerror}): lines are missing there\n")
+
+
+@contextmanager
+def _alone(descriptor: int) -> Iterator[None]:
+    """Holds the lock of the file, if there is one to be had in time.
+
+    Several machines that append to a file over NFS write where each believes its end to be, one over the other. Who has
+    its lock knows the end, and has handed over what it wrote when another gets it.
+    """
+    has_lock = _has_locked(descriptor)
+    try:
+        yield
+    finally:
+        if has_lock:
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _has_locked(descriptor: int) -> bool:
+    deadline = time.monotonic() + LOCK_PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOCK_PATIENCE_S / 20)
+        except OSError:
+            return False  # no locks on this disk
+        else:
+            return True
 
 
 class _TerminalFilter(logging.Filter):

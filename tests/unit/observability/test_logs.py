@@ -1,10 +1,16 @@
+import errno
+import fcntl
 import io
 import logging
+import os
+import threading
+import time
 import warnings
 
 import pytest
 from rich.console import Console
 
+from gtpo_megatron.observability import logs
 from gtpo_megatron.observability.known_warnings import FILE_ONLY
 from gtpo_megatron.observability.logs import LOG_FILE, PACKAGES, rank_prefix, set_up_logs
 from gtpo_megatron.run_folder.provenance import log_provenance, logged_provenance, provenance
@@ -108,3 +114,41 @@ def test_a_note_that_the_display_shows_is_in_the_file_only(tmp_path, capsys):
     logging.getLogger("gtpo_megatron.x").info("12 prompts are left out", extra=FILE_ONLY)
     assert capsys.readouterr().err == ""
     assert "12 prompts are left out" in (tmp_path / "log.txt").read_text()
+
+
+def test_a_line_is_appended_while_nobody_else_appends(tmp_path, monkeypatch):
+    """Over NFS two machines would write over each other."""
+    monkeypatch.setattr(logs, "LOCK_PATIENCE_S", 60.0)
+    set_up_logs(run_folder=tmp_path)
+    logging.getLogger("gtpo_megatron").info("first")
+    with (tmp_path / LOG_FILE).open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # free between two lines
+        line = threading.Thread(target=logging.getLogger("gtpo_megatron").info, args=("third",))
+        line.start()
+        time.sleep(0.3)
+        other.write("second\n")
+        other.flush()
+        fcntl.flock(other, fcntl.LOCK_UN)
+        line.join(60)
+    words = [line.split()[-1] for line in (tmp_path / LOG_FILE).read_text().splitlines()]
+    assert words == ["first", "second", "third"]
+
+
+def test_a_lock_that_stays_held_keeps_no_line_back(tmp_path):
+    """By a process that was stopped, or a machine that was lost."""
+    set_up_logs(run_folder=tmp_path)
+    (tmp_path / LOG_FILE).touch()
+    with (tmp_path / LOG_FILE).open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        logging.getLogger("gtpo_megatron").info("all the same")
+        assert "all the same" in (tmp_path / LOG_FILE).read_text()
+
+
+def test_a_disk_without_locks_gets_its_lines(tmp_path, monkeypatch):
+    def flock(descriptor, operation):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    set_up_logs(run_folder=tmp_path)
+    logging.getLogger("gtpo_megatron").info("all the same")
+    assert "all the same" in (tmp_path / LOG_FILE).read_text()
