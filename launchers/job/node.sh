@@ -174,6 +174,7 @@ cd "$SUBMIT_DIR" || fail "$EXIT_NO_PACKAGE" "$SUBMIT_DIR is not there on this no
 reason=$(become "$PYTHON" -c 'import gtpo_megatron' 2>&1) ||
   fail "$EXIT_NO_PACKAGE" "$PYTHON ${IMAGE:+of the image $IMAGE }has no gtpo_megatron (${reason##*$'\n'}); ${IMAGE:+build the image from docker/Dockerfile, or }install the package where every node sees it"
 export RAY_enable_metrics_collection=0 # nobody reads them, and their port would answer anybody
+export RAY_worker_niceness=0           # Ray starts ranks and engines at 15, and whatever else is on the node goes before them
 peer=${SLURM_LAUNCH_NODE_IPADDR:-}
 # where no other node has to reach it, nothing of the job listens on a network
 if ((SLURM_NNODES == 1)) && [[ -z $NETWORK_INTERFACE ]]; then

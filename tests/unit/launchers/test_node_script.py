@@ -129,6 +129,7 @@ def test_rays_folder_is_private_has_a_name_nobody_foresees_and_goes_with_the_job
         folders.append(Path(next(word for word in told if word.startswith("--temp-dir=")).partition("=")[2]).parent)
         assert (start.launch / f"folder.{node}").read_text() == f"700 {os.getuid()}\n"
         variables = dict(word.split("=", 1) for word in told if "=" in word)
+        assert variables["RAY_worker_niceness"] == "0"
         # 64 ranks that compile at once would fight over one home
         assert variables["TRITON_CACHE_DIR"] == f"{folders[-1]}/triton"
         assert variables["VLLM_CACHE_ROOT"] == f"{folders[-1]}/vllm"
