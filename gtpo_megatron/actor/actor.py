@@ -324,6 +324,7 @@ class MegatronActor:
             ref_logprobs=batch.ref_logprobs,
             shaping_mask=shaping_mask,
             turn_rewards=[rewards.turn_rewards[row] for row in batch.global_rows] if rewards.turn_rewards else None,
+            truncated=mine.truncated,
             reduction=reduction_over(self._groups.dp),
         )
         train_batch = TrainBatch(
@@ -389,13 +390,16 @@ class MegatronActor:
 
     # ------------------------------------------------------------------------------------------ looking, saving, ending
     def sample_records(self, group_ids: Sequence[int]) -> list[tuple[int, TokenRecord]]:
-        """The responses of the chosen groups that this rank holds, with their row in the whole batch.
+        """The responses of the chosen groups that this replica holds, with their row in the whole batch.
 
         Raises:
             StageOrderError: the batch has no credit, or was released.
+
+        Returns:
+            Nothing on a rank that does not report: its peers hold the same responses. Communication: none.
         """
         batch = self.batch_after("credit_tokens", "update", asks="sample_records")
-        if not isinstance(batch, TrainBatch):
+        if not self.coordinates.reports or not isinstance(batch, TrainBatch):
             return []
         chosen, groups = set(group_ids), batch.rollouts.group_ids.tolist()
         found = [row for row, group in enumerate(groups) if group in chosen]

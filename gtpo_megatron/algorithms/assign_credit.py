@@ -43,6 +43,7 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
     ref_logprobs: Tensor | None = None,
     shaping_mask: Tensor | None = None,
     turn_rewards: Sequence[Sequence[float]] | None = None,
+    truncated: Tensor | None = None,
     reduction: Reduction | None = None,
 ) -> Credit:
     """Computes the advantage of every response token.
@@ -60,6 +61,7 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
             and are not compared. GTPO and GRPO-S only.
         turn_rewards: of each of the ``B`` responses, what its turns earned, a turn being a stretch of the policy's own
             tokens; needed for ``turn_reward_coef``.
+        truncated: ``[B]`` bool: a limit has cut the response, for the length penalty; None: none was cut.
         reduction: sums over ranks; None: this process holds all responses.
 
     Returns:
@@ -86,6 +88,9 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
             if mask is not None:
                 check_shape(shape, **{name: mask})
                 check_mask(**{name: mask})
+        if truncated is not None:
+            check_shape(shape[:1], truncated=truncated)
+            check_mask(truncated=truncated)
         check_full_precision(token_entropy=token_entropy)
         if old_logprobs is not None:
             check_shape(shape, old_logprobs=old_logprobs)
@@ -111,12 +116,18 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
         return rewards, group_ids, tokens.lengths
 
     # all ranks must agree on this: a mask on some of them only would make them call different collectives
-    given = {"shaping_mask": shaping_mask, "old_logprobs": old_logprobs, "turn_rewards": turn_rewards}
+    given = {
+        "shaping_mask": shaping_mask,
+        "old_logprobs": old_logprobs,
+        "turn_rewards": turn_rewards,
+        "truncated": truncated,
+    }
     signature = f"credit {config!r} {[name for name, value in given.items() if value is not None]}"
     with torch.no_grad():
         table = gather_table(read, success_threshold=_threshold(config), reduction=reduction, signature=signature)
         (inputs,) = local
-        penalties = length_penalties(config.length_penalty, table)
+        is_cut = None if truncated is None else reduction.gather_values(truncated.to(torch.float64)) > 0
+        penalties = length_penalties(config.length_penalty, table, is_cut)
         if config.reference_kl.in_reward:
             penalties = penalties + reference_penalties(config.reference_kl, inputs, reduction)
         batch = CreditBatch(**fields_of(inputs), table=table, penalties=penalties, reduction=reduction)

@@ -206,16 +206,22 @@ class RunConfig:
                 )
 
     def _check_length_penalty(self) -> None:
-        """A ramp that ends at another limit than the sampler's never acts, or acts on every response."""
+        """A ramp that ends at another limit than the sampler's never acts, or acts on every response.
+
+        In a conversation others' tokens count to the limit and not to the length, so that it may well end before.
+        """
         limit = self.rollout.sampling.max_response_tokens
         where, penalty = "algorithm.length_penalty", self.algorithm.length_penalty
         if isinstance(penalty, GroupRelativeLengthPenalty):
             where, penalty = f"{where}.hard_group_penalty", penalty.hard_group_penalty
-        if isinstance(penalty, SoftOverlongPenalty) and penalty.max_tokens != limit:
+        if not isinstance(penalty, SoftOverlongPenalty) or penalty.max_tokens == limit:
+            return
+        if not self.environment.name or penalty.max_tokens > limit:
             option = f"--{where.replace('_', '-')}"
+            before = ", or before" if self.environment.name else ""
             raise ConfigError(
                 f"{where}.max_tokens={penalty.max_tokens} differs from rollout.sampling.max_response_tokens={limit}: "
-                f"the penalty's ramp must end where responses are cut; set {option}.max-tokens {limit} "
+                f"the penalty's ramp must end where responses are cut{before}; set {option}.max-tokens {limit} "
                 f"{option}.buffer-tokens {penalty.ending_at(limit).buffer_tokens}"
             )
 

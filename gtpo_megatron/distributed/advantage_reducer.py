@@ -147,6 +147,7 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
     ref_logprobs: Tensor | None = None,
     shaping_mask: Tensor | None = None,
     turn_rewards: Sequence[Sequence[float]] | None = None,
+    truncated: Tensor | None = None,
     dp_group: dist.ProcessGroup | None = None,
 ) -> Credit:
     """This rank's rows of ``algorithms.assign_credit`` on the rows of all ranks of ``dp_group``, bit for bit.
@@ -169,5 +170,6 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
         ref_logprobs=ref_logprobs,
         shaping_mask=shaping_mask,
         turn_rewards=turn_rewards,
+        truncated=truncated,
         reduction=reduction_over(dp_group),
     )

@@ -15,14 +15,28 @@ ROUNDING = 1e-12
 """Tolerance of comparisons with a success rate: ``1 - 0.9`` is not exactly 0.1 in float64."""
 
 
-def length_penalties(config: LengthPenaltyConfig, table: ResponseTable) -> Tensor:
-    """``R(i)`` of every response of the batch, ``[R]`` float64."""
+def length_penalties(config: LengthPenaltyConfig, table: ResponseTable, is_cut: Tensor | None = None) -> Tensor:
+    """``R(i)`` of every response of the batch.
+
+    Args:
+        config: the penalty.
+        table: the responses.
+        is_cut: ``[R]`` bool: a limit has cut the response, which is then as long as ``max_tokens`` at least. Of one
+            turn it is that long anyway; in a conversation the limit is one of all tokens, lengths are of the policy's
+            own. None: none was cut.
+
+    Returns:
+        ``[R]`` float64.
+    """
     match config:
         case NoLengthPenalty():
             return torch.zeros_like(table.rewards)
         case SoftOverlongPenalty():
+            lengths = table.lengths
+            if is_cut is not None:
+                lengths = torch.where(is_cut & table.is_live, lengths.clamp(min=config.max_tokens), lengths)
             penalty = soft_overlong(
-                table.lengths,
+                lengths,
                 max_tokens=config.max_tokens,
                 buffer_tokens=config.buffer_tokens,
                 denominator_tokens=config.buffer_tokens if config.denominator == "l1" else config.max_tokens,
@@ -35,7 +49,7 @@ def length_penalties(config: LengthPenaltyConfig, table: ResponseTable) -> Tenso
                 table.is_live,
                 table.group_index,
                 easy_threshold=config.easy_threshold,
-                hard_penalty=length_penalties(config.hard_group_penalty, table),
+                hard_penalty=length_penalties(config.hard_group_penalty, table, is_cut),
                 ramps_incorrect=config.correct_minority == "incorrect",
             )
 

@@ -30,7 +30,8 @@ class SoftOverlongPenalty:
 
     Attributes:
         max_tokens: ``L2``; responses longer than this get -1. A run wants it equal to
-            ``rollout.sampling.max_response_tokens``.
+            ``rollout.sampling.max_response_tokens``, or with an environment at most that: lengths are of the policy's
+            own tokens, and the limit is one of all. A response that a limit has cut counts as ``max_tokens`` long.
         buffer_tokens: ``L1``, the width of the ramp.
         denominator: ``l1`` ends the ramp at -1; ``l2`` divides by ``L2`` as the early paper prints (the ramp then ends
             at ``-L1 / L2`` and jumps to -1).

@@ -137,6 +137,20 @@ def test_a_penalty_that_ends_at_the_sampling_limit_is_fine():
         assert changed(algorithm={"length_penalty": penalty}).algorithm.length_penalty == penalty
 
 
+def test_in_a_conversation_a_penalty_may_end_before_the_limit():
+    """The limit is of everybody's tokens, a length of the policy's own."""
+    ramp = SoftOverlongPenalty(max_tokens=64, buffer_tokens=16)
+    for penalty in (ramp, GroupRelativeLengthPenalty(hard_group_penalty=ramp)):
+        with pytest.raises(ConfigError, match="max_tokens=64 differs from rollout.sampling.max_response_tokens=128"):
+            changed(algorithm={"length_penalty": penalty})
+        config = changed(algorithm={"length_penalty": penalty}, environment={"name": "mine:Talks"})
+        assert config.algorithm.length_penalty == penalty
+    with pytest.raises(ConfigError, match="max_tokens=129 .*: the penalty's ramp must end where responses are cut, or"):
+        changed(
+            algorithm={"length_penalty": dataclasses.replace(ramp, max_tokens=129)}, environment={"name": "mine:Talks"}
+        )
+
+
 def test_every_metric_of_a_set_can_choose_the_best_checkpoint():
     for name in metric_names("heldout"):
         assert changed(checkpoint={"keep_best": 1, "best_metric": name}).checkpoint.best_metric == name

@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from gtpo_megatron.algorithms.credit.length_penalty import group_relative_overlong, soft_overlong
+from gtpo_megatron.algorithms import assign_credit
+from gtpo_megatron.algorithms.credit.length_penalty import group_relative_overlong, length_penalties, soft_overlong
+from gtpo_megatron.config.algorithm import GTPOConfig
+from gtpo_megatron.config.algorithm.base import GroupRelativeLengthPenalty, SoftOverlongPenalty
+from gtpo_megatron.errors import ConfigError, ShapeError
+from tests.faked_ranks import World
+from tests.unit.algorithms.parts import table_of
 
 GOLDEN = json.loads(Path(__file__).parents[3].joinpath("golden/cases.json").read_text())
 
@@ -20,6 +26,61 @@ def test_soft_overlong(denominator: int, key: str) -> None:
         torch.tensor(case["lengths"]), max_tokens=4096, buffer_tokens=512, denominator_tokens=denominator
     )
     assert penalty.tolist() == case[key]
+
+
+CUT = [False, True, True, True, False]
+"""Responses of 6, 2, 9, 0 and 3 tokens of their own; the limit is 8 tokens with everybody's."""
+
+
+@pytest.mark.parametrize(
+    ("applies_to", "is_cut", "wanted"),
+    [
+        ("all", None, [-0.5, 0.0, -1.0, 0.0, 0.0]),
+        ("all", CUT, [-0.5, -1.0, -1.0, 0.0, 0.0]),
+        ("correct", CUT, [-0.5, 0.0, -1.0, 0.0, 0.0]),
+    ],
+)
+def test_a_response_that_was_cut_is_as_long_as_the_limit(applies_to, is_cut, wanted) -> None:
+    ramp = SoftOverlongPenalty(max_tokens=8, buffer_tokens=4, applies_to=applies_to)
+    table = table_of([1.0, 0.0, 1.0, 0.0, 0.0], [0] * 5, [6, 2, 9, 0, 3])
+    cut = None if is_cut is None else torch.tensor(is_cut)
+    assert length_penalties(ramp, table, cut).tolist() == wanted
+    if is_cut is not None:
+        hard = GroupRelativeLengthPenalty(hard_group_penalty=ramp)
+        failing = table_of([0.0] * 5, [0] * 5, [6, 2, 9, 0, 3])
+        assert length_penalties(hard, failing, cut).tolist() == length_penalties(ramp, failing, cut).tolist()
+
+
+def test_every_rank_says_which_of_its_responses_were_cut() -> None:
+    config = GTPOConfig(length_penalty=SoftOverlongPenalty(max_tokens=8, buffer_tokens=4, applies_to="all"))
+    cut = torch.tensor([False, True, True, False])
+    arguments = {
+        "rewards": torch.tensor([1.0, 0.0, 1.0, 0.0]),
+        "token_entropy": torch.linspace(0.5, 1.5, 12).reshape(4, 3),
+        "response_mask": torch.ones(4, 3, dtype=torch.bool),
+        "group_ids": torch.zeros(4, dtype=torch.int64),
+    }
+    plain = assign_credit(config, **arguments)
+    assert torch.equal(assign_credit(config, **arguments, truncated=torch.zeros_like(cut)).advantages, plain.advantages)
+    whole = assign_credit(config, **arguments, truncated=cut)
+    torch.testing.assert_close(whole.shaped_rewards, plain.shaped_rewards - cut[:, None].float())
+
+    def shard(reduction):
+        rows = torch.tensor([[0, 2], [3], [1]][reduction.rank])
+        mine = {name: tensor[rows] for name, tensor in arguments.items()}
+        return rows, assign_credit(config, **mine, truncated=cut[rows], reduction=reduction).advantages
+
+    for rows, advantages in World(3).run(shard):
+        assert torch.equal(advantages, whole.advantages[rows])
+    with pytest.raises(ShapeError, match=r"truncated: got torch.int64, expected torch.bool"):
+        assign_credit(config, **arguments, truncated=cut.long())
+    with pytest.raises(ShapeError, match=r"truncated: got shape \(3,\), expected \(4,\)"):
+        assign_credit(config, **arguments, truncated=cut[1:])
+
+    def one_is_silent(reduction):
+        return assign_credit(config, **arguments, truncated=cut if reduction.rank else None, reduction=reduction)
+
+    assert all(isinstance(error, ConfigError) for error in World(2).run(one_is_silent))
 
 
 def relative(
