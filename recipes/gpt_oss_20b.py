@@ -2,6 +2,10 @@
 
 Model and GPUs are ours. The hub's folder has experts in MXFP4, and the run needs one that is cast to bfloat16:
 docs/conversion.md says how. ``recipes/math_run.py`` has what is not said here, marked as the paper's or ours.
+
+IT THINKS, AND RESPONSES ARE CUT AT THE PAPER'S 4,096 TOKENS, at the template's own effort (medium) many of them; one
+without an answer is wrong. Short thoughts: ``--data.template-options '{"reasoning_effort": "low"}'``. The planner has
+room for 16,384 with a tensor-parallel size of 4 (73.8 GiB, 730 s a step).
 """
 
 from gtpo_megatron.config.run import RunConfig
