@@ -5,6 +5,7 @@ no concern here: :class:`Ranks` reaches them over Ray (``on_ray/ranks.py``) or i
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -82,7 +83,9 @@ class Trainer:
 
     def credit_tokens(self, rewards: RewardBatch) -> Metrics:
         """Shaped rewards and advantages of the scored batch; they do not depend on the sharding."""
-        return self._merged(self._all("credit", lambda actor: actor.credit_tokens(rewards)))
+        # each rank gets a copy, and credit reads no parts and no texts, which can be megabytes
+        needed = replace(rewards, parts={}, info=())
+        return self._merged(self._all("credit", lambda actor: actor.credit_tokens(needed)))
 
     def update(self, *, step: int) -> Metrics:
         """The optimizer updates of a step."""
