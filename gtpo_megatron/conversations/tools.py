@@ -224,6 +224,7 @@ class ToolTurns:
 
     def __init__(self, environment: Any) -> None:
         self._environment = environment
+        self._earned = 0.0  # by turns with calls
         self._tools = Tools(getattr(environment, name) for name in tool_names(type(environment)))
 
     def reset(self, row: Mapping[str, Any]) -> Any:
@@ -233,13 +234,16 @@ class ToolTurns:
         return _awaited(returned, lambda added: self._opening(row, added))
 
     def step(self, message: Message) -> Any:
-        """The results of the turn's calls; of a turn without any, the episode's reward."""
+        """The results of the turn's calls; a turn without any is the last.
+
+        Each turn has what it added to the episode's reward, so that an episode which a limit ends has what its
+        attribute says then.
+        """
         if message.tool_calls or message.malformed_calls:
-            if self._tools.is_async:
-                return self._tools.answers_of_async(message)
-            return self._tools.answers(message)
-        graded = self._reward(message)
-        return _awaited(graded, _last_reply)
+            tools = self._tools
+            answered = tools.answers_of_async(message) if tools.is_async else tools.answers(message)
+            return _awaited(answered, self._with_standing)
+        return _awaited(self._reward(message), lambda graded: self._with_reward(Reply(done=True), graded))
 
     def close(self) -> Any:
         """Closes the environment, if it can be closed."""
@@ -250,6 +254,19 @@ class ToolTurns:
         is_text = added is None or isinstance(added, str)
         opening = _prompt(row, added or "") if is_text else opening_from(added, "reset")
         return replace(opening, tools=(*opening.tools, *self._tools.schemas))
+
+    def _with_standing(self, reply: Reply) -> Reply:
+        """A reply with the reward so far, where nobody must be asked for it."""
+        reward = getattr(self._environment, "reward", None)
+        if reward is None or callable(reward) or callable(getattr(self._environment, "get_reward", None)):
+            return reply
+        found = self._with_reward(reply, reward)
+        self._earned += found.reward
+        return found
+
+    def _with_reward(self, reply: Reply, graded: Any) -> Reply:
+        reward = checked(graded, by="reward")
+        return replace(reply, reward=reward.value - self._earned, parts=reward.parts)
 
     def _reward(self, message: Message) -> Any:
         reward = getattr(self._environment, "reward", None)
@@ -397,11 +414,6 @@ def _awaited(returned: Any, then: Callable[[Any], Any]) -> Any:
         return then(await value)
 
     return later(returned)
-
-
-def _last_reply(graded: Any) -> Reply:
-    reward = checked(graded, by="reward")
-    return Reply(reward=reward.value, parts=reward.parts, done=True)
 
 
 def _taken(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:

@@ -157,6 +157,73 @@ def test_trls_shape_is_taken_as_it_is():
     assert turns.step(Message(role="assistant", content="ready")).reward == 5.0
 
 
+class Game:
+    """As TRL's: its reward is an attribute, whenever the game ends."""
+
+    def __init__(self):
+        self.reward = None
+
+    def reset(self, **kwargs):
+        self.reward = 0.25
+
+    def move(self, points: float) -> str:
+        """Moves.
+
+        Args:
+            points: what it is worth.
+        """
+        self.reward = Reward(points, parts={"moves": 1.0}) if points > 2 else points
+        return "moved"
+
+
+class AsyncGame(Game):
+    async def move(self, points: float) -> str:
+        """Moves.
+
+        Args:
+            points: what it is worth.
+        """
+        return super().move(points)
+
+
+@pytest.mark.parametrize("kind", [Game, AsyncGame])
+def test_each_turn_has_what_it_added_to_a_reward_that_is_an_attribute(kind):
+    def step(message):
+        reply = turns.step(message)
+        return asyncio.run(reply) if asyncio.iscoroutine(reply) else reply
+
+    turns = ToolTurns(kind())
+    turns.reset({"prompt": "go"})
+    replies = [step(calls(("move", {"points": points}))) for points in (1.0, 0.5, 3.0)]
+    assert [one.reward for one in replies] == [1.0, -0.5, 2.5]
+    assert [dict(one.parts) for one in replies] == [{}, {}, {"moves": 1.0}]
+    assert all(one.messages and not one.done for one in replies)
+    wrong = step(calls(malformed=["no JSON"]))
+    assert (wrong.reward, wrong.num_tool_errors) == (0.0, 1)
+    last = step(Message(role="assistant", content="ready"))
+    assert (last.reward, last.parts, last.done) == (0.0, {"moves": 1.0}, True)
+    turns = ToolTurns(kind())
+    turns.reset({"prompt": "go"})
+    assert step(Message(role="assistant", content="ready")).reward == 0.25
+
+
+def test_a_reward_that_must_be_asked_for_is_asked_for_once():
+    """It may be a program that is run, or a judge."""
+
+    class Asked(OfTrl):
+        reward = 7.0  # of its own; `get_reward` goes before
+        num_asked = 0
+
+        def get_reward(self) -> float:
+            self.num_asked += 1
+            return super().get_reward()
+
+    turns = ToolTurns(environment := Asked())
+    turns.reset({"prompt": "go"})
+    assert [turns.step(calls(("add", {"number": 2}))).reward for _ in range(2)] == [0.0, 0.0]
+    assert (turns.step(Message(role="assistant")).reward, environment.num_asked) == (4.0, 1)
+
+
 def test_async_tools_are_awaited():
     turns = ToolTurns(AsyncTools())
     assert asyncio.run(turns.step(calls(("look", {"what": "é"})))).messages[0].content == '{"found": "é"}'

@@ -39,6 +39,22 @@ class Talks:
 """
 
 
+GAME = """
+class Game:
+    def reset(self, **columns):
+        self.reward = 0.0
+
+    def calculate(self, expression: str) -> str:
+        \"\"\"Is a move.
+
+        Args:
+            expression: any.
+        \"\"\"
+        self.reward += 1.5
+        return "moved"
+"""
+
+
 @pytest.fixture(scope="module")
 def tokenizer():
     return load_tokenizer(str(ASSETS / "tiny_tool_user"))
@@ -119,6 +135,16 @@ def test_calls_are_answered_and_the_last_turn_is_graded(made, tokenizer):
     assert (last.context_ids, last.outcome.reward, last.outcome.failure) == (None, 1.0, "")
     assert last.outcome.parts["turns"] == 4
     assert last.outcome.parts["environment_s"] > 0
+
+
+def test_a_game_that_a_limit_ends_has_the_reward_that_it_had_then(made, tokenizer, tmp_path):
+    (tmp_path / "game.py").write_text(GAME)
+    conversation = made(f"{tmp_path / 'game.py'}:Game", max_turns=2)
+    opened(conversation)
+    first = said(conversation, tokenizer, CALL % "1")
+    assert (first.context_ids is None, first.outcome.reward) == (False, 1.5)
+    last = said(conversation, tokenizer, CALL % "2")
+    assert (last.context_ids, last.outcome.reward, last.outcome.turn_rewards) == (None, 3.0, (1.5, 1.5))
 
 
 def test_a_turn_that_was_cut_gets_its_end(made, tokenizer, talks):
