@@ -28,7 +28,7 @@ from gtpo_megatron.algorithms.token_batch import (
     is_correct,
 )
 from gtpo_megatron.batch import Credit, fields_of
-from gtpo_megatron.config.algorithm import AlgorithmConfig
+from gtpo_megatron.config.algorithm import AlgorithmConfig, NoLengthPenalty
 from gtpo_megatron.errors import ShapeError
 
 
@@ -126,7 +126,9 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
     with torch.no_grad():
         table = gather_table(read, success_threshold=_threshold(config), reduction=reduction, signature=signature)
         (inputs,) = local
-        is_cut = None if truncated is None else reduction.gather_values(truncated.to(torch.float64)) > 0
+        is_cut = None
+        if truncated is not None and not isinstance(config.length_penalty, NoLengthPenalty):
+            is_cut = reduction.gather_values(truncated.to(torch.float64)) > 0
         penalties = length_penalties(config.length_penalty, table, is_cut)
         if config.reference_kl.in_reward:
             penalties = penalties + reference_penalties(config.reference_kl, inputs, reduction)
