@@ -16,7 +16,7 @@ from gtpo_megatron.sandbox.protocol import Case, Job, Limits
 from gtpo_megatron.supervision.process_tree import descendants
 from tests.sandboxes import needs_bubblewrap
 
-pytestmark = [needs_bubblewrap, pytest.mark.xdist_group("sandbox")]
+pytestmark = needs_bubblewrap
 
 SECRET = "hf_secret_of_this_test"
 

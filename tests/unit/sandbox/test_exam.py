@@ -7,8 +7,6 @@ from gtpo_megatron.sandbox.choose import UnsafeSandbox
 from gtpo_megatron.sandbox.protocol import Case, Job, Limits
 from tests.sandboxes import needs_bubblewrap
 
-pytestmark = pytest.mark.xdist_group("sandbox")
-
 
 @pytest.fixture(scope="module", params=["unsafe", pytest.param("bubblewrap", marks=needs_bubblewrap)])
 def sandbox(request):

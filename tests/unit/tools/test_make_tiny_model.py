@@ -12,12 +12,13 @@ from gtpo_megatron.rewards.math_answer import math_answer
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.hf.reader import WeightFolder
 from gtpo_megatron.weights.reshard import hf_shapes
-from tools.arithmetic import ArithmeticTask, canonical, sample_expression, sample_solution
+from tools.arithmetic import ArithmeticTask, canonical, prompt_text, sample_expression, sample_solution
 from tools.make_arithmetic import SEED
 from tools.make_tiny_model import (
     ASSETS,
     END,
     IGNORED,
+    POOL_BATCHES,
     build_model,
     drill_batches,
     solution_batches,
@@ -91,10 +92,21 @@ def test_drills_carry_loss_on_results_alone(committed):
         assert learnt == "".join(line.split("=")[1] + "\n" for line in text.splitlines())
 
 
-def test_solutions_carry_loss_on_responses_alone_and_avoid_held_out_expressions(committed):
-    rng = random.Random(3)
-    forbidden = {canonical(sample_expression(ArithmeticTask(), rng)) for _ in range(5)}
-    stream = solution_batches(committed, forbidden, batch_size=8, leap_rate=0.3, seed=3)
+def test_solutions_avoid_held_out_expressions(committed):
+    """The first one that the seed draws is in the first pool, unless it is held out."""
+    first = sample_expression(ArithmeticTask(), random.Random(3))
+
+    def is_drawn(forbidden):
+        stream = solution_batches(committed, forbidden, batch_size=2, leap_rate=0.3, seed=3)
+        rows = [row for inputs, _ in islice(stream, POOL_BATCHES) for row in inputs.tolist()]
+        return any(prompt_text(first) in committed.decode(row) for row in rows)
+
+    assert is_drawn(set())
+    assert not is_drawn({canonical(first)})
+
+
+def test_solutions_carry_loss_on_responses_alone(committed):
+    stream = solution_batches(committed, set(), batch_size=8, leap_rate=0.3, seed=3)
     for inputs, labels in islice(stream, 4):
         for row, wanted in zip(inputs.tolist(), labels.tolist(), strict=True):
             response = [token for token in wanted if token != IGNORED]

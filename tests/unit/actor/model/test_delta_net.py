@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gtpo_megatron.actor.model import delta_net
 from tests.reference import delta_rule as reference
-
-delta_net = pytest.importorskip("gtpo_megatron.actor.model.delta_net")
 
 pytestmark = pytest.mark.megatron
 

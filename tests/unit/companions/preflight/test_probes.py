@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import time
 
 import pytest
 import torch
@@ -15,37 +14,21 @@ from gtpo_megatron.weights.architecture import read_architecture
 from recipes import tiny_cpu
 from tests.unit.companions.preflight.rooms import paper_config
 
-HERE = __name__
-
-
-def told(words):
-    """A function for a child."""
-    print("a library that talks")
-    return {"words": words}
-
-
-def breaks():
-    """Another."""
-    raise ValueError("no such board")
-
-
-def hangs():
-    """Another."""
-    time.sleep(600)
+ANSWERS = "tests.unit.companions.preflight.answers"
 
 
 def test_a_child_answers():
-    assert in_child(None, f"{HERE}:told", {"words": ["ä", 1]}, 60.0) == {"words": ["ä", 1]}
+    assert in_child(None, f"{ANSWERS}:told", {"words": ["ä", 1]}, 60.0) == {"words": ["ä", 1]}
 
 
 def test_a_child_that_fails_says_why_in_one_line():
     with pytest.raises(WorkerError, match=r"breaks ended with status 1: ValueError: no such board$"):
-        in_child(None, f"{HERE}:breaks", {}, 60.0)
+        in_child(None, f"{ANSWERS}:breaks", {}, 60.0)
 
 
 def test_a_child_that_hangs_is_ended_and_named():
     with pytest.raises(WorkerError, match="hangs has not ended within 1 s"):
-        in_child(None, f"{HERE}:hangs", {}, 1.0)
+        in_child(None, f"{ANSWERS}:hangs", {}, 1.0)
 
 
 def test_bytes_over_the_loopback():
