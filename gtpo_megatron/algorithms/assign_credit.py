@@ -28,7 +28,8 @@ from gtpo_megatron.algorithms.token_batch import (
     is_correct,
 )
 from gtpo_megatron.batch import Credit, fields_of
-from gtpo_megatron.config.algorithm import AlgorithmConfig, NoLengthPenalty
+from gtpo_megatron.config.algorithm import AlgorithmConfig
+from gtpo_megatron.config.algorithm.base import NoLengthPenalty
 from gtpo_megatron.errors import ShapeError
 
 
@@ -126,10 +127,7 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
     with torch.no_grad():
         table = gather_table(read, success_threshold=_threshold(config), reduction=reduction, signature=signature)
         (inputs,) = local
-        is_cut = None
-        if truncated is not None and not isinstance(config.length_penalty, NoLengthPenalty):
-            is_cut = reduction.gather_values(truncated.to(torch.float64)) > 0
-        penalties = length_penalties(config.length_penalty, table, is_cut)
+        penalties = length_penalties(config.length_penalty, table, _gathered_cuts(config, truncated, reduction))
         if config.reference_kl.in_reward:
             penalties = penalties + reference_penalties(config.reference_kl, inputs, reduction)
         batch = CreditBatch(**fields_of(inputs), table=table, penalties=penalties, reduction=reduction)
@@ -145,3 +143,13 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
 def _threshold(config: object) -> float:
     """The threshold, or 0 if ``config`` has a wrong type: the gather then raises on all ranks."""
     return config.success_threshold if isinstance(config, AlgorithmConfig) else 0.0
+
+
+def _gathered_cuts(config: AlgorithmConfig, truncated: Tensor | None, reduction: Reduction) -> Tensor | None:
+    """``[R]`` bool, which of all responses a limit has cut; None if nobody knows, or no penalty asks.
+
+    Collectives: one gather, where a penalty asks.
+    """
+    if truncated is None or isinstance(config.length_penalty, NoLengthPenalty):
+        return None
+    return reduction.gather_values(truncated.to(torch.float64)) > 0
