@@ -2,9 +2,10 @@
 
     python -m benchmarks.rollout_fetch --output rollout_fetch.json
 
-Engines share the responses as a run deals them, so the samples of a group lie on several of them, in an object a group
-and engine. Every replica then takes its rows, in two ways: ``whole``, everything that was sampled, and its rows of
-that; and ``groups``, only the objects that have any of them.
+Engines share the responses as a run deals them, so the samples of a group lie on several of them. Every replica then
+takes its rows, in three ways: ``whole``, everything that was sampled, and its rows of that; ``groups``, only the
+objects that have any of them, of which every engine leaves one a group; and ``chunks``, likewise, but neighbouring
+groups of an engine are one object up to ``CHUNK_BYTES``, which is what a run does.
 
 In one process, pickled batches in a list stand for the object store: bytes are those of what a replica reads, seconds
 are its time on the CPU to unpickle and assemble. With Ray, engines and ranks are actors on this machine, and seconds
@@ -17,25 +18,30 @@ import pickle
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import tyro
 
-from gtpo_megatron.batch import RolloutBatch, take_rows
+from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.data.sharding import shard_contiguous
+from gtpo_megatron.orchestration.stages import rollouts
 from gtpo_megatron.orchestration.stages.rollouts import (
+    Chunk,
     RolloutHandle,
-    handles_then_groups,
+    handles_then_chunks,
+    in_chunks,
     joined,
     received,
-    split_by_group,
 )
 from gtpo_megatron.rollout.requests import SampleRequest, assign_to_engines
 
 GROUP_SIZE = 16
+
+CHUNK_BYTES = {"whole": rollouts.CHUNK_BYTES, "groups": 1, "chunks": rollouts.CHUNK_BYTES}
+"""By way; a group is larger than 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,16 +108,18 @@ def rows_of(handle: RolloutHandle, num_replicas: int) -> list[tuple[int, ...]]:
     return shard_contiguous((handle.prompt_lengths + handle.response_lengths).tolist(), num_replicas)
 
 
-def measure_in_process(options: Options, *, num_replicas: int, whole: bool) -> dict[str, float]:
+def measure_in_process(options: Options, *, num_replicas: int, way: str) -> dict[str, float]:
     """Bytes and seconds of the slowest replica."""
     kept: list[bytes] = []
+    whole = way == "whole"
+    rollouts.CHUNK_BYTES = CHUNK_BYTES[way]
 
-    def put(batch: RolloutBatch) -> int:
-        kept.append(pickle.dumps(batch, protocol=5))
+    def put(chunk: Chunk) -> int:
+        kept.append(pickle.dumps(chunk, protocol=5))
         return len(kept) - 1
 
-    def fetch(rollouts: RolloutHandle) -> RolloutBatch:
-        return take_rows([pickle.loads(kept[group]) for group in rollouts.objects], rollouts.places)
+    def fetch(handle: RolloutHandle) -> RolloutBatch:
+        return replace(handle, objects=tuple(pickle.loads(kept[number]) for number in handle.objects)).fetch()
 
     handle = in_order(
         [RolloutHandle.of_groups(make_batch(options, share), put=put) for share in engine_shares(options)], options
@@ -124,8 +132,8 @@ def measure_in_process(options: Options, *, num_replicas: int, whole: bool) -> d
         if whole:
             batch.select(rows)
         seconds = time.process_time() - start
-        groups = mine.objects
-        found.append({"bytes": sum(len(kept[group]) for group in groups), "cpu_s": seconds, "objects": len(groups)})
+        numbers = mine.objects
+        found.append({"bytes": sum(len(kept[one]) for one in numbers), "cpu_s": seconds, "objects": len(numbers)})
     return {
         "mib_per_rank": max(one["bytes"] for one in found) / 2**20,
         "cpu_s_per_rank": max(one["cpu_s"] for one in found),
@@ -137,24 +145,25 @@ def measure_in_process(options: Options, *, num_replicas: int, whole: bool) -> d
 class Engine:
     """Leaves its responses in the object store."""
 
-    def generate(self, options: Options, rows: Sequence[int]) -> Any:
+    def generate(self, options: Options, rows: Sequence[int], chunk_bytes: int) -> Any:
         """As ``EngineProcess.sample``."""
-        yield from handles_then_groups(split_by_group(make_batch(options, rows)))
+        rollouts.CHUNK_BYTES = chunk_bytes
+        yield from handles_then_chunks(dict(enumerate(in_chunks(make_batch(options, rows)))))
 
 
 class Rank:
     """Takes its rows."""
 
-    def fetch(self, rollouts: RolloutHandle, rows: Sequence[int]) -> float:
+    def fetch(self, handle: RolloutHandle, rows: Sequence[int]) -> float:
         """Seconds that it took to fetch responses, and to choose some of them."""
         start = time.perf_counter()
-        batch = rollouts.fetch()
+        batch = handle.fetch()
         if len(rows) < batch.num_responses:
             batch.select(rows)
         return time.perf_counter() - start
 
 
-def measure_with_ray(options: Options, *, num_replicas: int, whole: bool) -> dict[str, float]:
+def measure_with_ray(options: Options, *, num_replicas: int, way: str) -> dict[str, float]:
     """Seconds of the slowest rank, and until the driver has all references."""
     import ray
 
@@ -164,14 +173,14 @@ def measure_with_ray(options: Options, *, num_replicas: int, whole: bool) -> dic
     for _ in range(1 + options.rounds):
         start = time.perf_counter()
         streams = [
-            engine.generate.options(num_returns="streaming").remote(options, share)
+            engine.generate.options(num_returns="streaming").remote(options, share, CHUNK_BYTES[way])
             for engine, share in zip(engines, engine_shares(options), strict=True)
         ]
         ray.get([stream.completed() for stream in streams])
         handle = in_order([one for stream in streams for one in received(stream).values()], options)
         left_s = time.perf_counter() - start
         calls = [
-            rank.fetch.remote(handle if whole else handle.select(rows), rows)
+            rank.fetch.remote(handle if way == "whole" else handle.select(rows), rows)
             for rank, rows in zip(ranks, rows_of(handle, num_replicas), strict=True)
         ]
         found.append({"fetch_s": max(ray.get(calls)), "make_and_put_s": left_s})
@@ -192,12 +201,12 @@ def main() -> None:
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     for num in options.replicas:
-        for whole in (True, False):
+        for way in CHUNK_BYTES:
 
-            def once(num: int = num, whole: bool = whole) -> dict[str, float]:
-                return measure_in_process(options, num_replicas=num, whole=whole)
+            def once(num: int = num, way: str = way) -> dict[str, float]:
+                return measure_in_process(options, num_replicas=num, way=way)
 
-            rows.append({"replicas": num, "way": "whole" if whole else "groups", **median_of(options, once)})
+            rows.append({"replicas": num, "way": way, **median_of(options, once)})
             print(rows[-1], flush=True)
     with_ray = []
     if options.ray_replicas:
@@ -205,9 +214,9 @@ def main() -> None:
 
         ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
         for num in options.ray_replicas:
-            for whole in (True, False):
-                figures = measure_with_ray(options, num_replicas=num, whole=whole)
-                with_ray.append({"replicas": num, "way": "whole" if whole else "groups", **figures})
+            for way in CHUNK_BYTES:
+                figures = measure_with_ray(options, num_replicas=num, way=way)
+                with_ray.append({"replicas": num, "way": way, **figures})
                 print(with_ray[-1], flush=True)
         ray.shutdown()
     result = {

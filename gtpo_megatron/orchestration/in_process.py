@@ -19,7 +19,7 @@ from gtpo_megatron.orchestration.run_supervisor import swept_process
 from gtpo_megatron.orchestration.stages.engines import Engines
 from gtpo_megatron.orchestration.stages.grading import build_grader
 from gtpo_megatron.orchestration.stages.inspection import NOBODY, Inspector, Machines
-from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
+from gtpo_megatron.orchestration.stages.rollouts import Chunk, RolloutHandle
 from gtpo_megatron.orchestration.stages.stages import MemorySharing, Stages
 from gtpo_megatron.orchestration.stages.trainer import Trainer
 from gtpo_megatron.orchestration.stages.weight_link import connect
@@ -54,12 +54,12 @@ class LocalEngines(Engines):
         return {index: function(self._engine) for index, function in functions.items()}
 
     def sample(
-        self, functions: "Mapping[int, Callable[[VllmEngine], Mapping[Key, RolloutBatch]]]"
+        self, functions: "Mapping[int, Callable[[VllmEngine], Mapping[Key, Chunk]]]"
     ) -> dict[int, dict[Key, RolloutHandle]]:
         """Calls the function of the engine."""
         return {
-            index: {key: self.store(batch) for key, batch in batches.items()}
-            for index, batches in self.call("rollout", functions).items()
+            index: {key: RolloutHandle.of(*chunk) for key, chunk in chunks.items()}
+            for index, chunks in self.call("rollout", functions).items()
         }
 
     def store(self, rollouts: RolloutBatch) -> RolloutHandle:

@@ -11,7 +11,7 @@ import pytest
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.orchestration.on_ray.collect import collect, collect_survivors
 from gtpo_megatron.orchestration.on_ray.processes import EngineProcess
-from gtpo_megatron.orchestration.stages.rollouts import received, split_by_group
+from gtpo_megatron.orchestration.stages.rollouts import in_chunks, received
 from gtpo_megatron.rollout.environment import engine_environment
 from gtpo_megatron.rollout.requests import SampleRequest
 from recipes import tiny_cpu
@@ -64,10 +64,10 @@ def test_an_engine_whose_worker_dies_dies_with_it(engine, tmp_path):
         """Handle of the responses, if the engine lives, and who died."""
         requests = [SampleRequest(prompt_ids=(1, 2, 3), group_id=0, sample=sample) for sample in range(2)]
 
-        def groups(held):
-            return split_by_group(held.generate(requests, sampling, seed=1))
+        def chunks(held):
+            return dict(enumerate(in_chunks(held.generate(requests, sampling, seed=1))))
 
-        stream = engine.sample.options(num_returns="streaming").remote(groups)
+        stream = engine.sample.options(num_returns="streaming").remote(chunks)
         _, dead = collect_survivors({"engine": stream.completed()}, stage="rollout", deadline_s=DEADLINE_S)
         return None if dead else received(stream)[0], dead
 

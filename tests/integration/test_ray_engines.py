@@ -17,7 +17,7 @@ from gtpo_megatron.orchestration.on_ray.collect import collect
 from gtpo_megatron.orchestration.on_ray.engines import RayEngines
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet
 from gtpo_megatron.orchestration.stages.engines import Attempt
-from gtpo_megatron.orchestration.stages.rollouts import handles_then_groups, joined
+from gtpo_megatron.orchestration.stages.rollouts import handles_then_chunks, joined
 from tests.integration.own_ray import own_ray
 
 pytestmark = [
@@ -61,7 +61,7 @@ class Engine:
         return function(self)
 
     def sample(self, function):
-        yield from handles_then_groups(function(self))
+        yield from handles_then_chunks(function(self))
 
     def generate(self, requests, sampling, seed):
         self._maybe_die("generate")

@@ -11,7 +11,7 @@ from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.orchestration.on_ray.collect import collect_next
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet
 from gtpo_megatron.orchestration.stages.engines import Attempt, Engines, GroupSampler, SliceEnd
-from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, received
+from gtpo_megatron.orchestration.stages.rollouts import Chunk, RolloutHandle, received
 from gtpo_megatron.rollout.requests import requests_for
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class RayEngines(Engines):
         return self._until_done(stage, attempt, functions)
 
     def sample(
-        self, functions: "Mapping[int, Callable[[VllmEngine], Mapping[Key, RolloutBatch]]]"
+        self, functions: "Mapping[int, Callable[[VllmEngine], Mapping[Key, Chunk]]]"
     ) -> dict[int, dict[Key, RolloutHandle]]:
         """Calls engines at once, and restarted ones again; the responses stay in the object store."""
 
@@ -167,12 +167,13 @@ class RayGroupSampler:
         }
         aborted, sampling, seed = list(abort), self._sampling, self._seed
 
-        def sample_slice(vllm: "VllmEngine") -> dict[Hashable, RolloutBatch]:
+        def sample_slice(vllm: "VllmEngine") -> dict[Hashable, Chunk]:
             for attempt in aborted:
                 vllm.abort(attempt)
             for attempt, group in requests.items():
                 vllm.begin(group, sampling, seed=seed, priority=attempt.group, ticket=attempt)
-            return {attempt: vllm.take(attempt) for attempt in vllm.advance(limit_s=SLICE_S)}
+            # a chunk of its own for each: groups are graded, taken and dropped one by one
+            return {attempt: (vllm.take(attempt),) for attempt in vllm.advance(limit_s=SLICE_S)}
 
         call = process.sample.options(num_returns="streaming")
         self._under_way[engine] = (process, call.remote(sample_slice))

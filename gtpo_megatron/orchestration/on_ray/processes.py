@@ -9,12 +9,11 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.serialize import from_plain
 from gtpo_megatron.distributed.groups import RankCoordinates
 from gtpo_megatron.distributed.rendezvous import Rendezvous
 from gtpo_megatron.observability.logs import rank_prefix, set_up_logs
-from gtpo_megatron.orchestration.stages.rollouts import handles_then_groups
+from gtpo_megatron.orchestration.stages.rollouts import Chunk, handles_then_chunks
 
 logger = logging.getLogger(__name__)
 
@@ -147,9 +146,9 @@ class EngineProcess(_Process):
                 time.sleep(0.05)
             raise
 
-    def sample(self, function: Callable[[Any], Mapping[Hashable, RolloutBatch]]) -> Iterator[Any]:
-        """Of ``function(instance)``, groups by key, yields all handles, then each group; see ``received``."""
-        yield from handles_then_groups(self.run(function))
+    def sample(self, function: Callable[[Any], Mapping[Hashable, Chunk]]) -> Iterator[Any]:
+        """Of ``function(instance)``, chunks by key, yields all handles, then each chunk; see ``received``."""
+        yield from handles_then_chunks(self.run(function))
 
     def identity(self) -> tuple[str, int]:
         """Host name and process id; fails if a worker has died."""

@@ -14,7 +14,7 @@ import torch
 from gtpo_megatron.batch import Problem, PromptBatch, RolloutBatch
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, joined, split_by_group
+from gtpo_megatron.orchestration.stages.rollouts import Chunk, RolloutHandle, in_chunks, joined
 from gtpo_megatron.rollout.requests import assign_to_engines, requests_for
 from gtpo_megatron.weights.push.link import WeightLink
 from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, SlotShape
@@ -107,7 +107,7 @@ class Engines(ABC):
 
     @abstractmethod
     def sample(
-        self, functions: "Mapping[int, Callable[[VllmEngine], Mapping[Key, RolloutBatch]]]"
+        self, functions: "Mapping[int, Callable[[VllmEngine], Mapping[Key, Chunk]]]"
     ) -> dict[int, dict[Key, RolloutHandle]]:
         """As ``call``, of functions that sample: the responses stay where they are, and their handles are returned."""
 
@@ -143,9 +143,9 @@ class Engines(ABC):
         )
         parts = {engine: [row for row, other in enumerate(dealt) if other == engine] for engine in sorted(set(dealt))}
 
-        def generate(rows: Sequence[int]) -> "Callable[[VllmEngine], dict[int, RolloutBatch]]":
+        def generate(rows: Sequence[int]) -> "Callable[[VllmEngine], dict[int, Chunk]]":
             part = [requests[row] for row in rows]
-            return lambda engine: split_by_group(engine.generate(part, sampling, seed=seed))
+            return lambda engine: dict(enumerate(in_chunks(engine.generate(part, sampling, seed=seed))))
 
         found = self.sample({engine: generate(rows) for engine, rows in parts.items()})
         everyone = joined([handle for engine in parts for handle in found[engine].values()])

@@ -47,7 +47,7 @@ class RewardGrader:
         self._scorer = scorer
 
     def grade(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
-        """Grades every response, with one group's tokens in memory at a time; an environment has graded its own.
+        """Grades every response, with a few groups' tokens in memory at a time; an environment has graded its own.
 
         Raises:
             ShapeError: the group of a response is not among the prompts.
@@ -55,7 +55,7 @@ class RewardGrader:
         responses: list[DecodedResponse | None] = [None] * len(rollouts.places)
         given: list[RewardBatch] = []
         order: list[int] = []
-        for indices, group in rollouts.by_object():
+        for indices, group in rollouts.in_turn():
             if group.environment_rewards is not None:
                 given.append(group.environment_rewards)
                 order += indices

@@ -1,8 +1,8 @@
-"""Sampled responses as the driver knows them: one object a group, wherever it is, and a few numbers a response.
+"""Sampled responses as the driver knows them: objects of a few groups, wherever they are, and some numbers a response.
 
-The object is a ``RolloutBatch`` of a group's responses (of one engine, if several engines sampled the group): the batch
-itself in one process, a reference to it in Ray's object store otherwise. A rank fetches the groups that have its
-responses; the driver fetches one only to save what was sampled ahead.
+An object is a :data:`Chunk` of neighbouring groups: the chunk itself in one process, a reference to it in Ray's object
+store otherwise. A rank fetches the chunks that have its responses; the driver fetches them only to save what was
+sampled ahead.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -19,14 +19,26 @@ from gtpo_megatron.errors import RolloutError
 
 Key = TypeVar("Key", bound=Hashable)
 
+Chunk = tuple[RolloutBatch, ...]
+"""Groups whose responses travel together, a batch each, so that none is padded to another's longest response. Of a
+group that several engines sampled, a chunk has the responses of one."""
+
+CHUNK_BYTES = 256 << 10
+"""Size up to which neighbouring groups are put into a chunk. It is above 100 KiB, below which Ray keeps an object
+in the driver's memory, where all ranks ask for it; and low, since a rank needs only a part of the chunks at both ends
+of its rows, of every engine (``python -m benchmarks.rollout_fetch``)."""
+
+FETCHED_TOGETHER = 8
+"""Chunks that are fetched at the same time where responses are read in turn."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutHandle:
     """Sampled responses, in any order.
 
     Attributes:
-        objects: where they are.
-        places: index of the object, and row in it, of each response.
+        objects: the chunks, or references to them.
+        places: index of the object, and row in it (counted over its batches), of each response.
         prompt_lengths: ``[B]`` int64.
         response_lengths: ``[B]`` int64.
         own_lengths: ``[B]`` int64, number of tokens that the policy wrote.
@@ -49,27 +61,23 @@ class RolloutHandle:
     policy_version: int
 
     @classmethod
-    def of(cls, batch: RolloutBatch, *, reference: Any = None) -> "RolloutHandle":
-        """The responses of a batch, as of engine 0; ``reference``: to the batch (None: the batch itself)."""
+    def of(cls, *chunk: RolloutBatch, reference: Any = None) -> "RolloutHandle":
+        """The responses of a chunk, as of engine 0; ``reference``: to the chunk (None: the chunk itself)."""
+        columns = {name: torch.cat([getattr(batch, name) for batch in chunk]) for name in _COLUMNS if name != "engines"}
         return cls(
-            objects=(batch if reference is None else reference,),
-            places=tuple((0, row) for row in range(batch.num_responses)),
-            prompt_lengths=batch.prompt_lengths,
-            response_lengths=batch.response_lengths,
-            own_lengths=batch.own_lengths,
-            group_ids=batch.group_ids,
-            truncated=batch.truncated,
-            is_multi_version=batch.is_multi_version,
-            engines=torch.zeros_like(batch.group_ids),
-            policy_version=batch.policy_version,
+            objects=(chunk if reference is None else reference,),
+            places=tuple((0, row) for row in range(len(columns["group_ids"]))),
+            engines=torch.zeros_like(columns["group_ids"]),
+            policy_version=min(batch.policy_version for batch in chunk),
+            **columns,
         )
 
     @classmethod
-    def of_groups(cls, batch: RolloutBatch, *, put: Callable[[RolloutBatch], Any]) -> "RolloutHandle":
-        """The responses of a batch in their order, one object a group, each where ``put`` leaves it."""
-        groups = [(rows, batch.select(rows)) for rows in _rows_by_group(batch).values()] or [([], batch)]
-        order = torch.tensor([row for rows, _ in groups for row in rows], dtype=torch.int64)
-        return joined([cls.of(group, reference=put(group)) for _, group in groups]).select(order.argsort().tolist())
+    def of_groups(cls, batch: RolloutBatch, *, put: Callable[[Chunk], Any]) -> "RolloutHandle":
+        """The responses of a batch in their order, in chunks, each where ``put`` leaves it."""
+        chunks = in_chunks(batch) or [(batch,)]
+        order = torch.tensor([row for rows in _rows_by_group(batch).values() for row in rows], dtype=torch.int64)
+        return joined([cls.of(*chunk, reference=put(chunk)) for chunk in chunks]).select(order.argsort().tolist())
 
     def select(self, rows: Sequence[int]) -> "RolloutHandle":
         """Some of the responses, with their objects; without rows, one object is kept for its dtypes."""
@@ -86,16 +94,23 @@ class RolloutHandle:
 
     def fetch(self) -> RolloutBatch:
         """The responses, in this process."""
-        return take_rows(_read(self.objects), self.places, may_mix=True)
+        batches, places = _found(_read(self.objects), self.places)
+        return take_rows(batches, places, may_mix=True)
 
-    def by_object(self) -> Iterator[tuple[list[int], RolloutBatch]]:
-        """Yields per object the indices of its responses and the responses, with one object in memory at a time."""
-        found: list[list[tuple[int, int]]] = [[] for _ in self.objects]
-        for index, (number, row) in enumerate(self.places):
-            found[number].append((index, row))
-        for one, pairs in zip(self.objects, found, strict=True):
-            if pairs:
-                yield [index for index, _ in pairs], _read([one])[0].select([row for _, row in pairs])
+    def in_turn(self) -> Iterator[tuple[list[int], RolloutBatch]]:
+        """Yields per group (and engine) the indices of its responses and the responses.
+
+        A few chunks are in memory at a time, which were fetched together.
+        """
+        indices: list[list[int]] = [[] for _ in self.objects]
+        for index, (number, _) in enumerate(self.places):
+            indices[number].append(index)
+        numbers = [number for number, chosen in enumerate(indices) if chosen]
+        for first in range(0, len(numbers), FETCHED_TOGETHER):
+            window = numbers[first : first + FETCHED_TOGETHER]
+            chunks = _read([self.objects[number] for number in window])
+            for number, chunk in zip(window, chunks, strict=True):
+                yield from _by_batch(chunk, [(index, self.places[index][1]) for index in indices[number]])
 
 
 _COLUMNS = [field.name for field in fields(RolloutHandle) if field.name not in ("objects", "places", "policy_version")]
@@ -151,6 +166,26 @@ def joined(rollouts: Sequence[RolloutHandle], *, max_spread: int = 0) -> Rollout
     )
 
 
+def in_chunks(batch: RolloutBatch) -> list[Chunk]:
+    """The groups of a batch in the order of their first responses, neighbours together up to ``CHUNK_BYTES``."""
+    chunks: list[list[RolloutBatch]] = []
+    left = 0
+    for group in split_by_group(batch).values():
+        size = _num_bytes(group)
+        if size > left:
+            chunks.append([])
+            left = CHUNK_BYTES
+        chunks[-1].append(group)
+        left -= size
+    return [tuple(chunk) for chunk in chunks]
+
+
+def _num_bytes(batch: RolloutBatch) -> int:
+    """Of the tensors; what an environment said is small beside them."""
+    tensors = (getattr(batch, field.name) for field in fields(batch))
+    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
+
+
 def split_by_group(batch: RolloutBatch) -> dict[int, RolloutBatch]:
     """The responses of each group, by label in order of their first responses; rows of a group keep their order."""
     return {group: batch.select(rows) for group, rows in _rows_by_group(batch).items()}
@@ -163,15 +198,15 @@ def _rows_by_group(batch: RolloutBatch) -> dict[int, list[int]]:
     return found
 
 
-def handles_then_groups(groups: Mapping[Key, RolloutBatch]) -> Iterator[Any]:
+def handles_then_chunks(chunks: Mapping[Key, Chunk]) -> Iterator[Any]:
     """What an engine yields: first the handles by key, which lack the objects; then the objects, in that order."""
-    yield {key: replace(RolloutHandle.of(batch), objects=()) for key, batch in groups.items()}
-    for batch in groups.values():  # noqa: UP028 - Ray sends to the generator, and an iterator of values takes nothing
-        yield batch
+    yield {key: replace(RolloutHandle.of(*chunk), objects=()) for key, chunk in chunks.items()}
+    for chunk in chunks.values():  # noqa: UP028 - Ray sends to the generator, and an iterator of values takes nothing
+        yield chunk
 
 
 def received(stream: Any) -> dict[Any, RolloutHandle]:
-    """The handles by key of a completed call that yielded ``handles_then_groups``.
+    """The handles by key of a completed call that yielded ``handles_then_chunks``.
 
     The caller owns the objects, so they outlive the engine.
 
@@ -184,15 +219,47 @@ def received(stream: Any) -> dict[Any, RolloutHandle]:
     handles: dict[Any, RolloutHandle] = ray.get(first)
     if len(objects) != len(handles):
         ray.get(objects)  # raises Ray's error, if there is one
-        raise RolloutError(f"an engine left {len(objects)} of {len(handles)} groups of its responses")
+        raise RolloutError(f"an engine left {len(objects)} of {len(handles)} chunks of its responses")
     return {key: replace(handle, objects=(one,)) for (key, handle), one in zip(handles.items(), objects, strict=True)}
 
 
-def _read(objects: Sequence[Any]) -> list[RolloutBatch]:
+def _read(objects: Sequence[Any]) -> list[Chunk]:
     """Fetches objects: from Ray on this node without a copy, from another node over the network."""
-    if all(isinstance(one, RolloutBatch) for one in objects):
+    if all(isinstance(one, tuple) for one in objects):
         return list(objects)
     import ray
 
-    batches: list[RolloutBatch] = ray.get(list(objects))
-    return batches
+    chunks: list[Chunk] = ray.get(list(objects))
+    return chunks
+
+
+def _found(
+    chunks: Sequence[Chunk], places: Sequence[tuple[int, int]]
+) -> tuple[list[RolloutBatch], list[tuple[int, int]]]:
+    """The batches that have the places, by chunk and row, and the places by batch and row.
+
+    Without places the first batch is returned, for its dtypes.
+    """
+    where = [[(number, *place) for place in _rows(chunk)] for number, chunk in enumerate(chunks)]
+    found = [where[number][row] for number, row in places]
+    used = sorted({(number, batch) for number, batch, _ in found}) or [(0, 0)]
+    position = {one: index for index, one in enumerate(used)}
+    batches = [chunks[number][batch] for number, batch in used]
+    return batches, [(position[number, batch], row) for number, batch, row in found]
+
+
+def _by_batch(chunk: Chunk, chosen: Sequence[tuple[int, int]]) -> Iterator[tuple[list[int], RolloutBatch]]:
+    """Yields per batch of a chunk the chosen responses, by index and row in the chunk, that are in it."""
+    rows = _rows(chunk)
+    found: list[list[tuple[int, int]]] = [[] for _ in chunk]
+    for index, place in chosen:
+        batch, row = rows[place]
+        found[batch].append((index, row))
+    for batch, pairs in zip(chunk, found, strict=True):
+        if pairs:
+            yield [index for index, _ in pairs], batch.select([row for _, row in pairs])
+
+
+def _rows(chunk: Chunk) -> list[tuple[int, int]]:
+    """Batch and row in it, of every row of a chunk."""
+    return [(number, row) for number, batch in enumerate(chunk) for row in range(batch.num_responses)]

@@ -66,7 +66,7 @@ class Trainer:
 
     # ----------------------------------------------------------------------------------------------- stages of a step
     def score_tokens(self, rollouts: RolloutHandle) -> Metrics:
-        """Old log-probs and entropies: each replica scores its responses; a rank fetches the groups that have any."""
+        """Old log-probs and entropies: each replica scores its responses; a rank fetches the chunks that have any."""
 
         def score(fetch: Callable[[], RolloutShard]) -> "Callable[[MegatronActor], Metrics]":
             return lambda actor: actor.score_tokens(fetch())

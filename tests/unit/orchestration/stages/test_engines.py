@@ -67,7 +67,9 @@ class Several(Engines):
 
     def sample(self, functions):
         answers = self.call("rollout", functions)
-        return {index: {key: self.store(batch) for key, batch in found.items()} for index, found in answers.items()}
+        return {
+            index: {key: RolloutHandle.of(*chunk) for key, chunk in found.items()} for index, found in answers.items()
+        }
 
     def store(self, rollouts):
         return RolloutHandle.of(rollouts)
@@ -86,7 +88,7 @@ def test_responses_come_back_in_the_order_of_the_prompts_whoever_sampled_them(nu
     ]
     assert batch.prompt_lengths.tolist() == handle.prompt_lengths.tolist() == [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3
     assert torch.equal(-batch.rollout_logprobs[:, 0], handle.engines.float())
-    assert len(set(handle.engines.tolist())) == min(num_engines, 12)
+    assert len(set(handle.engines.tolist())) == len(handle.objects) == min(num_engines, 12)
 
 
 def test_an_engine_in_this_process_samples_what_one_of_its_own_would():

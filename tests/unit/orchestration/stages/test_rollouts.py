@@ -1,4 +1,4 @@
-"""Responses in one object a group: who gets which objects, and that nothing is lost or turned round on the way."""
+"""Responses in objects of a few groups: who gets which objects, and that nothing is lost or turned round on the way."""
 
 import dataclasses
 
@@ -10,7 +10,8 @@ from gtpo_megatron.errors import RolloutError, ShapeError
 from gtpo_megatron.orchestration.stages import rollouts
 from gtpo_megatron.orchestration.stages.rollouts import (
     RolloutHandle,
-    handles_then_groups,
+    handles_then_chunks,
+    in_chunks,
     joined,
     shards,
     split_by_group,
@@ -51,24 +52,31 @@ def equal(left, right):
 
 @pytest.fixture
 def store(monkeypatch):
-    """In place of Ray's object store; counts what is read."""
+    """In place of Ray's object store; counts what is read. A group is larger than a chunk, unless a test says more."""
 
     class Store:
         def __init__(self):
-            self.groups, self.read_rows = [], 0
+            self.chunks, self.read_rows, self.reads = [], 0, []
 
-        def put(self, batch):
-            self.groups.append(batch)
-            return len(self.groups) - 1
+        def put(self, chunk):
+            self.chunks.append(chunk)
+            return len(self.chunks) - 1
 
         def read(self, references):
-            found = [self.groups[reference] for reference in references]
-            self.read_rows += sum(group.num_responses for group in found)
+            found = [self.chunks[reference] for reference in references]
+            self.reads.append(list(references))
+            self.read_rows += sum(group.num_responses for chunk in found for group in chunk)
             return found
 
     found = Store()
     monkeypatch.setattr(rollouts, "_read", found.read)
+    monkeypatch.setattr(rollouts, "CHUNK_BYTES", 1)
     return found
+
+
+def size_of(batch):
+    columns = (getattr(batch, field.name) for field in dataclasses.fields(batch))
+    return sum(column.nbytes for column in columns if isinstance(column, torch.Tensor))
 
 
 def split_over_engines(batch, num_engines, store):
@@ -90,13 +98,57 @@ def test_groups_are_the_batch_cut_between_them():
     assert split_by_group(batch.select([])) == {}
 
 
-def test_an_engine_answers_with_handles_and_then_with_groups():
-    groups = split_by_group(make_batch(8))
-    handles, *objects = handles_then_groups(groups)
-    assert list(handles) == [0, 1]
+def test_an_engine_answers_with_handles_and_then_with_chunks():
+    batch = make_batch(12)
+    groups = list(split_by_group(batch).values())
+    handles, *objects = handles_then_chunks({"first": tuple(groups[:2]), "second": tuple(groups[2:])})
+    assert list(handles) == ["first", "second"]
     assert [handle.objects for handle in handles.values()] == [(), ()]
-    for handle, found in zip(handles.values(), objects, strict=True):
-        assert equal(dataclasses.replace(handle, objects=(found,)).fetch(), found)
+    found = [dataclasses.replace(one, objects=(chunk,)) for one, chunk in zip(handles.values(), objects, strict=True)]
+    assert equal(found[0].fetch(), batch.select(range(8)))
+    assert equal(found[1].fetch(), groups[2])
+    assert equal(joined(found).fetch(), batch)
+
+
+def test_neighbouring_groups_share_an_object_and_no_padding(monkeypatch):
+    batch = make_batch()
+    sizes = [size_of(group) for group in split_by_group(batch).values()]
+    monkeypatch.setattr(rollouts, "CHUNK_BYTES", sizes[0] + sizes[1])
+    chunks = in_chunks(batch)
+    assert [int(group.group_ids[0]) for chunk in chunks for group in chunk] == list(range(len(sizes)))
+    assert [int(group.group_ids[0]) for group in chunks[0]] == [0, 1]
+    assert len({group.response_ids.shape[1] for group in chunks[0]}) == 2, "each is as wide as its longest response"
+    firsts = [int(chunk[0].group_ids[0]) for chunk in chunks]
+    for first, end in zip(firsts, [*firsts[1:], len(sizes)], strict=True):
+        whole = sum(sizes[first:end])
+        assert whole <= rollouts.CHUNK_BYTES or end == first + 1
+        assert end == len(sizes) or whole + sizes[end] > rollouts.CHUNK_BYTES
+    assert in_chunks(batch.select([])) == []
+
+
+@pytest.mark.parametrize(("num_engines", "num_alone", "num_together"), [(1, 10, 1), (5, 33, 4)])
+def test_chunks_give_the_same_rows_as_groups_of_their_own(store, monkeypatch, num_engines, num_alone, num_together):
+    """With many engines each has one response or two of a group, and there were nearly as many objects as responses."""
+    batch = make_batch()
+    alone = split_over_engines(batch, num_engines, store)
+    assert len(store.chunks) == num_alone
+    monkeypatch.setattr(rollouts, "CHUNK_BYTES", 1 << 20)
+    together = split_over_engines(batch, num_engines, store)
+    assert len(store.chunks) - num_alone == num_together
+    for rows in (range(NUM_RESPONSES), [39, 3, 17, 18, 4], []):
+        assert equal(together.select(rows).fetch(), alone.select(rows).fetch())
+    read = [[(list(indices), one) for indices, one in handle.in_turn()] for handle in (alone, together)]
+    assert [indices for indices, _ in read[0]] == [indices for indices, _ in read[1]]
+    assert all(equal(one, other) for (_, one), (_, other) in zip(*read, strict=True))
+    for one, other in zip(shards(alone, 5), shards(together, 5), strict=True):
+        assert equal(one().rollouts, other().rollouts)
+
+
+def test_a_replica_is_not_as_old_as_its_neighbours_in_a_chunk():
+    chunk = (make_batch(4, version=1), dataclasses.replace(make_batch(4, version=2), group_ids=torch.full((4,), 9)))
+    handle = RolloutHandle.of(*chunk)
+    assert handle.policy_version == 1
+    assert handle.select(range(4, 8)).fetch().policy_version == 2
 
 
 @pytest.mark.parametrize("order", [[7, 2, 0, 5, 1, 3, 6, 4], [0, 4, 1, 5], []])
@@ -149,15 +201,22 @@ def test_a_group_that_several_engines_sampled_comes_together(store):
         assert equal(handle.select(order).fetch(), batch.select(order))
 
 
-def test_one_object_at_a_time_gives_every_response_once(store):
+def test_reading_in_turn_gives_every_response_once_and_fetches_a_few_objects_at_a_time(store, monkeypatch):
+    monkeypatch.setattr(rollouts, "FETCHED_TOGETHER", 3)
     batch = make_batch(entropy=False)
     found = {}
-    for indices, group in split_over_engines(batch, 3, store).select(range(3, 30)).by_object():
+    handle = split_over_engines(batch, 3, store).select(range(3, 30))
+    next(handle.in_turn())
+    assert store.reads == [list(handle.objects[:3])]
+    store.reads.clear()
+    for indices, group in handle.in_turn():
         for index, row in zip(indices, range(group.num_responses), strict=True):
             found[index] = group.response_ids[row, : group.response_lengths[row]].tolist()
     assert [found[i] for i in range(27)] == [
         batch.response_ids[row, : batch.response_lengths[row]].tolist() for row in range(3, 30)
     ]
+    assert [one for read in store.reads for one in read] == list(handle.objects)
+    assert {len(read) for read in store.reads[:-1]} == {3}
 
 
 def test_what_dynamic_sampling_dropped_is_left_behind(store):
