@@ -47,6 +47,7 @@ test-slow: setup  ## the rest of make check: killed and resumed runs, more layou
 nightly: setup  ## whatever make check leaves out: chaos, Slurm, every layout, every example, damaged files, the wheel
 	@tools/install_slurm.sh
 	@tools/install_bubblewrap.sh
+	$(PYTEST) -n 2 $(FILE_BY_FILE) --hypothesis-profile nightly -m "hypothesis and not ($(LATER))" tests/unit/weights
 	$(PYTEST) $(SIDE_BY_SIDE) -m "(nightly or slurm) and not (gpu or network)"
 
 test-gpu-stack:  ## the GPU's code on its own versions without a GPU, Transformer Engine's Python included; then tools/gpu_proof.sh on a bare machine's; PYTHON312=... names Python 3.12

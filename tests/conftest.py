@@ -21,6 +21,7 @@ torch.set_num_threads(1)
 # The same examples in every run: a test that fails once in a hundred runs blames whoever runs it. Fresh examples are
 # drawn by `make fuzz`. An example that waits for a busy machine is not a slow one, hence no deadline.
 settings.register_profile("gate", deadline=None, derandomize=True)
+settings.register_profile("nightly", settings.get_profile("gate"))  # with more of them: examples in tests/strategies.py
 settings.load_profile("gate")
 
 # A shell that starts the tests in the background makes them ignore Ctrl-C, and with them every program that they start.

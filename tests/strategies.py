@@ -3,8 +3,17 @@
 from dataclasses import dataclass
 
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
+
+NIGHTLY_TIMES = 5
+
+
+def examples(in_gate: int) -> settings:
+    """So many examples of a test that takes long over them, and ``NIGHTLY_TIMES`` as many in ``make nightly``."""
+    times = NIGHTLY_TIMES if settings.get_current_profile_name() == "nightly" else 1
+    return settings(max_examples=in_gate * times)
 
 
 @dataclass

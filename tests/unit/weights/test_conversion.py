@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import shutil
 
 import pytest
@@ -12,7 +11,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import CheckpointError, ConfigError, WeightMappingError
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.conversion import (
@@ -28,65 +26,14 @@ from gtpo_megatron.weights.megatron import layout as megatron_layout
 from gtpo_megatron.weights.param_mapping import TensorParallel
 from gtpo_megatron.weights.reshard import ShardCoordinates, fused_name, hf_shapes, load_plan, stage_mappings
 from tests.distributed.family_models import FAMILIES, MIXTURES, make_family_model
+from tests.unit.weights.conversions import Count, contents, layout, make_models, to_hf, to_megatron
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
-class Count:
-    """Holds what a conversion reports."""
-
-    def __init__(self):
-        self.total = self.done = 0
-
-    def start(self, num_bytes):
-        self.total = num_bytes
-
-    def advance(self, num_bytes):
-        self.done += num_bytes
-
-
-def layout(tensor=1, pipeline=1, expert=1, expert_tensor=1):
-    return ParallelConfig(
-        num_ranks=math.lcm(tensor, expert * expert_tensor) * pipeline,
-        tensor_parallel_size=tensor,
-        pipeline_parallel_size=pipeline,
-        sequence_parallel=tensor > 1,
-        expert_parallel_size=expert,
-        expert_tensor_parallel_size=expert_tensor,
-    )
-
-
-def to_megatron(source, target, parallel=None):
-    progress = Count()
-    hf_to_megatron(source, target, parallel or layout(), progress=progress)
-    assert progress.done == progress.total > 0
-
-
-def to_hf(source, target, **options):
-    progress = Count()
-    megatron_to_hf(source / MEGATRON_FOLDER, source, target, progress=progress, **options)
-    assert progress.done == progress.total > 0
-
-
-def contents(folder):
-    """Name -> dtype, shape and bytes of every tensor."""
-    found = {}
-    for path in weight_files(folder):
-        for name, tensor in load_file(path).items():
-            found[name] = (tensor.dtype, tuple(tensor.shape), tensor.contiguous().view(torch.uint8).numpy().tobytes())
-    return found
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """One folder a family and dtype, a tokenizer file beside."""
-    base = tmp_path_factory.mktemp("models")
-    for name, family in (FAMILIES | MIXTURES).items():
-        for dtype in (torch.float32, torch.bfloat16):
-            folder = base / f"{name}-{dtype.itemsize}"
-            make_family_model(folder, family, dtype=dtype)
-            (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
-    return base
+    return make_models(tmp_path_factory.mktemp("models"), FAMILIES | MIXTURES)
 
 
 @pytest.fixture
@@ -107,8 +54,17 @@ def sharded(source, target, num_shards=3):
 
 
 # ----------------------------------------------------------------------------------------------------- there and back
-@pytest.mark.parametrize("parallel", [layout(), layout(2, 1), layout(2, 2)], ids=["one", "tp2", "tp2_pp2"])
-@pytest.mark.parametrize("itemsize", [4, 2])
+@pytest.mark.parametrize(
+    ("itemsize", "parallel"),
+    [
+        pytest.param(4, layout(), id="one-4"),
+        pytest.param(4, layout(2, 2), id="tp2_pp2-4"),
+        pytest.param(2, layout(2, 2), id="tp2_pp2-2"),
+        pytest.param(2, layout(), id="one-2", marks=pytest.mark.nightly),
+        pytest.param(4, layout(2, 1), id="tp2-4", marks=pytest.mark.nightly),
+        pytest.param(2, layout(2, 1), id="tp2-2", marks=pytest.mark.nightly),
+    ],
+)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_byte_comes_back(models, tmp_path, monkeypatch, name, itemsize, parallel):
     monkeypatch.setattr(megatron_layout, "CHUNK_BYTES", 700)  # so that tensors are cut inside heads and halves
@@ -124,20 +80,29 @@ def test_every_byte_comes_back(models, tmp_path, monkeypatch, name, itemsize, pa
         assert (tmp_path / "back" / companion).read_bytes() == (source / companion).read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("parallel", "num_files"),
-    [
-        (layout(), 1),
-        (layout(2, 2), 4),
-        (layout(1, 1, 4), 4),
-        (layout(2, 2, 2, 2), 8),
-        (layout(2, 1, 1, 4), 4),
-        (layout(2, 1, 1, 1), 2),
-    ],
-    ids=["one", "tp2_pp2", "ep4", "tp2_pp2_ep2_etp2", "tp2_etp4", "tp2_etp1"],
-)
+EXPERT_LAYOUTS = {
+    "one": (layout(), 1),
+    "tp2_pp2": (layout(2, 2), 4),
+    "ep4": (layout(1, 1, 4), 4),
+    "tp2_pp2_ep2_etp2": (layout(2, 2, 2, 2), 8),
+    "tp2_etp4": (layout(2, 1, 1, 4), 4),
+    "tp2_etp1": (layout(2, 1, 1, 1), 2),
+}
+"""With how many files they have."""
+IN_EVERY_LAYOUT = ("qwen3_moe", "glm4_moe")
+"""In the gate; the other families in the one that splits along every axis. The first has a key for all of its layers,
+the other a key for each, shared experts and biases of routers."""
+
+
+def mixtures():
+    for name in [name for name in MIXTURES if name != "gpt_oss"]:
+        for kind, case in EXPERT_LAYOUTS.items():
+            is_in_gate = name in IN_EVERY_LAYOUT or kind == "tp2_pp2_ep2_etp2"
+            yield pytest.param(name, *case, id=f"{name}-{kind}", marks=() if is_in_gate else pytest.mark.nightly)
+
+
 @pytest.mark.parametrize("itemsize", [4, 2])
-@pytest.mark.parametrize("name", [name for name in MIXTURES if name != "gpt_oss"])
+@pytest.mark.parametrize(("name", "parallel", "num_files"), list(mixtures()))
 def test_every_byte_of_a_mixture_comes_back(models, tmp_path, monkeypatch, name, itemsize, parallel, num_files):
     """The expert bias stays in float32 in a folder of 16 bits; config.json is the same then too."""
     monkeypatch.setattr(megatron_layout, "CHUNK_BYTES", 700)

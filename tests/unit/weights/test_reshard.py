@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gtpo_megatron.config.parallel import ParallelConfig
@@ -24,6 +24,7 @@ from gtpo_megatron.weights.reshard import (
     stage_mappings,
     table_name,
 )
+from tests.strategies import examples
 
 EXPERTS = Experts(num_experts=4, experts_per_token=2, ffn_size=8, layers=(True,) * 4)
 TRAITS = {
@@ -131,7 +132,7 @@ def world(*, expert=1, expert_tensor=1, replicas=1, tensor=1, pipeline=(1, 1)):
     return [shard_coordinates(parallel, rank) for rank in range(parallel.num_ranks)]
 
 
-@settings(max_examples=80)
+@examples(40)
 @given(
     family=st.sampled_from(sorted(LAYER_TABLES)),
     tensor_size=st.sampled_from([1, 2, 4]),

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gtpo_megatron.errors import WeightMappingError
@@ -12,6 +12,7 @@ from gtpo_megatron.weights.push.layout import PushLayout, SourceRank, TargetWork
 from gtpo_megatron.weights.push.plan import PushPlan
 from gtpo_megatron.weights.push.replicas import assign_slices
 from tests.reference.push_plan import least_sent, whole_plan
+from tests.strategies import examples
 from tests.unit.weights.test_reshard import architecture, places, world
 
 REACHES = ["same_host", "anywhere", "own_rank_first"]
@@ -78,7 +79,7 @@ def check(arch, layout):
     return expected
 
 
-@settings(max_examples=40)
+@examples(20)
 @given(
     tensor=TENSOR,
     pipeline=st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2), (2, 1, 1), (3, 1, 2)]),
@@ -107,7 +108,7 @@ def test_dense_models(
     )
 
 
-@settings(max_examples=40)
+@examples(20)
 @given(
     family=st.sampled_from(["qwen3_moe", "glm4_moe", "deepseek", "qwen3_next"]),
     tensor=TENSOR,

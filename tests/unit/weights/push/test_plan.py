@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gtpo_megatron.errors import WeightMappingError
@@ -12,6 +12,7 @@ from gtpo_megatron.weights.param_mapping import SAMPLER_VOCAB_MULTIPLE, TensorPa
 from gtpo_megatron.weights.push.layout import PushLayout, SourceRank, TargetWorker
 from gtpo_megatron.weights.push.plan import PushPlan, kept_boxes
 from gtpo_megatron.weights.reshard import load_plan
+from tests.strategies import examples
 from tests.unit.weights.test_reshard import EXPERTS, TRAITS, architecture, filled, numbered_tensors, places, world
 
 ITEMSIZE = 4
@@ -105,7 +106,7 @@ def deliver(arch, layout):
         yield stream, tensors, got, times
 
 
-@settings(max_examples=60)
+@examples(30)
 @given(
     tp=st.sampled_from([1, 2, 4]),
     pipeline=st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2), (2, 1, 1), (3, 1, 2)]),
@@ -148,7 +149,7 @@ def test_every_kept_element_is_written_once(
     assert streams == workers * engines
 
 
-@settings(max_examples=80)
+@examples(40)
 @given(
     family=st.sampled_from(["qwen3_moe", "glm4_moe", "deepseek", "gpt_oss", "qwen3_next"]),
     tp=st.sampled_from([1, 2, 4]),
