@@ -17,26 +17,38 @@ PHONE_PX = 390
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
 
-FRAME = """<!doctype html><iframe src="report.html" style="width:{width}px;height:30000px;border:0"></iframe><script>
+FRAME = '<iframe src="report.html{at}" style="{size};border:0;position:absolute;top:0;left:0"></iframe>'
+"""Each lies over the others: a browser spares itself work on what is out of sight."""
+
+FRAMES = """<!doctype html>{frames}<script>
+const factsOf = async (page) => {{{body}
+  return facts;
+}};
 addEventListener("load", () => setTimeout(async () => {{
-  const page = document.querySelector("iframe").contentDocument;
+  const found = [];
+  for (const frame of document.querySelectorAll("iframe")) found.push(await factsOf(frame.contentDocument));
+  const said = (facts) => Object.entries(facts).map(([key, value]) => key + "=" + value).join(" ");
+  document.title = found.map(said).join(" | ");
+}}, 4000));</script>"""
+
+ALL_FACTS = """
   const style = (node) => page.defaultView.getComputedStyle(node);
   const folded = [...page.querySelectorAll("details.folded")];
   folded.forEach((each) => (each.open = true));
   await new Promise((done) => setTimeout(done, 500));
   const plots = [...page.querySelectorAll(".plot")];
-  const facts = {{
+  const facts = {
     width: page.documentElement.scrollWidth,
     plots: plots.length,
     drawn: plots.filter((p) => p.dataset.drawn && p.querySelector(".trace, .point, .hm image")).length,
     dark: style(page.body).backgroundColor === "rgb(20, 23, 27)",
-  }};
+  };
   if (folded.length) facts.folded = folded.length;
   const token = (index) => page.querySelectorAll(".tokens span")[index];
-  if (token(1)) {{
+  if (token(1)) {
     const group = page.querySelector("#pick-group select");
     facts.group = group.value + "/" + group.options.length;
-    const count = (kind) => page.querySelectorAll(`.pair .${{kind}} .response`).length;
+    const count = (kind) => page.querySelectorAll(`.pair .${kind} .response`).length;
     facts.texts = ["correct", "incorrect", "ungraded"].map(count).join("+");
     const heat = page.querySelector("#plot-heatmap").data;
     facts.rows = heat[0].y.join("").replaceAll(" ", "");
@@ -45,10 +57,10 @@ addEventListener("load", () => setTimeout(async () => {{
     facts.first = text(".response .facts");
     facts.cut = text("#heatmap-cut");
     const seen = [];
-    for (const view of ["entropy", "shaped_rewards", "advantages"]) {{
-      page.querySelector(`.choices input[value=${{view}}]`).click();
+    for (const view of ["entropy", "shaped_rewards", "advantages"]) {
+      page.querySelector(`.choices input[value=${view}]`).click();
       seen.push(style(token(2)).backgroundImage + style(token(2)).backgroundColor);
-    }}
+    }
     facts.colourings = new Set(seen).size;
     token(1).click();
     facts.readout = page.querySelector("#readout").textContent.trim().replace(/\\s+/g, "_");
@@ -56,29 +68,24 @@ addEventListener("load", () => setTimeout(async () => {{
     await new Promise((done) => setTimeout(done, 500));
     facts.next = page.querySelector("#pick-group select").value;
     facts.prompt = page.querySelector(".prompt").textContent.match(/Compute (\\d+)/)[1];
-  }}
-  document.title = Object.entries(facts).map(([key, value]) => key + "=" + value).join(" ");
-}}, 4000));</script>"""
+  }
+"""
 
-READER = """<!doctype html><iframe src="report.html{hash}" style="width:1280px;height:900px;border:0"></iframe><script>
-addEventListener("load", () => setTimeout(async () => {{
-  const page = document.querySelector("iframe").contentDocument;
+READER = """
   const one = (selector) => page.querySelector(selector), all = (selector) => [...page.querySelectorAll(selector)];
   const later = (ms) => new Promise((done) => setTimeout(done, ms));
   const numbers = () => all(".response").map((each) => each.dataset.place).join("+") || "none";
-  const change = (selector, value, event) => {{
+  const change = (selector, value, event) => {
     one(selector).value = value;
-    one(selector).dispatchEvent(new Event(event, {{ bubbles: true }}));
-  }};
-  const press = (key) => {{
-    const init = {{ key, bubbles: true, cancelable: true }};
+    one(selector).dispatchEvent(new Event(event, { bubbles: true }));
+  };
+  const press = (key) => {
+    const init = { key, bubbles: true, cancelable: true };
     page.activeElement.dispatchEvent(new page.defaultView.KeyboardEvent("keydown", init));
-  }};
+  };
   const words = (text) => text.trim().replace(/\\s+/g, "_");
-  const facts = {{}};
-  {body}
-  document.title = Object.entries(facts).map(([key, value]) => key + "=" + value).join(" ");
-}}, 4000));</script>"""
+  const facts = {};
+"""
 
 
 def browse(folder, *, width=0, flags=(), reader="", at=""):
@@ -91,8 +98,16 @@ def browse(folder, *, width=0, flags=(), reader="", at=""):
         reader: JavaScript that does what a reader does, and fills ``facts``; empty: all facts of a page.
         at: fragment of the address.
     """
-    frame = READER.format(hash=at, body=reader) if reader else FRAME.format(width=width)
-    (folder / "frame.html").write_text(frame)
+    [facts], console = browse_all(folder, [(width, at)], flags=flags, reader=reader)
+    return facts, console
+
+
+def browse_all(folder, frames, *, flags=(), reader=""):
+    """The same for several frames of one page, each a width and a fragment."""
+    sizes = "width:1280px;height:900px" if reader else "width:{width}px;height:30000px"
+    html = "".join(FRAME.format(at=at, size=sizes.format(width=width)) for width, at in frames)
+    page = FRAMES.format(frames=html, body=READER + reader if reader else ALL_FACTS)
+    (folder / "frame.html").write_text(page)
     command = [
         BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files",
         "--enable-logging=stderr", "--virtual-time-budget=12000", f"--user-data-dir={folder / 'profile'}", *flags,
@@ -100,7 +115,8 @@ def browse(folder, *, width=0, flags=(), reader="", at=""):
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True)
     title = re.search(r"<title>(.*?)</title>", done.stdout)
-    facts = dict(fact.split("=", 1) for fact in unescape(title.group(1)).split()) if title else {}
+    said = unescape(title.group(1)).split(" | ") if title else [""] * len(frames)
+    facts = [dict(fact.split("=", 1) for fact in one.split()) for one in said]
     return facts, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
@@ -149,15 +165,16 @@ def test_whole_responses_are_summed_up_and_those_without_a_verdict_stand_apart(t
     }
 
 
-@pytest.mark.parametrize("width", [PHONE_PX, 1280])
-def test_two_runs_in_the_dark(tmp_path, width):
+def test_two_runs_in_the_dark(tmp_path):
     runs = [make_run(tmp_path / "gtpo"), make_run(tmp_path / "grpo_with_a_rather_long_name_of_a_run_folder")]
     write_report(runs, tmp_path / "report.html")
-    facts, console = browse(tmp_path, width=width, flags=["--force-dark-mode"])
+    widths = (PHONE_PX, 1280)
+    found, console = browse_all(tmp_path, [(width, "") for width in widths], flags=["--force-dark-mode"])
     assert console == []
-    assert {name: facts[name] for name in ("width", "plots", "drawn", "dark")} == {
-        "width": str(width), "plots": "18", "drawn": "18", "dark": "true",
-    }  # fmt: skip
+    for width, facts in zip(widths, found, strict=True):
+        assert {name: facts[name] for name in ("width", "plots", "drawn", "dark")} == {
+            "width": str(width), "plots": "18", "drawn": "18", "dark": "true",
+        }  # fmt: skip
 
 
 def test_a_run_that_has_nothing_yet(tmp_path):
@@ -334,37 +351,59 @@ def test_arrow_keys_move_over_the_tokens_and_show_what_pointing_shows(tmp_path):
     }
 
 
-LINKS = """
-  facts.group = one("#pick-group select").selectedOptions[0].textContent.slice(0, 6).replace(" ", "_");
-  facts.run = one("#pick-run select").selectedOptions[0].textContent.replace(" ", "_");
-  facts.numbers = numbers();
-  facts.linked = all(".linked").map((each) => each.dataset.place ?? each.id).join();
-  facts.note = words(one("#group .missing")?.textContent ?? "none");
-  facts.link = all(".response a").at(-1).getAttribute("href");
+LEADS = {
+    "#sample=2.7.5&run=b%20%3Cb%3E": {"group": "step_2", "run": "b_<b>", "numbers": "1+2+5", "linked": "5"},
+    "#sample=1.7&run=b%20%3Cb%3E": {"group": "step_1", "run": "b_<b>", "linked": "group", "note": "none"},
+    "#sample=2.7.5": {"run": "a", "linked": "5"},
+    "#sample=9.9.9": {"group": "step_2", "run": "a", "linked": "group",
+                      "note": "The_link's_group_9_of_step_9_is_not_on_this_page;_this_is_the_nearest_that_is."},
+    "#sample=2.7.50": {"note": "The_link's_response_50_is_not_on_this_page;_this_is_the_nearest_that_is."},
+    "#sample=2.7.5&run=%": {"run": "a"},
+}  # fmt: skip
+"""What a reader sees, by the fragment of the link: of the first as the page opens, of the others one after another."""
+LINKS = f"""
+  for (const [place, at] of {list(LEADS)}.entries()) {{
+    if (place) {{
+      all(".linked").forEach((each) => each.classList.remove("linked"));  // a group's mark stays
+      page.defaultView.location.hash = at;
+      await later(200);
+    }}
+    const selected = (name) => one(`#pick-${{name}} select`).selectedOptions[0].textContent.replace(" ", "_");
+    facts[`${{place}}.group`] = selected("group").slice(0, 6);
+    facts[`${{place}}.run`] = selected("run");
+    facts[`${{place}}.numbers`] = numbers();
+    facts[`${{place}}.linked`] = all(".linked").map((each) => each.dataset.place ?? each.id).join();
+    facts[`${{place}}.note`] = words(one("#group .missing")?.textContent ?? "none");
+    facts[`${{place}}.link`] = all(".response a").at(-1).getAttribute("href");
+  }}
 """
 
 
-@pytest.mark.parametrize(
-    ("at", "expected"),
-    [
-        ("#sample=2.7.5&run=b%20%3Cb%3E", {"group": "step_2", "run": "b_<b>", "numbers": "1+2+5", "linked": "5"}),
-        ("#sample=1.7&run=b%20%3Cb%3E", {"group": "step_1", "run": "b_<b>", "linked": "group", "note": "none"}),
-        ("#sample=2.7.5", {"run": "a", "linked": "5"}),
-        ("#sample=9.9.9", {"group": "step_2", "run": "a", "linked": "group",
-                           "note": "The_link's_group_9_of_step_9_is_not_on_this_page;_this_is_the_nearest_that_is."}),
-        ("#sample=2.7.50", {"note": "The_link's_response_50_is_not_on_this_page;_this_is_the_nearest_that_is."}),
-        ("#sample=2.7.5&run=%", {"run": "a"}),
-        ("#sample=x<img src=z>", {"linked": "", "note": "none"}),
-    ],
-)  # fmt: skip
-def test_a_link_leads_to_a_sample(tmp_path, at, expected):
-    runs = [make_run(tmp_path / name, num_steps=2, responses=False) for name in ("a", "b <b>")]
+def two_runs(folder):
+    runs = [make_run(folder / name, num_steps=2, responses=False) for name in ("a", "b <b>")]
     for run in runs:
         for step in (1, 2):
             RolloutLog(run, groups_per_step=1).write(step, [response(7, 1.0)] * 5)
-    write_report(runs, tmp_path / "report.html")
-    facts, console = browse(tmp_path, reader=LINKS, at=at)
+    write_report(runs, folder / "report.html")
+
+
+def test_links_lead_to_samples(tmp_path):
+    two_runs(tmp_path)
+    facts, console = browse(tmp_path, reader=LINKS, at=next(iter(LEADS)))
     assert console == []
-    assert {name: facts[name] for name in expected} == expected
-    name = "b%20%3Cb%3E" if facts["run"] != "a" else "a"
-    assert facts["link"].endswith(f"&run={name}")
+    for place, (at, expected) in enumerate(LEADS.items()):
+        found = {name: facts[f"{place}.{name}"] for name in ("group", "run", "numbers", "linked", "note", "link")}
+        assert found | expected == found, at
+        name = "b%20%3Cb%3E" if found["run"] != "a" else "a"
+        assert found["link"].endswith(f"&run={name}"), at
+
+
+def test_what_is_no_link_leads_nowhere(tmp_path):
+    two_runs(tmp_path)
+    reader = """
+      facts.linked = all(".linked").length;
+      facts.note = words(one("#group .missing")?.textContent ?? "none");
+    """
+    facts, console = browse(tmp_path, reader=reader, at="#sample=x<img src=z>")
+    assert console == []
+    assert facts == {"linked": "0", "note": "none"}
