@@ -1,13 +1,14 @@
 """Models named as GGUF: the file that is meant, the folder that the first run makes, and commands that make none."""
 
+import contextlib
 import importlib.metadata
-import multiprocessing
 
 import pytest
 from gguf import GGMLQuantizationType
 
 from gtpo_megatron.cli import dispatch
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.orchestration import gguf_model
 from gtpo_megatron.orchestration.gguf_model import CACHE, cached_folder, model_folder
 from gtpo_megatron.weights.gguf.header import read_header
 from gtpo_megatron.weights.gguf.model import model_architecture
@@ -43,6 +44,7 @@ def test_the_first_use_converts_and_later_ones_do_not(file, cache):
     assert model_folder(path) == folder
     assert (folder / "config.json").stat().st_mtime_ns == made
     assert [entry.name for entry in cache.iterdir() if entry.is_dir()] == [folder.name]
+    assert named_architecture(str(folder)) == named_architecture(path)
 
 
 def test_another_content_is_another_folder(file, cache, tmp_path):
@@ -51,16 +53,17 @@ def test_another_content_is_another_folder(file, cache, tmp_path):
     assert cached_folder(other) != cached_folder(file)
 
 
-def _first_use(path):
-    return str(model_folder(path))
+def test_what_another_process_has_made_meanwhile_is_taken(file, cache, monkeypatch):
+    """That one waits for the other is shown in ``tests/unit/companions/evaluate/test_evaluated_model.py``."""
 
+    @contextlib.contextmanager
+    def after_the_other(target, *, otherwise):
+        target.mkdir(parents=True)
+        yield
 
-def test_two_processes_at_once_end_with_one_folder(file, cache):
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        first, second = pool.map(_first_use, [f"gguf:{file}"] * 2, chunksize=1)
-    assert first == second
-    assert [str(entry) for entry in cache.iterdir() if entry.is_dir()] == [first]
-    assert named_architecture(first) == named_architecture(f"gguf:{file}")
+    monkeypatch.setattr(gguf_model, "alone", after_the_other)
+    monkeypatch.setattr(gguf_model, "gguf_to_hf", None)
+    assert list(model_folder(f"gguf:{file}").iterdir()) == []
 
 
 def test_what_is_no_file_is_said(tmp_path):
