@@ -26,8 +26,10 @@ def chat_template(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 def special_text(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern[str]:
-    """Matches special tokens, written as text."""
-    names = sorted(map(re.escape, tokenizer.all_special_tokens), key=len, reverse=True)
+    """Matches special tokens, written as text; of those that decoding leaves out a tokenizer lists only some."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    special = {*tokenizer.all_special_tokens, *(one.content for one in added if one.special)}
+    names = sorted(map(re.escape, special), key=len, reverse=True)
     return re.compile("|".join(names) or r"(?!)")
 
 
@@ -46,9 +48,7 @@ class GradedText:
         self._tokenizer = tokenizer
         self._marks = thinking_marks(tokenizer)
         self._has_channels = find_form(chat_template(tokenizer)) == "harmony"
-        self._loses_marks = self._has_channels or (
-            self._marks is not None and self._marks[1] in tokenizer.all_special_tokens
-        )
+        self._loses_marks = self._has_channels or (self._marks is not None and not self._is_text(self._marks[1]))
         self._special = special_text(tokenizer)
 
     def decode(self, responses: Sequence[Sequence[int]]) -> list[str]:
@@ -60,21 +60,26 @@ class GradedText:
         return [self._marked(text, with_marks) for text, with_marks in zip(texts, whole, strict=True)]
 
     def opens_thinking(self, prompt_ids: Sequence[int]) -> bool:
-        """Whether a prompt ends with the mark after which a model thinks."""
-        if self._marks is None:
-            return False
+        """Whether a prompt ends with the mark after which a model thinks, also one that it was not taught."""
         end: str = self._tokenizer.decode(list(prompt_ids[-_LAST_IDS:]), skip_special_tokens=False)
-        return end.rstrip().endswith(self._marks[0])
+        return end.rstrip().endswith(tuple(opening for opening, _ in THINKING))
+
+    def _is_text(self, mark: str) -> bool:
+        """Decoding keeps it."""
+        ids = self._tokenizer.encode(mark, add_special_tokens=False)
+        return mark in self._tokenizer.decode(ids, skip_special_tokens=True)
 
     def _marked(self, text: str, with_marks: str) -> str:
         if self._has_channels:
+            if "<|message|>" not in with_marks:
+                return text
             parsed = parse_calls(with_marks, "harmony")
             thinking, answer = parsed.reasoning, parsed.content
         else:
             assert self._marks is not None
             thinking, answer = split_thinking(with_marks, self._marks)
+        thinking, answer = self._special.sub("", thinking), self._special.sub("", answer)
         if not thinking:
-            return text
+            return answer
         opening, closing = THINKING[0]
-        end = f"\n{closing}\n\n{answer}" if answer else ""
-        return self._special.sub("", f"{opening}\n{thinking}{end}")
+        return f"{opening}\n{thinking}\n{closing}\n\n{answer}" if answer else f"{opening}\n{thinking}"

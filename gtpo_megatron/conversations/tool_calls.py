@@ -371,10 +371,10 @@ _END = re.compile(r"<\|(?:end|call|return)\|>")
 def _harmony(text: str, found: _Found) -> ParsedText:
     """Messages on channels: ``analysis`` is reasoning, one with a recipient is a call, all others are the answer."""
     content, reasoning = [], []
-    for piece in text.split("<|start|>"):
+    for number, piece in enumerate(text.split("<|start|>")):
         header, mark, rest = piece.partition("<|message|>")
-        if not mark:  # a header that was cut off, or text that is in no message
-            content.append(_END.sub("", header.partition("<|channel|>")[0]))
+        if not mark:  # text that is in no message, or a header that was cut off
+            content.append("" if number else _END.sub("", header.partition("<|channel|>")[0]))
             continue
         end = _END.search(rest)
         body = rest[: end.start()] if end else rest

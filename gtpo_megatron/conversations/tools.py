@@ -256,7 +256,9 @@ class ToolTurns:
         return replace(opening, tools=(*opening.tools, *self._tools.schemas))
 
     def _with_standing(self, reply: Reply) -> Reply:
-        """A reply with the reward so far, where nobody must be asked for it."""
+        """A reply with the reward so far, where nobody must be asked for it; a property may be a grader."""
+        if isinstance(inspect.getattr_static(type(self._environment), "reward", None), property):
+            return reply
         reward = getattr(self._environment, "reward", None)
         if reward is None or callable(reward) or callable(getattr(self._environment, "get_reward", None)):
             return reply

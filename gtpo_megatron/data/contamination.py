@@ -16,7 +16,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gtpo_megatron.errors import DataError
 
@@ -45,10 +45,12 @@ class Questions:
     Attributes:
         ids: ids of the problems.
         texts: their questions, without instructions.
+        details: what else each problem is made of, where an environment makes it of its row; empty: nothing.
     """
 
     ids: tuple[str, ...]
     texts: tuple[str, ...]
+    details: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +110,7 @@ def find_contamination(train: Questions, evaluation: Questions, *, ngram_words: 
     """
     if ngram_words < 1:
         raise DataError(f"ngram_words={ngram_words}: must be at least 1")
+    train, evaluation = _told_apart(train, evaluation)
     exact: dict[str, list[int]] = defaultdict(list)
     ngrams = [_ngrams(question, ngram_words) for question in evaluation.texts]
     for index, question in enumerate(evaluation.texts):
@@ -150,6 +153,19 @@ def find_contamination(train: Questions, evaluation: Questions, *, ngram_words: 
         ),
         num_exact_only=sum(bool(every) and not some for every, some in zip(ngrams, telling, strict=True)),
     )
+
+
+def _told_apart(train: Questions, evaluation: Questions) -> tuple[Questions, Questions]:
+    """The two with details behind the questions that several problems of a set have, such as a game's one prompt."""
+    often = {text for one in (train, evaluation) for text, count in Counter(one.texts).items() if count > 1}
+
+    def detailed(one: Questions) -> Questions:
+        if not one.details:
+            return one
+        pairs = zip(one.texts, one.details, strict=True)
+        return replace(one, texts=tuple(f"{text}\n{more}" if text in often else text for text, more in pairs))
+
+    return detailed(train), detailed(evaluation)
 
 
 def normalised(question: str) -> str:

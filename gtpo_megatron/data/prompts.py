@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -73,6 +72,7 @@ class ProblemSet:
         origin: the file, or the hub's repository and commit.
         problems: at least one; their ids are unique.
         questions: the question of each problem without instructions, for comparing data sets.
+        details: what else each problem is made of, if an environment makes it; see ``Questions``.
         prompt_digests: digest of each problem's prompt before rendering, and of its other columns if it has any.
         num_rows: rows read.
         num_repeated: rows dropped because they repeat an earlier one.
@@ -99,6 +99,7 @@ class ProblemSet:
     notes: tuple[str, ...]
     content_sha256: str
     longest_prompt: int = 0
+    details: tuple[str, ...] = ()
     template_inputs: str = ""
 
     @property
@@ -116,7 +117,8 @@ class ProblemSet:
     @property
     def comparable(self) -> Questions:
         """The questions, for :func:`~gtpo_megatron.data.contamination.find_contamination`."""
-        return Questions(ids=tuple(problem.problem_id for problem in self.problems), texts=self.questions)
+        ids = tuple(problem.problem_id for problem in self.problems)
+        return Questions(ids=ids, texts=self.questions, details=self.details)
 
     def head(self, num: int) -> "ProblemSet":
         """The first ``num`` problems; 0 keeps all."""
@@ -126,6 +128,7 @@ class ProblemSet:
             self,
             problems=self.problems[:num],
             questions=self.questions[:num],
+            details=self.details[:num],
             prompt_digests=self.prompt_digests[:num],
         )
 
@@ -171,7 +174,8 @@ def load_problems(
     origin = origin_of(dataset)
     reading = UniqueRows(whole_rows=graded_by.whole_rows)
     problems: list[Problem] = []
-    questions: list[tuple[str, str]] = []  # each with what else its problem is made of
+    questions: list[str] = []
+    details: list[str] = []
     prompt_digests: list[bytes] = []
     dropped: list[int] = []
     ungradable: list[str] = []
@@ -200,7 +204,8 @@ def load_problems(
                 columns_json=row.columns_json,
             )
         )
-        questions.append((row.question, f"\n{row.answer}\n{row.extra}" if graded_by.whole_rows else ""))
+        questions.append(row.question)
+        details.append(row.details)
         prompt_digests.append(row.prompt_digest + row.extra_digest)
     if not problems:
         raise DataError(_none_left(origin, ungradable, dropped, max_prompt_tokens))
@@ -216,7 +221,8 @@ def load_problems(
         dataset=dataset,
         origin=origin,
         problems=tuple(problems),
-        questions=_distinct(questions),
+        questions=tuple(questions),
+        details=tuple(details) if graded_by.whole_rows else (),
         prompt_digests=tuple(prompt_digests),
         num_rows=reading.num_rows,
         num_repeated=reading.num_repeated,
@@ -228,12 +234,6 @@ def load_problems(
         content_sha256=hashlib.sha256(f"{content}{read}".encode()).hexdigest() if read else content,
         template_inputs=read,
     )
-
-
-def _distinct(questions: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """Questions as data sets are compared by; one that several problems of an environment have, with its columns."""
-    often = Counter(question for question, _ in questions)
-    return tuple(question + more * (often[question] > 1) for question, more in questions)
 
 
 def _unknown_token(tokenizer: "PreTrainedTokenizerBase", prompt_ids: Sequence[int], vocab_size: int) -> str:

@@ -111,6 +111,11 @@ class Row:
         """Digest of ``extra``, 16 bytes; empty if there is none."""
         return hashlib.blake2b(self.extra.encode(), digest_size=16).digest() if self.extra else b""
 
+    @property
+    def details(self) -> str:
+        """Answer and other columns, without id and source, as text."""
+        return f"{self.answer}\n{self.extra}"
+
     def check_answer(self) -> None:
         """Raises DataError if the row has no reference answer."""
         if self.no_answer:

@@ -14,14 +14,22 @@ from gtpo_megatron.errors import DataError
 logger = logging.getLogger(__name__)
 
 
-def load_questions(dataset: DatasetRef) -> Questions:
+def load_questions(dataset: DatasetRef, *, whole_rows: bool = False) -> Questions:
     """Reads the questions of a data set, for comparing it with another.
+
+    Args:
+        dataset: the data set.
+        whole_rows: an environment makes its problems, see :class:`UniqueRows`.
 
     Raises:
         ConfigError, DataError: as :class:`UniqueRows`.
     """
-    rows = list(UniqueRows().read(dataset))
-    return Questions(ids=tuple(row_id for row_id, _ in rows), texts=tuple(row.question for _, row in rows))
+    rows = list(UniqueRows(whole_rows=whole_rows).read(dataset))
+    return Questions(
+        ids=tuple(row_id for row_id, _ in rows),
+        texts=tuple(row.question for _, row in rows),
+        details=tuple(row.details for _, row in rows) if whole_rows else (),
+    )
 
 
 @dataclass(slots=True)
@@ -80,9 +88,8 @@ class UniqueRows:
     def _key(self, row: Row) -> bytes:
         if not self.whole_rows:
             return row.prompt_digest
-        return hashlib.sha256(
-            row.prompt_digest + row.extra_digest + row.answer.encode("utf-8", "surrogatepass")
-        ).digest()
+        columns = f"{row.answer}\0{row.columns_json}".encode("utf-8", "surrogatepass")
+        return hashlib.sha256(row.prompt_digest + columns).digest()
 
     def forget(self, problem_id: str, row: Row) -> None:
         """Takes back a row that was yielded last and is not used: the next one that repeats it is the first."""

@@ -7,20 +7,18 @@ THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 def split_thinking(text: str, marks: tuple[str, str] = THINKING[0], *, is_open: bool = False) -> tuple[str, str]:
     """Thinking, and the text after it; linear in the length of the text.
 
-    Thinking that was never closed has no text after it. Without its opening mark a text is thinking up to the closing
-    one.
+    Thinking goes to the first closing mark; what was never closed has no text after it. Who has not opened any, and was
+    not made to by the prompt, writes text: a closing mark alone hides nothing from a grader.
 
     Args:
         text: of one turn.
         marks: around its thinking.
-        is_open: the prompt ends with the opening mark, so that a text without any mark is thinking.
+        is_open: the prompt ends with the opening mark.
     """
     opening, closing = marks
     begins = text.lstrip().startswith(opening)
+    if not (begins or is_open):
+        return "", text
     body = text.lstrip().removeprefix(opening) if begins else text
-    before, mark, after = body.partition(closing)
-    if mark and (begins or opening not in before):
-        return before.strip("\n"), after.lstrip("\n")
-    if not mark and (begins or is_open):
-        return body.strip("\n"), ""
-    return "", text
+    thinking, _, after = body.partition(closing)
+    return thinking.strip("\n"), after.lstrip("\n")

@@ -22,6 +22,7 @@ from gtpo_megatron.rewards.grade import Verdict
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.rollout.response_stream import SampledResponse
+from gtpo_megatron.untrusted.thinking import THINKING
 
 if TYPE_CHECKING:
     from gtpo_megatron.rewards.reward import RewardScorer
@@ -178,6 +179,7 @@ class BenchmarkRun:
         ids = list(response.token_ids)
         is_conversation = isinstance(response, PlayedResponse)
         text = self.tokenizer.decode(ids, skip_special_tokens=True) if is_conversation else self._text.decode([ids])[0]
+        opens = self._text.opens_thinking(wanted.problem.prompt_ids)
         return GradedResponse(
             benchmark=wanted.benchmark,
             problem_id=wanted.problem.problem_id,
@@ -188,7 +190,7 @@ class BenchmarkRun:
             failure=None,
             is_truncated=response.is_truncated,
             num_tokens=len(ids),
-            answer=None if self.answer_in is None else self.answer_in(text),
+            answer=None if self.answer_in is None else self.answer_in(f"{THINKING[0][0]}{text}" if opens else text),
             response=text,
         )
 

@@ -51,16 +51,38 @@ def test_channels_are_no_text_of_the_answer():
     assert request.response == "<think>\n6 * 7 is 42.\n</think>\n\nAnswer: 42"
 
 
-def test_marks_that_are_special_tokens_are_written_as_others_write_them():
+@pytest.mark.parametrize("text", ["Answer: 42", "", "42"])
+def test_a_final_channel_without_analysis_is_the_response(text):
+    for thought in ("", "<|channel|>analysis<|message|><|end|><|start|>assistant"):
+        ids = encode("gpt_oss", f"{thought}<|channel|>final<|message|>{text}")
+        assert read("gpt_oss", [*ids, id_of("gpt_oss", "<|return|>")]).response == text
+
+
+def test_a_header_that_was_cut_is_no_answer():
+    ids = encode("gpt_oss", "<|channel|>analysis<|message|>I add.<|end|><|start|>assistant")
+    assert read("gpt_oss", ids).content == ""
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+@pytest.mark.parametrize("marks", [("[THINK]", "[/THINK]"), ("<think>", "</think>")])
+def test_marks_that_are_special_tokens_are_written_as_others_write_them(marks, is_listed):
+    """Decoding leaves out what is flagged in ``tokenizer.json``, also what no list of special tokens has."""
     tokenizer = load_tokenizer("recipes/assets/tiny_qwen2")
-    marks = [AddedToken(one, special=True, normalized=False) for one in ("[THINK]", "[/THINK]")]
-    tokenizer.add_tokens(marks, special_tokens=True)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["[THINK]", "[/THINK]"]})
-    ids = tokenizer.encode("[THINK]I add.[/THINK]It is 7.", add_special_tokens=False)
+    tokenizer.add_tokens([AddedToken(one, special=True, normalized=False) for one in marks], special_tokens=True)
+    if is_listed:
+        tokenizer.add_special_tokens({"additional_special_tokens": list(marks)})
+    ids = tokenizer.encode(f"{marks[0]}I add.{marks[1]}It is 7.", add_special_tokens=False)
     assert GradedText(tokenizer).decode([ids, ids[:3]]) == [
         "<think>\nI add.\n</think>\n\nIt is 7.",
         f"<think>\n{tokenizer.decode(ids[1:3])}",
     ]
+
+
+def test_a_prompt_may_open_thinking_that_no_template_knows():
+    tokenizer = tokenizer_of("qwen2_5")
+    ids = tokenizer.encode("User: 3 + 4?\nAssistant: <think>\n", add_special_tokens=False)
+    assert GradedText(tokenizer).opens_thinking(ids)
+    assert not GradedText(tokenizer).opens_thinking(ids[:-8])
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -312,3 +312,22 @@ def test_a_class_is_described_without_an_object():
     check_tools(Static)
     assert tool_names(Static) == ["divide", "sign", "name"]
     assert ToolTurns(Static()).step(calls(("name", {}), ("sign", {"x": 1}))).messages[0].content == "Static"
+
+
+def test_a_reward_that_is_a_property_is_read_once():
+    """It may be a grader, which cannot judge a game that goes on."""
+
+    class Judged(OfTrl):
+        num_asked = 0
+
+        @property
+        def reward(self) -> float:
+            self.num_asked += 1
+            return 3.0
+
+        get_reward = None
+
+    turns = ToolTurns(environment := Judged())
+    turns.reset({"prompt": "go"})
+    assert [turns.step(calls(("add", {"number": 2}))).reward for _ in range(2)] == [0.0, 0.0]
+    assert (turns.step(Message(role="assistant")).reward, environment.num_asked) == (3.0, 1)

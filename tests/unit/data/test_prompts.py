@@ -3,9 +3,11 @@ import logging
 
 import pytest
 
+from gtpo_megatron.config.problems import parse_dataset
 from gtpo_megatron.data.chat_template import load_tokenizer, render_prompt
 from gtpo_megatron.data.contamination import find_contamination
 from gtpo_megatron.data.prompts import RowsNeeded, load_problems
+from gtpo_megatron.data.unique_rows import load_questions
 from gtpo_megatron.errors import ConfigError, DataError
 
 
@@ -108,18 +110,25 @@ def test_an_environment_s_rows_are_problems_of_their_own_though_their_prompts_ar
     problems = load_problems(path, tokenizer, max_prompt_tokens=64, graded_by=rows)
     assert [one.answer for one in problems.problems] == ["17", "42", ""]
     assert (problems.num_repeated, problems.num_conflicting) == (1, 0)
-    assert len(set(problems.comparable.texts)) == 3
     assert len(load_problems(path, tokenizer, max_prompt_tokens=64, graded_by=RowsNeeded(answer=False)).problems) == 1
 
 
-def test_games_with_one_prompt_are_held_out_by_their_columns(tmp_path, tokenizer):
+@pytest.mark.parametrize("heldout", [range(29, 40), range(29, 30), range(30, 31)])
+def test_games_with_one_prompt_are_held_out_by_their_columns(tmp_path, tokenizer, heldout):
     prompt = "Guess my number, which is between one and one hundred, in as few tries as you can, please."
     (tmp_path / "train").mkdir()
     train = written(tmp_path / "train", *({"prompt": prompt, "answer": str(one)} for one in range(30)))
-    heldout = written(tmp_path, *({"prompt": prompt, "answer": str(one)} for one in range(29, 40)))
+    path = written(tmp_path, *({"prompt": prompt, "answer": str(one)} for one in heldout))
     rows = RowsNeeded(answer=False, whole_rows=True)
-    sets = [load_problems(one, tokenizer, max_prompt_tokens=128, graded_by=rows).comparable for one in (train, heldout)]
-    assert [match.is_exact for match in find_contamination(*sets).matches] == [True]
+    sets = [load_problems(one, tokenizer, max_prompt_tokens=128, graded_by=rows).comparable for one in (train, path)]
+    assert sets[0] == load_questions(parse_dataset(train, "train"), whole_rows=True)
+    assert [match.is_exact for match in find_contamination(*sets).matches] == [True] * (29 in heldout)
+
+
+def test_an_environment_may_make_its_problem_of_the_id(tmp_path, tokenizer):
+    path = written(tmp_path, *({"prompt": "Play", "id": f"level-{one}"} for one in (1, 2)))
+    rows = RowsNeeded(answer=False, whole_rows=True)
+    assert len(load_problems(path, tokenizer, max_prompt_tokens=64, graded_by=rows).problems) == 2
 
 
 def test_a_repeated_row_may_repeat_its_id(tmp_path, tokenizer):

@@ -157,8 +157,9 @@ def test_of_two_constraints_of_one_kind_both_count():
 
 
 def test_thinking_is_no_part_of_what_is_checked():
-    for thought, start in (("<think>\nOne, two.\n</think>\n\n", "The"), ("It must begin so.\n</think>", "The")):
-        assert graded(f"{thought}The sea", {"kind": "start", "text": start}, {"kind": "no_comma"}).value == 1.0
+    wanted = {"kind": "start", "text": "The"}, {"kind": "no_comma"}
+    assert graded("<think>\nOne, two.\n</think>\n\nThe sea", *wanted).value == 1.0
+    assert graded("One, two.\n</think>\n\nThe sea", *wanted).value == 0.0, "nobody has opened any thinking"
     assert graded("<think>\nsea, sea", {"kind": "include", "word": "sea"}).value == 0.0
 
 

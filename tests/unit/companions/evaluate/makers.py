@@ -96,10 +96,10 @@ class Letters:
         return {}
 
     def decode(self, ids, *, skip_special_tokens):
-        assert skip_special_tokens
         return " ".join(map(str, ids))
 
     def batch_decode(self, rows, *, skip_special_tokens):
+        assert skip_special_tokens
         return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in rows]
 
 

@@ -22,6 +22,10 @@ class Letters:
     def get_vocab(self):
         return {}
 
+    def decode(self, row, skip_special_tokens):
+        assert not skip_special_tokens, "a prompt's"
+        return "".join(map(str, row))
+
     def batch_decode(self, rows, skip_special_tokens):
         assert skip_special_tokens
         return ["".join(chr(96 + token) for token in row if token) for row in rows]
@@ -65,7 +69,7 @@ def test_a_response_of_no_prompt_is_an_error():
 
 
 def test_what_an_environment_gave_is_in_the_responses_order_and_its_failures_are_told(caplog):
-    """Groups are several objects, and responses of one object need not stand together."""
+    """Groups are several batches, and responses of one need not stand together."""
     given = RewardBatch(
         rewards=torch.tensor([0.25, 0.0, 0.75]),
         failed=torch.tensor([False, True, False]),
@@ -73,7 +77,7 @@ def test_what_an_environment_gave_is_in_the_responses_order_and_its_failures_are
         info=("", '{"failure": "reset raised"}', ""),
     )
     batch = dataclasses.replace(rollouts([70, 71, 70]), environment_rewards=given)
-    handle = RolloutHandle.of_groups(batch, put=lambda group: group)
+    handle = RolloutHandle.of_groups(batch, put=lambda chunk: chunk)
     grader = RewardGrader(Letters(), RewardScorer(RewardConfig(function=f"{__name__}:exact", num_workers=0)))
     with caplog.at_level("WARNING"):
         found = grader.grade(handle, prompts())
