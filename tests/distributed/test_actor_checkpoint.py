@@ -11,6 +11,7 @@ import torch
 
 from gtpo_megatron.batch import RolloutShard
 from gtpo_megatron.companions.verify_resume.compare import first_difference
+from gtpo_megatron.config.algorithm import GRPOConfig, ReferenceConfig, ReferenceKLConfig
 from gtpo_megatron.config.model import BalanceConfig
 from gtpo_megatron.errors import CheckpointError, NumericsError
 from gtpo_megatron.observability.metrics import deterministic, to_scalars
@@ -164,6 +165,39 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(models, tmp_path, layo
         assert all(torch.equal(weights[name], weights_again[name]) for name in weights)
         assert drawn == drawn_again
     assert len({str(drawn) for _, _, drawn, _ in whole}) == num_ranks
+
+
+def two_saves(rank, world_size, init_method, config, first, second):
+    """A checkpoint before the reference policy is first reset, and one after it."""
+    actor = start(rank, init_method, config)
+    one_step(actor, config, 1)
+    save(actor, first)
+    one_step(actor, config, 2)
+    return save(actor, second)
+
+
+def load_only(rank, world_size, init_method, config, folder, checksums):
+    start(rank, init_method, config).load(folder, checksums)
+
+
+def test_what_a_run_has_since_its_first_save_is_in_its_second(model, tmp_path):
+    """Replicas agree once on who writes what; weights of a reference that came later are in no such agreement."""
+    config = dataclasses.replace(
+        make_config(model, LAYOUTS["dp2_sharded_optimizer"]),
+        algorithm=GRPOConfig(reference_kl=ReferenceKLConfig(coef=0.5)),
+        reference=ReferenceConfig(reset_every_steps=2),
+    )
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+    checksums = merged(run_processes(two_saves, 2, config, *map(str, folders), timeout_s=120))
+    before, after = (CheckpointReader(folder, verify="none") for folder in folders)
+    new = set(after.tensors) - set(before.tensors)
+    weights = {name for name in before.tensors if not name.startswith("optimizer.")}
+    assert new == {f"reference.{name}" for name in weights}
+    for name in weights:
+        assert torch.equal(*(after.read([key])[key] for key in (name, f"reference.{name}")))
+    run_processes(load_only, 2, config, str(folders[1]), checksums, timeout_s=120)
 
 
 @pytest.mark.parametrize(
