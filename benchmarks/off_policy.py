@@ -95,8 +95,8 @@ class Sleeper:
         num = len(rollouts.group_ids)
         return RewardBatch(rewards=torch.zeros(num), failed=torch.zeros(num, dtype=torch.bool))
 
-    def score_tokens(self, rollouts: RolloutHandle) -> dict[str, Any]:
-        del rollouts
+    def score_tokens(self, rollouts: RolloutHandle, *, updates: Any = ()) -> dict[str, Any]:
+        del rollouts, updates
         return gap_metrics(torch.zeros(1), torch.zeros(1))
 
     def credit_tokens(self, rewards: RewardBatch) -> dict[str, Any]:

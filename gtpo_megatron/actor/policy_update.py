@@ -19,7 +19,7 @@ from gtpo_megatron.algorithms.prepare_update import off_policy_statistics
 from gtpo_megatron.batch import RolloutShard, TrainBatch
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.packing import PackedMicroBatch
-from gtpo_megatron.data.sharding import mini_batch_groups
+from gtpo_megatron.data.sharding import updates_of_step
 from gtpo_megatron.distributed.advantage_reducer import reduction_over
 from gtpo_megatron.mismatch.statistics import gap_metrics
 from gtpo_megatron.observability.metrics import Max, Mean, Metric, Sum, merge, to_scalars
@@ -74,13 +74,7 @@ class PolicyUpdate:
         if not self._has_scoring_pass and isinstance(batch, TrainBatch):
             self.trainer_logprobs = torch.zeros(batch.rollouts.response_ids.shape)
         pairs = []
-        for groups in mini_batch_groups(
-            batch.prompt_groups,
-            mini_batch_prompts=self._config.update.mini_batch_prompts,
-            num_updates=self._config.update.updates_per_rollout,
-            seed=self._config.seed,
-            step=step,
-        ):
+        for groups in updates_of_step(self._config, batch.prompt_groups, step=step):
             chosen = set(groups)
             rows = [row for row, group in enumerate(batch.rollouts.group_ids.tolist()) if group in chosen]
             pairs.append(self._one_update(batch, rows))

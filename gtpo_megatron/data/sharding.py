@@ -3,6 +3,8 @@
 import random
 from collections.abc import Sequence
 
+from gtpo_megatron.config.run import RunConfig
+
 
 def shard_contiguous(lengths: Sequence[int], num_ranks: int) -> list[tuple[int, ...]]:
     """Contiguous rows per rank, with about equally many tokens.
@@ -23,12 +25,52 @@ def shard_contiguous(lengths: Sequence[int], num_ranks: int) -> list[tuple[int, 
     return [tuple(chosen) for chosen in rows]
 
 
+def shard_by_updates(
+    lengths: Sequence[int], group_ids: Sequence[int], updates: Sequence[Sequence[int]], num_ranks: int
+) -> list[tuple[int, ...]]:
+    """Rows per rank in ascending order, with about equally many tokens of every update.
+
+    Rows of groups that the same updates use are sharded as by ``shard_contiguous``. One shard of the whole batch would
+    give an update, which uses a random part of it, unequal numbers of tokens on the ranks, which wait for each other.
+
+    Args:
+        lengths: number of tokens of each row.
+        group_ids: prompt group of each row.
+        updates: groups of each update; without updates, or if each uses all groups, the result is
+            ``shard_contiguous``'s.
+        num_ranks: number of ranks.
+    """
+    users: dict[int, tuple[int, ...]] = {}
+    for update, groups in enumerate(updates):
+        for group in groups:
+            users[group] = (*users.get(group, ()), update)
+    parts: dict[tuple[int, ...], list[int]] = {}
+    for row, group in enumerate(group_ids):
+        parts.setdefault(users.get(group, ()), []).append(row)
+    dealt: list[list[int]] = [[] for _ in range(num_ranks)]
+    for rows in parts.values():
+        for mine, chosen in zip(dealt, shard_contiguous([lengths[row] for row in rows], num_ranks), strict=True):
+            mine += [rows[index] for index in chosen]
+    return [tuple(sorted(rows)) for rows in dealt]
+
+
+def updates_of_step(config: RunConfig, prompt_groups: Sequence[int], *, step: int) -> list[tuple[int, ...]]:
+    """The prompt groups of each update of a step of a run; see ``mini_batch_groups``."""
+    return mini_batch_groups(
+        prompt_groups,
+        mini_batch_prompts=config.update.mini_batch_prompts,
+        num_updates=config.update.updates_per_rollout,
+        seed=config.seed,
+        step=step,
+    )
+
+
 def mini_batch_groups(
     prompt_groups: Sequence[int], *, mini_batch_prompts: int, num_updates: int, seed: int, step: int
 ) -> list[tuple[int, ...]]:
     """The prompt groups of each update of a step: consecutive slices of a seeded order, starting over at its end.
 
-    The result is the same on every rank.
+    The result is the same on every rank, and in the driver.
 
     Args:
         prompt_groups: the groups of the whole rollout batch.

@@ -9,9 +9,12 @@ from gtpo_megatron.batch import RolloutShard, mask_of_lengths
 from gtpo_megatron.config.algorithm import GRPOConfig, GRPOSConfig, GTPOConfig
 from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.reward import RewardConfig
+from gtpo_megatron.data.sharding import shard_by_updates, updates_of_step
 from gtpo_megatron.errors import DataError, StageOrderError
+from gtpo_megatron.observability.metrics import merge, to_scalars
 from tests.dist_utils import run_processes
 from tests.distributed.family_models import FAMILIES, make_family_model
+from tests.distributed.model_file import read_tensors, write_slices
 from tests.distributed.one_update import compare
 from tests.distributed.tiny_world import make_config, make_model, make_rewards, make_rollouts
 
@@ -183,6 +186,46 @@ def test_responses_cut_by_the_length_limit(models, tmp_path, masked):
     folder, model = models[False]
     config = make_config(folder, LAYOUTS["dp2"], updates={"mask_truncated": masked})
     compare(tmp_path, model, config)
+
+
+def two_updates(rank, world_size, init_method, config, folder):
+    """A step of two mini-batches, once with a shard of the whole batch a replica and once with one of each update."""
+    from gtpo_megatron.actor.actor import MegatronActor
+
+    rollouts, found = make_rollouts(), []
+    lengths = (rollouts.prompt_lengths + rollouts.response_lengths).tolist()
+    updates = updates_of_step(config, (5, 9), step=1)
+    for name, known in (("whole", []), ("by_update", updates)):
+        actor = MegatronActor(config, global_rank=rank, init_method=f"{init_method}_{name}")
+        rows = shard_by_updates(lengths, rollouts.group_ids.tolist(), known, world_size)[actor.coordinates.data_index]
+        actor.score_tokens(RolloutShard.of(rollouts, rows))
+        actor.credit_tokens(make_rewards())
+        advantages = dict(zip(rows, actor.batch.advantages, strict=True))
+        metrics = actor.update(1)
+        write_slices(f"{folder}/{name}", actor, config)
+        found.append((rows, advantages, metrics))
+        actor.close()
+    return found
+
+
+def test_mini_batches_do_not_depend_on_who_has_which_rows(models, tmp_path):
+    """Group 5 and group 9 are an update each: each is on one replica, or both are on both."""
+    folder, _ = models[False]
+    config = make_config(folder, LAYOUTS["dp2"], updates={"updates_per_rollout": 2, "mini_batch_prompts": 1})
+    ranks = run_processes(two_updates, 2, config, str(tmp_path), timeout_s=120)
+    (whole, by_update) = zip(*ranks, strict=True)
+    assert [{row // 4 for row in rows} for rows, _, _ in whole] == [{0}, {1}]
+    assert [{row // 4 for row in rows} for rows, _, _ in by_update] == [{0, 1}, {0, 1}]
+    first, second = ({row: one for _, found, _ in dealt for row, one in found.items()} for dealt in (whole, by_update))
+    for row, advantages in first.items():
+        width = min(len(advantages), len(second[row]))
+        torch.testing.assert_close(second[row][:width], advantages[:width], rtol=1e-4, atol=2e-5)
+    one, other = (to_scalars(merge(metrics for _, _, metrics in dealt)) for dealt in (whole, by_update))
+    for name in ("policy/loss", "optimizer/grad_norm"):
+        assert other[name] == pytest.approx(one[name], rel=1e-4, abs=1e-6)
+    weights = read_tensors(str(tmp_path / "whole"), config.model.path)
+    for name, tensor in read_tensors(str(tmp_path / "by_update"), config.model.path).items():
+        torch.testing.assert_close(tensor, weights[name], rtol=0, atol=5e-5)
 
 
 @pytest.mark.nightly

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.data.sharding import updates_of_step
 from gtpo_megatron.observability.metrics import Max, Sum
 from gtpo_megatron.orchestration.loop.pipeline import RolloutPipeline
 from gtpo_megatron.orchestration.loop.policy_check import MismatchCheck, check_version, without_gap
@@ -38,7 +39,7 @@ def training_step(
     stages.memory_sharing.to_trainer()
     with stage("score"):  # (4) old log-probs and entropies, by the trainer or by the sampler
         score = stages.trainer.score_tokens if has_scoring_pass else stages.trainer.use_sampler_scores
-        scores = score(sampled.rollouts)
+        scores = score(sampled.rollouts, updates=updates_of_step(config, sampled.rollouts.prompt_groups, step=step))
     if has_scoring_pass and staleness == 0:  # otherwise sampler and trainer are expected to differ
         scores |= mismatch.check(scores, sampled.rollouts, version=step - 1)
     with stage("credit"):  # (5) shaped rewards, (6) advantages

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.batch import RolloutBatch, RolloutShard, take_rows
-from gtpo_megatron.data.sharding import shard_contiguous
+from gtpo_megatron.data.sharding import shard_by_updates
 from gtpo_megatron.errors import RolloutError
 
 Key = TypeVar("Key", bound=Hashable)
@@ -79,6 +79,11 @@ class RolloutHandle:
         order = torch.tensor([row for rows in _rows_by_group(batch).values() for row in rows], dtype=torch.int64)
         return joined([cls.of(*chunk, reference=put(chunk)) for chunk in chunks]).select(order.argsort().tolist())
 
+    @property
+    def prompt_groups(self) -> tuple[int, ...]:
+        """Labels of the groups, in order of their first responses."""
+        return tuple(dict.fromkeys(self.group_ids.tolist()))
+
     def select(self, rows: Sequence[int]) -> "RolloutHandle":
         """Some of the responses, with their objects; without rows, one object is kept for its dtypes."""
         index = torch.tensor(list(rows), dtype=torch.int64)
@@ -116,17 +121,23 @@ class RolloutHandle:
 _COLUMNS = [field.name for field in fields(RolloutHandle) if field.name not in ("objects", "places", "policy_version")]
 
 
-def shards(rollouts: RolloutHandle, num_replicas: int) -> list[Callable[[], RolloutShard]]:
+def shards(
+    rollouts: RolloutHandle, num_replicas: int, *, updates: Sequence[Sequence[int]] = ()
+) -> list[Callable[[], RolloutShard]]:
     """Shards the responses over replicas by tokens; rows are ordered by group, so few groups are split.
+
+    Args:
+        rollouts: the responses.
+        num_replicas: number of data-parallel replicas.
+        updates: prompt groups of each update that is made from them, whose tokens are shared equally.
 
     Returns:
         Per replica a function that fetches its shard, in the process that calls it.
     """
     lengths = (rollouts.prompt_lengths + rollouts.response_lengths).tolist()
-    groups = tuple(dict.fromkeys(rollouts.group_ids.tolist()))
     return [
-        partial(_fetch_shard, rollouts.select(rows), rows, groups, rollouts.policy_version)
-        for rows in shard_contiguous(lengths, num_replicas)
+        partial(_fetch_shard, rollouts.select(rows), rows, rollouts.prompt_groups, rollouts.policy_version)
+        for rows in shard_by_updates(lengths, rollouts.group_ids.tolist(), updates, num_replicas)
     ]
 
 

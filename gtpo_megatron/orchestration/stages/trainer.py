@@ -65,21 +65,26 @@ class Trainer:
         self._data_parallel_size = 1 + max(rank.data_index for rank in ranks.coordinates)
 
     # ----------------------------------------------------------------------------------------------- stages of a step
-    def score_tokens(self, rollouts: RolloutHandle) -> Metrics:
-        """Old log-probs and entropies: each replica scores its responses; a rank fetches the chunks that have any."""
+    def score_tokens(self, rollouts: RolloutHandle, *, updates: Sequence[Sequence[int]] = ()) -> Metrics:
+        """Old log-probs and entropies: each replica scores its responses; a rank fetches the chunks that have any.
+
+        Args:
+            rollouts: the responses.
+            updates: prompt groups of each update that will be made from them: replicas get equally many tokens of each.
+        """
 
         def score(fetch: Callable[[], RolloutShard]) -> "Callable[[MegatronActor], Metrics]":
             return lambda actor: actor.score_tokens(fetch())
 
-        return self._merged(self._ranks.call("score", [score(fetch) for fetch in self._shards(rollouts)]))
+        return self._merged(self._ranks.call("score", [score(fetch) for fetch in self._shards(rollouts, updates)]))
 
-    def use_sampler_scores(self, rollouts: RolloutHandle) -> Metrics:
+    def use_sampler_scores(self, rollouts: RolloutHandle, *, updates: Sequence[Sequence[int]] = ()) -> Metrics:
         """Takes the sampler's log-probs and entropies as the old policy's, without a forward pass."""
 
         def take(fetch: Callable[[], RolloutShard]) -> "Callable[[MegatronActor], Metrics]":
             return lambda actor: actor.use_sampler_scores(fetch())
 
-        return self._merged(self._ranks.call("score", [take(fetch) for fetch in self._shards(rollouts)]))
+        return self._merged(self._ranks.call("score", [take(fetch) for fetch in self._shards(rollouts, updates)]))
 
     def credit_tokens(self, rewards: RewardBatch) -> Metrics:
         """Shaped rewards and advantages of the scored batch; they do not depend on the sharding."""
@@ -160,9 +165,9 @@ class Trainer:
     def _all(self, stage: str, function: "Callable[[MegatronActor], Result]") -> list[Result]:
         return self._ranks.call(stage, [function] * len(self._ranks.coordinates))
 
-    def _shards(self, rollouts: RolloutHandle) -> list[Callable[[], RolloutShard]]:
+    def _shards(self, rollouts: RolloutHandle, updates: Sequence[Sequence[int]]) -> list[Callable[[], RolloutShard]]:
         """What fetches the shard of each rank."""
-        parts = shards(rollouts, self._data_parallel_size)
+        parts = shards(rollouts, self._data_parallel_size, updates=updates)
         return [parts[rank.data_index] for rank in self._ranks.coordinates]
 
     def _reporting(self, results: Sequence[Result]) -> list[Result]:

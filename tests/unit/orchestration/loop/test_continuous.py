@@ -330,10 +330,10 @@ def test_a_run_that_is_killed_and_resumed_trains_every_prompt_once(tmp_path, see
             super().__init__(2)
             self.is_whole = lambda _attempt, _slices: chance.random() < 0.2
 
-        def score_tokens(self, rollouts):
+        def score_tokens(self, rollouts, **updates):
             if threading.current_thread() is threading.main_thread():
                 self.batch = set(rollouts.group_ids.tolist())
-            return super().score_tokens(rollouts)
+            return super().score_tokens(rollouts, **updates)
 
         def update(self, *, step):
             self.trained_at[step] = self.batch

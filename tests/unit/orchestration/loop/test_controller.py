@@ -48,7 +48,7 @@ class World(WrittenDown):
         num = len(rollouts.response_lengths)
         return RewardBatch(rewards=torch.arange(num).remainder(2).float(), failed=torch.zeros(num, dtype=torch.bool))
 
-    def score_tokens(self, rollouts):
+    def score_tokens(self, rollouts, *, updates=()):
         return gaps(0.0)
 
     def credit_tokens(self, rewards):
@@ -154,9 +154,9 @@ def test_the_trainer_holds_no_batch_after_a_step(tmp_path):
     world, calls = World(), []
     score = world.score_tokens
 
-    def score_tokens(rollouts):
+    def score_tokens(rollouts, **updates):
         calls.append("score")
-        return score(rollouts)
+        return score(rollouts, **updates)
 
     world.score_tokens = score_tokens
     world.release_batch = lambda: calls.append("release")

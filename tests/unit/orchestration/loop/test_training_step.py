@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from gtpo_megatron.batch import PromptBatch
+from gtpo_megatron.data.sharding import mini_batch_groups
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.observability.metrics import Max
 from gtpo_megatron.observability.timers import StageTimers
@@ -24,13 +25,16 @@ class Written(World):
         super().__init__()
         self.gap = gaps(gap)
         self.calls = []
+        self.updates = None
 
-    def score_tokens(self, rollouts):
+    def score_tokens(self, rollouts, *, updates=()):
         self.calls.append("score")
+        self.updates = updates
         return self.gap
 
-    def use_sampler_scores(self, rollouts):
+    def use_sampler_scores(self, rollouts, *, updates=()):
         self.calls.append("adopt")
+        self.updates = updates
         return {}
 
     def credit_tokens(self, rewards):
@@ -46,13 +50,14 @@ class Written(World):
         return super().transfer(version, with_checksums=with_checksums)
 
 
-def one_step(source, gap=0.0, version=0):
-    world = Written(gap)
+def one_step(source, gap=0.0, version=0, *, world=None, **update):
+    world = world or Written(gap)
     world.version = version
     config = tiny_cpu.gtpo()
     config = dataclasses.replace(
         config,
         data=dataclasses.replace(config.data, prompts_per_step=2),
+        update=dataclasses.replace(config.update, **update),
         rollout=dataclasses.replace(config.rollout, group_size=2, entropy_source=source),
     )
     stages = Stages(
@@ -81,6 +86,15 @@ def test_the_entropies_come_from_where_the_configuration_says(source, scoring):
     assert calls == [scoring, "credit", "update", "push"]
     assert report.metrics["sync/logprob_gap_max"].value == pytest.approx(1e-6, rel=0.1)
     assert report.metrics["sync/logprob_gap_p99_limit"] == Max(5e-5)
+
+
+@pytest.mark.parametrize(("source", "num_updates"), [("actor", 2), ("rollout", 1)])
+def test_the_ranks_get_rows_by_the_updates_that_they_will_make(source, num_updates):
+    world = Written(0.0)
+    one_step(source, world=world, updates_per_rollout=num_updates, mini_batch_prompts=1)
+    drawn = mini_batch_groups((0, 1), mini_batch_prompts=1, num_updates=num_updates, seed=tiny_cpu.gtpo().seed, step=1)
+    assert world.updates == drawn
+    assert len(drawn) == num_updates
 
 
 def test_a_gap_stops_the_step_before_its_update():

@@ -2,11 +2,14 @@
 
 import pickle
 
+import pytest
 import torch
 
 from gtpo_megatron.batch import RewardBatch
 from gtpo_megatron.distributed.groups import RankCoordinates
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.orchestration.stages.trainer import Trainer
+from tests.unit.orchestration.stages.test_rollouts import make_batch
 
 
 class Rank:
@@ -18,6 +21,12 @@ class Rank:
     def credit_tokens(self, rewards):
         self.told.append(rewards)
         return {}
+
+    def score_tokens(self, shard):
+        self.told.append(shard.global_rows)
+        return {}
+
+    use_sampler_scores = score_tokens
 
 
 class Ranks:
@@ -46,6 +55,22 @@ class Ranks:
             self.sent_bytes += len(pickle.dumps(sent))
             results.append(function(Rank(self.told)))
         return results
+
+
+@pytest.mark.parametrize("stage", ["score_tokens", "use_sampler_scores"])
+def test_every_replica_gets_rows_of_every_update(stage):
+    ranks = Ranks(num_replicas=2, num_tensor=2)
+    handle = RolloutHandle.of(make_batch(16))  # groups 0 to 3, of four
+    getattr(Trainer(ranks), stage)(handle, updates=[(0, 1), (2, 3)])
+    first, peer, second, _ = ranks.told
+    assert first == peer
+    assert sorted([*first, *second]) == list(range(16))
+    for rows in (first, second):
+        assert {row // 8 for row in rows} == {0, 1}, "rows of both updates"
+    ranks.told.clear()
+    getattr(Trainer(ranks), stage)(handle)
+    first, _, second, _ = ranks.told
+    assert [*first, *second] == list(range(16))
 
 
 def test_credit_gets_rewards_without_what_the_reward_function_said():
