@@ -8,13 +8,14 @@ import dataclasses
 from gtpo_megatron.config.problems import CODE_TEMPLATE, DataConfig
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.config.run import RunConfig
-from recipes.math_run import MAX_PROMPT_TOKENS, Method, OnGPUs, math_run
+from recipes.math_run import GRADERS_PER_GPU, MAX_PROMPT_TOKENS, Method, OnGPUs, math_run
 
 TRAINING_SET = "taco"
 BENCHMARKS = ("humaneval", "mbpp", "livecodebench-v6")
 
-GRADERS = 8
-"""Grading processes, each with a sandbox and two programs' worth of memory."""
+CODE_GRADERS = 32
+"""Grading processes, each with a sandbox and two programs' worth of memory. One runs some 75 programs of three tests a
+second (docs/rewards.md), and all GPUs wait for 2,048 of them, which have dozens."""
 
 
 def code_run(model: str, method: Method, on: OnGPUs, *, num_steps: int, seed: int) -> RunConfig:
@@ -44,7 +45,7 @@ def code_run(model: str, method: Method, on: OnGPUs, *, num_steps: int, seed: in
         algorithm=dataclasses.replace(base.algorithm, success_threshold=1.0),
         reward=RewardConfig(
             function="gtpo_megatron.rewards.code_tests:code_tests",
-            num_workers=GRADERS,
+            num_workers=min(CODE_GRADERS, GRADERS_PER_GPU * on.num_gpus),
             timeout_s=60.0,
             memory_limit_mib=3072,
         ),

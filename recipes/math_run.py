@@ -30,6 +30,7 @@ from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.output import CheckpointConfig
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.problems import DAPO_TEMPLATE, DataConfig, EvaluationConfig
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig, WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
 
@@ -48,6 +49,12 @@ of Qwen3's Instruct-2507 and Thinking-2507 have no such option: ``--data.templat
 
 TRAINING_SET = "dapo-math-17k"  # ours, DAPO's set; a name stands for a pinned commit, NAME=FILE for a local copy
 BENCHMARKS = ("aime24", "aime25", "math500", "amc23", "minerva", "olympiadbench")  # the first three are the paper's
+
+GRADERS = 16
+"""Ours: grading processes. To read LaTeX takes 5 to 50 ms (docs/rewards.md), and all GPUs wait for 2,048 answers."""
+
+GRADERS_PER_GPU = 8
+"""Ours, the most: a GPU's share of a node has as many cores, and limits of time are by the clock."""
 
 LENGTH_PENALTY = GroupRelativeLengthPenalty(
     easy_threshold=0.75,  # ours: the paper gives no value
@@ -190,6 +197,7 @@ def math_run(
             sampling=sampling,
             prompt_template=DAPO_TEMPLATE,  # ours: the instruction of the training prompts
         ),
+        reward=RewardConfig(num_workers=min(GRADERS, GRADERS_PER_GPU * on.num_gpus)),
         algorithm=algorithm(method, max_response_tokens=max_response_tokens),
         adapter=on.adapter,
         optimizer=replace(OPTIMIZER, learning_rate=ADAPTER_LEARNING_RATE) if on.adapter.is_on else OPTIMIZER,

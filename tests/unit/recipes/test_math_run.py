@@ -141,6 +141,13 @@ def test_the_planner_accepts_it(name):
     assert 2 * largest * a_response < config.cluster.stage_deadline_s
 
 
+@pytest.mark.parametrize(
+    ("name", "graders"), [("gtpo_lora_1gpu", 8), ("gtpo_8gpu", 16), ("gtpo_64gpu", 16), ("gtpo_code_8gpu", 32)]
+)
+def test_rewards_are_graded_by_more_processes_than_the_default_on_nodes_of_many_cores(name, graders):
+    assert load_recipe(f"recipes.qwen2_5_7b:{name}").reward.num_workers == graders
+
+
 @pytest.mark.parametrize("name", EVERY_RECIPE)
 def test_data_sets_are_known_and_pinned(name):
     config = load_recipe(name)
