@@ -36,10 +36,11 @@ def training_step(
     sampled = pipeline.take(step)
     staleness = check_version(sampled.rollouts, version=step - 1, max_staleness=config.rollout.max_staleness)
     has_scoring_pass = config.rollout.entropy_source == "actor"
+    mini_batches = updates_of_step(config, sampled.rollouts.prompt_groups, step=step)
     stages.memory_sharing.to_trainer()
     with stage("score"):  # (4) old log-probs and entropies, by the trainer or by the sampler
         score = stages.trainer.score_tokens if has_scoring_pass else stages.trainer.use_sampler_scores
-        scores = score(sampled.rollouts, updates=updates_of_step(config, sampled.rollouts.prompt_groups, step=step))
+        scores = score(sampled.rollouts, updates=mini_batches)
     if has_scoring_pass and staleness == 0:  # otherwise sampler and trainer are expected to differ
         scores |= mismatch.check(scores, sampled.rollouts, version=step - 1)
     with stage("credit"):  # (5) shaped rewards, (6) advantages
