@@ -264,8 +264,8 @@ def _by_batch(chunk: Chunk, chosen: Sequence[tuple[int, int]]) -> Iterator[tuple
     rows = _rows(chunk)
     found: list[list[tuple[int, int]]] = [[] for _ in chunk]
     for index, place in chosen:
-        batch, row = rows[place]
-        found[batch].append((index, row))
+        number, row = rows[place]
+        found[number].append((index, row))
     for batch, pairs in zip(chunk, found, strict=True):
         if pairs:
             yield [index for index, _ in pairs], batch.select([row for _, row in pairs])
