@@ -1,6 +1,8 @@
 """Run as a program: pushes perturbed weights from many trainer layouts into one vLLM engine and looks at what it says.
 
-    python -m tests.integration.push_probe FOLDER SAMPLER_TP TRANSPORT [NUM_MORE]
+    python -m tests.integration.push_probe FOLDER SAMPLER_TP TRANSPORT[,TRANSPORT ...] [NUM_MORE]
+
+Of several transports each layout has another one.
 
 Trainer ranks are threads that hold real shards, cut by the load plan. After every push greedy output must equal that of
 ``transformers`` with the same weights. Prints a line of JSON for each push. Then pushes NUM_MORE times over one link,
@@ -13,6 +15,7 @@ import json
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 from pathlib import Path
 
 NUM_PROMPTS, NUM_TOKENS = 16, 32
@@ -26,7 +29,7 @@ EXPERT_LAYOUTS = {
 BUCKET_BYTES = 64 << 10
 
 
-def main(folder: Path, sampler_tp: int, transport: str, num_more: int) -> None:
+def main(folder: Path, sampler_tp: int, transports: list[str], num_more: int) -> None:
     from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
 
     os.environ.update(ENVIRONMENT | CPU_ENVIRONMENT)
@@ -48,15 +51,18 @@ def main(folder: Path, sampler_tp: int, transport: str, num_more: int) -> None:
     # the same prompts every time, longer than a block of the prefix cache: stale keys and values would show
     prompts = torch.randint(3, arch.vocab_size, (NUM_PROMPTS, 40), generator=generator)
     with ThreadPoolExecutor(8) as pool:
-        for version, (name, sizes) in enumerate((LAYOUTS if arch.experts is None else EXPERT_LAYOUTS).items(), start=1):
+        layouts = LAYOUTS if arch.experts is None else EXPERT_LAYOUTS
+        dealt = zip(layouts.items(), cycle(transports), strict=False)
+        for version, ((name, sizes), transport) in enumerate(dealt, start=1):
             perturb(reference, generator)
             link = Link(engine, arch, layout_of(arch, sampler_tp, sizes), transport)
             sent, received = link.push(reference, pool, version)
             found = judge(engine, reference, prompts, NUM_TOKENS)
-            print(json.dumps({"layout": name, "same_checksums": sent == received} | found), flush=True)
+            pushed = {"layout": name, "transport": transport, "same_checksums": sent == received}
+            print(json.dumps(pushed | found), flush=True)
         if num_more:
             sizes = {"tp": 2} if arch.experts is None else EXPERT_LAYOUTS["tp2 ep2 etp1, two replicas"]
-            link = Link(engine, arch, layout_of(arch, sampler_tp, sizes), transport)
+            link = Link(engine, arch, layout_of(arch, sampler_tp, sizes), transports[0])
             memory, gaps, num_wrong, before = [], [], 0, [t.clone() for t in learnt(reference)]
             for index in range(num_more):
                 with torch.no_grad():
@@ -222,4 +228,4 @@ def expected(reference, prompts, num_tokens):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]) if len(sys.argv) > 4 else 0)
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(","), int(sys.argv[4]) if len(sys.argv) > 4 else 0)

@@ -61,24 +61,31 @@ def test_a_killed_run_with_an_environment_equals_an_unbroken_one(tmp_path):
     assert_last_turns_are_rewarded(records)
 
 
+def rows_in_one_process(folder, *options):
+    run = Run(folder, *options, *ONE_PROCESS, recipe=RECIPE, num_steps=2)
+    assert run.wait(900.0) == 0, run.output[-3000:]
+    return steps(run.folder)
+
+
+@pytest.fixture(scope="module")
+def by_the_environment(tmp_path_factory):
+    return rows_in_one_process(tmp_path_factory.mktemp("environment") / "run")
+
+
 @pytest.mark.slow
 @LEAVINGS
-def test_an_agent_that_knows_only_an_endpoint_is_trained_as_the_environment_is(tmp_path):
-    """By messages from threads, and by tokens from an event loop, agents play the calculator's game over HTTP; their
-    runs are the environment's bit for bit."""
-
-    def rows_of(name, *options):
-        run = Run(tmp_path / name, *options, *ONE_PROCESS, recipe=RECIPE, num_steps=2)
-        assert run.wait(900.0) == 0, run.output[-3000:]
-        return steps(run.folder)
-
-    expected = rows_of("environment")
-    for name, agent in (("messages", AGENT), ("tokens", TOKEN_AGENT)):
-        rows = rows_of(name, "--environment.name", agent)
-        assert_conversations(rows[1:])
-        assert all(row["rollout/reward_failed_count"] == 0 for row in rows[1:])
-        differing = {key for row, other in zip(rows, expected, strict=True) for key in row if row[key] != other[key]}
-        assert differing <= {"reward/tool_errors_mean"}, name  # an agent does not say that a call has failed
+@pytest.mark.parametrize(
+    "agent", [AGENT, pytest.param(TOKEN_AGENT, marks=pytest.mark.nightly)], ids=["messages", "tokens"]
+)
+def test_an_agent_that_knows_only_an_endpoint_is_trained_as_the_environment_is(by_the_environment, tmp_path, agent):
+    """By messages from threads, or by tokens from an event loop, it plays the calculator's game over HTTP; its run is
+    the environment's bit for bit."""
+    rows = rows_in_one_process(tmp_path / "run", "--environment.name", agent)
+    assert_conversations(rows[1:])
+    assert all(row["rollout/reward_failed_count"] == 0 for row in rows[1:])
+    pairs = zip(rows, by_the_environment, strict=True)
+    differing = {key for row, other in pairs for key in row if row[key] != other[key]}
+    assert differing <= {"reward/tool_errors_mean"}  # an agent does not say that a call has failed
 
 
 @pytest.mark.nightly

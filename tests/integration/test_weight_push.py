@@ -204,9 +204,10 @@ def make_folder(folder, family, *, tied, vocab_size=150):
     ("family", "tied", "sampler_tp", "transport"),
     [
         ("qwen2", True, 2, "shared_memory"),
-        pytest.param("qwen3", False, 2, "process_group", marks=pytest.mark.slow),
-        pytest.param("llama", True, 1, "shared_memory", marks=pytest.mark.slow),
-        pytest.param("llama", False, 2, "relay", marks=pytest.mark.slow),
+        pytest.param("qwen3", False, 2, "process_group,shared_memory,relay", marks=pytest.mark.slow),
+        pytest.param("qwen3", False, 2, "process_group", marks=pytest.mark.nightly),
+        pytest.param("llama", True, 1, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("llama", False, 2, "relay", marks=pytest.mark.nightly),
         pytest.param("mistral", False, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("mistral_window", False, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("seed_oss", False, 1, "shared_memory", marks=pytest.mark.nightly),
