@@ -6,10 +6,16 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gtpo_megatron.actor.model import delta_net
 from tests.reference import delta_rule as reference
 
 pytestmark = pytest.mark.megatron
+
+
+@pytest.fixture
+def delta_net(megatron):
+    from gtpo_megatron.actor.model import delta_net
+
+    return delta_net
 
 
 def packed(lengths, *, key_heads=2, value_heads=4, key_size=5, value_size=3, decay=1.0):
@@ -38,7 +44,7 @@ def bounds_of(lengths):
         ([66, 3], {"key_heads": 1, "value_heads": 3}),
     ],
 )
-def test_the_delta_rule(lengths, changes):
+def test_the_delta_rule(delta_net, lengths, changes):
     inputs, bounds = packed(lengths, **changes)
     found = delta_net.delta_rule(*(one.float() for one in inputs), bounds)
     parts = [[one[start:end] for one in inputs] for start, end in itertools.pairwise(bounds)]
@@ -65,7 +71,7 @@ class _Zeros(TorchDispatchMode):
         return found
 
 
-def test_the_backward_fills_no_tensor_of_all_chunks_a_chunk():
+def test_the_backward_fills_no_tensor_of_all_chunks_a_chunk(delta_net):
     counts = []
     for length in (512, 1024):
         inputs, bounds = packed([length])
@@ -76,7 +82,7 @@ def test_the_backward_fills_no_tensor_of_all_chunks_a_chunk():
     assert counts[1] <= 1.1 * counts[0]
 
 
-def test_a_sequence_sees_no_other():
+def test_a_sequence_sees_no_other(delta_net):
     """The outputs of one are the same bits whatever lies beside it."""
     inputs, bounds = packed([9, 70, 4])
     inputs = [one.detach().float() for one in inputs]
@@ -86,7 +92,7 @@ def test_a_sequence_sees_no_other():
 
 @pytest.mark.parametrize("lengths", [[1], [5], [3, 1, 8], [1, 1, 1]])
 @pytest.mark.parametrize("num", [1, 2, 4])
-def test_the_convolution(lengths, num):
+def test_the_convolution(delta_net, lengths, num):
     torch.manual_seed(num)
     inputs = torch.randn(sum(lengths), 6, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(6, num, dtype=torch.float64, requires_grad=True)
