@@ -339,6 +339,7 @@ const sampledGroups = (draw) => {
     if (!follow()) return false;
     await show();
     const target = document.querySelector(`.response[data-place="${chosen.response}"]`) ?? byId("group");
+    for (const one of document.querySelectorAll(".linked")) one.classList.remove("linked");
     target.classList.add("linked");
     target.scrollIntoView({ block: "start" });
     return true;

@@ -364,7 +364,6 @@ LEADS = {
 LINKS = f"""
   for (const [place, at] of {list(LEADS)}.entries()) {{
     if (place) {{
-      all(".linked").forEach((each) => each.classList.remove("linked"));  // a group's mark stays
       page.defaultView.location.hash = at;
       await later(200);
     }}
