@@ -13,8 +13,6 @@ from gtpo_megatron.sandbox.packages import DEFAULT
 from tests.sandboxes import needs_bubblewrap
 from tests.unit.rewards.test_code_tests import fenced, graded
 
-pytestmark = pytest.mark.xdist_group("sandbox")
-
 KINDS = ["unsafe", pytest.param("bubblewrap", marks=needs_bubblewrap)]
 
 

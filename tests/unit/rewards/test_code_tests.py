@@ -14,8 +14,6 @@ from gtpo_megatron.sandbox.bubblewrap import BubblewrapSandbox
 from gtpo_megatron.sandbox.choose import UnsafeSandbox
 from tests.sandboxes import needs_bubblewrap
 
-pytestmark = pytest.mark.xdist_group("sandbox")
-
 ADD = {"tests": {"fn_name": "add", "inputs": [[1, 2], [3, 4], [0, 0]], "outputs": [3, 7, 0]}}
 DOUBLE = {"tests": [{"input": "2\n", "output": "4\n"}, {"input": "5\n", "output": "10"}]}
 

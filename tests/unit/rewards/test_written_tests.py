@@ -9,8 +9,6 @@ from gtpo_megatron.rewards.written_tests import cases_of_text
 from gtpo_megatron.sandbox.choose import UnsafeSandbox
 from tests.unit.rewards.test_code_tests import fenced, graded
 
-pytestmark = pytest.mark.xdist_group("sandbox")
-
 RIGHT = """
 def f(x):
     if x < 0:
