@@ -54,7 +54,7 @@ def test_a_row_that_lacks_something_is_named(tmp_path, lacking):
     row = STORY | {"Answer": 5.0}
     del row[lacking]
     with pytest.raises(DataError, match=rf"row 1: {lacking.lower()}|row 1: {lacking}"):
-        svamp(tmp_path, row)
+        svamp(tmp_path, row)[0].check_answer()
 
 
 def test_of_the_hub_s_copy_the_newest_commit_is_pinned(monkeypatch):
