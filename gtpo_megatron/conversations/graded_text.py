@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gtpo_megatron.conversations.tool_calls import find_form, parse_calls
-from gtpo_megatron.untrusted.thinking import THINKING, split_thinking
+from gtpo_megatron.untrusted.thinking import THINKING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -70,16 +70,16 @@ class GradedText:
         return mark in self._tokenizer.decode(ids, skip_special_tokens=True)
 
     def _marked(self, text: str, with_marks: str) -> str:
-        if self._has_channels:
-            if "<|message|>" not in with_marks:
-                return text
-            parsed = parse_calls(with_marks, "harmony")
-            thinking, answer = parsed.reasoning, parsed.content
-        else:
+        """The response with its marks, whether its thinking was opened here or by the prompt."""
+        opening, closing = THINKING[0]
+        if not self._has_channels:
             assert self._marks is not None
-            thinking, answer = split_thinking(with_marks, self._marks)
-        thinking, answer = self._special.sub("", thinking), self._special.sub("", answer)
+            written = dict(zip(self._marks, (opening, closing), strict=True))
+            return self._special.sub(lambda found: written.get(found[0], ""), with_marks)
+        if "<|message|>" not in with_marks:
+            return text
+        parsed = parse_calls(with_marks, "harmony")
+        thinking, answer = self._special.sub("", parsed.reasoning), self._special.sub("", parsed.content)
         if not thinking:
             return answer
-        opening, closing = THINKING[0]
         return f"{opening}\n{thinking}\n{closing}\n\n{answer}" if answer else f"{opening}\n{thinking}"

@@ -72,10 +72,11 @@ def test_marks_that_are_special_tokens_are_written_as_others_write_them(marks, i
     if is_listed:
         tokenizer.add_special_tokens({"additional_special_tokens": list(marks)})
     ids = tokenizer.encode(f"{marks[0]}I add.{marks[1]}It is 7.", add_special_tokens=False)
-    assert GradedText(tokenizer).decode([ids, ids[:3]]) == [
-        "<think>\nI add.\n</think>\n\nIt is 7.",
-        f"<think>\n{tokenizer.decode(ids[1:3])}",
-    ]
+    whole, cut, of_open_prompt = GradedText(tokenizer).decode([ids, ids[:3], ids[1:]])
+    assert whole == "<think>I add.</think>It is 7."
+    assert cut == f"<think>{tokenizer.decode(ids[1:3])}"
+    assert [RewardRequest(response=one).content for one in (whole, cut)] == ["It is 7.", ""]
+    assert RewardRequest(response=of_open_prompt, opens_thinking=True).content == "It is 7."
 
 
 def test_a_prompt_may_open_thinking_that_no_template_knows():
