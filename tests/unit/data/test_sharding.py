@@ -1,11 +1,10 @@
 """Dealing is complete, balanced and deterministic."""
 
-import random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.step_waits import shares
 from gtpo_megatron.data.sharding import mini_batch_groups, shard_by_updates, shard_contiguous
 
 lengths = st.lists(st.integers(0, 50), max_size=30)
@@ -72,28 +71,11 @@ def test_updates_of_all_groups_change_nothing(lengths: list[int], num_ranks: int
 
 
 def test_mini_batches_wait_for_no_replica() -> None:
-    """128 groups of 16, mini-batches of 32, four replicas: the most tokens of a replica over the mean, by mini-batch.
-
-    The time of an update is that of its slowest replica. One shard of the whole batch made it a third longer.
-    """
-    generator = random.Random(0)
-    middle = [generator.lognormvariate(0, 0.5) for _ in range(128)]  # responses of a group are alike
-    lengths = [int(1000 * middle[row // 16] * generator.lognormvariate(0, 0.7)) for row in range(128 * 16)]
-    groups = [row // 16 for row in range(len(lengths))]
-    updates = mini_batch_groups(tuple(range(128)), mini_batch_prompts=32, num_updates=4, seed=0, step=1)
-
-    def worst(shards: list[tuple[int, ...]]) -> float:
-        found = []
-        for chosen in map(set, updates):
-            loads = [sum(lengths[row] for row in mine if groups[row] in chosen) for mine in shards]
-            found.append(max(loads) * len(loads) / sum(loads))
-        return sum(found) / len(found)
-
-    assert worst(shard_contiguous(lengths, 4)) > 1.2
-    shards = shard_by_updates(lengths, groups, updates, 4)
-    assert worst(shards) < 1.03
-    whole = [sum(lengths[row] for row in mine) for mine in shards]
-    assert max(whole) * 4 / sum(whole) < 1.03, "scoring takes as long as before"
+    """The time of an update is that of its slowest replica. One shard of the whole batch made it a third longer."""
+    found = shares(128, 32, 4, seed=0)
+    assert found["update_at_once"] > 1.2
+    assert found["update_by_update"] < 1.03
+    assert found["step_by_update"] < 1.03, "scoring takes as long as before"
 
 
 GROUPS = (10, 11, 12, 13, 14, 15)
