@@ -135,7 +135,8 @@ def _note(
 
 
 def _response_of(params: SamplingParams) -> int | None:
-    return (params.extra_args or {}).get(REQUEST_KEY)
+    """The response that a request samples, if its entropies are wanted: there are none at temperature 0."""
+    return (params.extra_args or {}).get(REQUEST_KEY) if params.temperature > 0 else None
 
 
 def _response_and_tokens(

@@ -167,6 +167,7 @@ class VllmEngine:
         self._next_response = 0
         self._version = UNUSABLE
         self._adapter = adapter
+        self._with_entropies: set[Hashable] = set()
         self._lora: Any = None
         if adapter.pushes_alone:
             from vllm.lora.request import LoRARequest
@@ -219,6 +220,8 @@ class VllmEngine:
             RolloutError: the engine has no usable weights.
         """
         self._check_weights()
+        # at temperature 0 there is no distribution, and vLLM's first runner asks no processor: only evaluations have it
+        has_entropies = self._keeps_entropies and sampling.temperature > 0
 
         def add_turn(request: SampleRequest, tokens: Sequence[int], turn: int, num_sampled: int) -> int:
             left = min(sampling.max_response_tokens - num_sampled, self._max_turn_tokens)
@@ -226,7 +229,7 @@ class VllmEngine:
                 tokens, replace(sampling, max_response_tokens=left), request.seed(seed, turn), priority=priority
             )
 
-        return self._in_flight.begin(
+        ticket = self._in_flight.begin(
             requests,
             add_turn,
             version=self._version,
@@ -234,6 +237,9 @@ class VllmEngine:
             stop_ids=self._stops_of(sampling),
             ticket=ticket,
         )
+        if has_entropies:
+            self._with_entropies.add(ticket)
+        return ticket
 
     def advance(self, *, limit_s: float) -> list[Hashable]:
         """Processes all requests in flight, until all have ended or the time is up.
@@ -264,16 +270,19 @@ class VllmEngine:
             RolloutError: as ``generate``.
         """
         episodes = self._in_flight.take(ticket)
+        has_entropies = ticket in self._with_entropies
+        self._with_entropies.discard(ticket)
         return to_rollout_batch(
             episodes,
             version=self._version,
-            entropies=self._take_entropies(episodes) if self._keeps_entropies else None,
+            entropies=self._take_entropies(episodes) if has_entropies else None,
             routing=self._take_routing(episodes) if self._returns_routing else None,
         )
 
     def abort(self, ticket: Hashable) -> None:
         """Ends requests; what they have is forgotten."""
         numbers = self._in_flight.abort(ticket)
+        self._with_entropies.discard(ticket)
         if self._keeps_entropies or self._captures_routing:
             self._llm.collective_rpc("gtpo_forget", args=(numbers,))
 

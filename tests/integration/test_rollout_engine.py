@@ -106,6 +106,16 @@ def test_entropies_are_those_of_the_model_whatever_vllm_does_to_the_batch(host, 
         assert_scores(again, reference, temperature=temperature)
 
 
+def test_a_greedy_measurement_has_no_entropies_and_the_next_sample_has(host, prompts, reference):
+    """vLLM asks no logits processor for a batch that is all greedy; before and after one that it asks."""
+    greedy = SamplingConfig(temperature=0.0, max_response_tokens=24)
+    first, again = (host.generate(requests(prompts, samples=1), greedy) for _ in range(2))
+    assert first.token_entropy is None
+    assert torch.equal(first.response_ids, again.response_ids)
+    sampled = host.generate(requests(prompts), replace(greedy, temperature=1.0))
+    assert_scores(sampled, reference, temperature=1.0)
+
+
 def test_entropies_are_of_the_full_distribution_when_sampling_is_truncated(host, prompts, reference):
     sampling = SamplingConfig(temperature=1.0, top_p=0.5, top_k=3, max_response_tokens=24)
     batch = host.generate(requests(prompts[:4]), sampling)

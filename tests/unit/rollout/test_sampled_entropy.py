@@ -159,3 +159,14 @@ def test_the_runner_that_the_processor_is_written_for():
     assert engine_environment(config, has_gpus=True)["VLLM_USE_V2_MODEL_RUNNER"] == "1"
     assert engine_environment(config, has_gpus=False)["VLLM_USE_V2_MODEL_RUNNER"] == "0"
     assert "VLLM_USE_V2_MODEL_RUNNER" not in engine_environment(RolloutConfig(), has_gpus=True)
+
+
+def test_a_greedy_slot_is_nobodys_business_alone_or_beside_others():
+    torch.manual_seed(0)
+    runner = Runner()
+    assert not runner.add(0, 7, temperature=0.0)
+    runner.step({0: 3})
+    assert runner.add(3, 8, temperature=0.5)
+    logits = runner.step({0: 4, 3: 3})
+    log = runner.processor.log
+    assert log.take([8])[8] == pytest.approx([entropy(logits[3], 0.5)], abs=1e-5)
