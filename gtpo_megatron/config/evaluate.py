@@ -71,7 +71,7 @@ class EvaluateConfig:
         prompt_column: of rows of one's own, if its name is none of the usual ones; known benchmarks have theirs.
         answer_column: of the reference answer in the same rows, if its name is none of the usual ones.
         training_prompt_column: of the rows of ``against``, and before the usual names of benchmarks' rows that have it.
-        training_answer_column: of benchmarks' rows, likewise.
+        training_answer_column: of the reference answer, likewise.
         samples: responses a problem.
         ks: of pass@k, best@k and maj@k; empty: the powers of two up to ``samples``, and ``samples``.
         sampling: the distribution that answers are drawn from.
@@ -160,11 +160,21 @@ class EvaluateConfig:
 
     @property
     def training_set(self) -> DatasetRef | None:
-        """What ``against`` names."""
+        """What ``against`` names; where its own columns are not named, those of the benchmarks are usual names."""
         if not self.against:
             return None
-        column = self.training_prompt_column or self.prompt_column
-        return replace(parse_dataset(self.against, "against"), prompt_column=column)
+        return replace(
+            parse_dataset(self.against, "against"),
+            prompt_column=self.training_prompt_column,
+            answer_column=self.training_answer_column,
+            usual_prompt_column=self.prompt_column,
+            usual_answer_column=self.answer_column,
+        )
+
+    @property
+    def has_whole_rows(self) -> bool:
+        """Whether problems are made of whole rows, so that one prompt may be that of many problems."""
+        return bool(self.environment.name)
 
     def prompts(self, *, date: str) -> DataConfig:
         """How an environment's prompts are rendered; ``date``: that they have."""

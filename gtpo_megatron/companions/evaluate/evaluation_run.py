@@ -259,7 +259,7 @@ def _training_set(config: EvaluateConfig, console: Console, *, is_needed: bool) 
     if config.training_set is None:
         return None
     try:
-        return load_questions(config.training_set, whole_rows=bool(config.environment.name))
+        return load_questions(config.training_set, whole_rows=config.has_whole_rows)
     except GTPOError as error:
         if is_needed:
             raise

@@ -1,4 +1,4 @@
-"""``gtpo-megatron evaluate`` and ``contamination``: what is asked for, and mistakes found before anything starts."""
+"""``gtpo-megatron evaluate``: what is asked for, and mistakes found before anything starts."""
 
 import errno
 import json
@@ -361,18 +361,3 @@ def test_ks_are_powers_of_two_and_the_number_of_samples():
     assert EvaluateConfig(benchmarks=("x",), samples=6).resolved_ks == (1, 2, 4, 6)
     assert EvaluateConfig(benchmarks=("x",), samples=1).resolved_ks == (1,)
     assert EvaluateConfig(benchmarks=("x",), samples=32, ks=(32, 4, 4)).resolved_ks == (4, 32)
-
-
-def test_contamination_lists_pairs(capsys, tmp_path):
-    train = rows(tmp_path, *({"prompt": q, "answer": "2", "id": q} for q in ("1+1?", "2+2?")), name="t.jsonl")
-    held = rows(tmp_path, {"problem": "1 + 1 ?", "answer": "2"}, {"problem": "3+3?", "answer": "6"}, name="h.jsonl")
-    assert dispatch.run(["contamination", train, "--benchmarks", f"aime24={held}"]) == 0
-    out = capsys.readouterr().out
-    assert "aime24: 1 of 2 problems are in the training set" in out
-    assert "aime24-0: the same question as 1+1?" in out
-    assert dispatch.run(["contamination", train, "--benchmarks", f"aime24={held},x={train}", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["aime24"]["matches"][0]["train_id"] == "1+1?"
-    assert len(found["x"]["matches"]) == 2
-    assert dispatch.run(["contamination", train, "--benchmarks", ","]) == 2
-    assert "needs at least one benchmark" in capsys.readouterr().err
