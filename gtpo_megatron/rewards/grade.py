@@ -18,7 +18,7 @@ from gtpo_megatron.judge.client import Judge, JudgeClient, JudgeSetup
 from gtpo_megatron.rewards.function import Form, RewardFunction
 from gtpo_megatron.rewards.request import Reward, RewardRequest
 from gtpo_megatron.sandbox.choose import LazySandbox
-from gtpo_megatron.untrusted.text import shown
+from gtpo_megatron.untrusted.text import printable, shown
 
 LARGEST_REWARD = 1e6
 """Largest magnitude of a reward; beyond it, differences and squares in float32 lose precision."""
@@ -27,7 +27,7 @@ INFO_CHARACTERS = 4_000
 """Length to which the JSON of a reward's info is cut; it goes to the driver for every response."""
 
 REASON_CHARACTERS = 500
-"""Length to which an exception's text is cut; some contain the whole response."""
+"""Length to which an exception's text, made one line, is cut; some contain the whole response."""
 
 OUT_OF_MEMORY = "MemoryError: the row needs more memory than its limit"
 
@@ -241,7 +241,7 @@ def _verdict(call: Callable[[], Reward], *, kind: Literal["error", "call"] = "er
     except _LateError as error:
         return Verdict(kind, failure=str(error))
     except Exception as error:  # noqa: BLE001 - any failure of the user's function fails these rows only
-        return Verdict(kind, failure=f"{type(error).__name__}: {_shortened(str(error))}")
+        return Verdict(kind, failure=f"{type(error).__name__}: {_shortened(printable(error))}")
     if len(info) > INFO_CHARACTERS:
         info = json.dumps({"cut": info[:INFO_CHARACTERS]})
     return Verdict("ok", reward.value, dict(reward.parts), info)

@@ -256,6 +256,28 @@ def test_what_a_function_states_holds_for_what_is_made_of_it(name):
     assert (found.statement.success_threshold, found.columns) == (0.75, ("tests",))
 
 
+def quotes_the_response(request):
+    raise ValueError(f"cannot parse {request.response}")
+
+
+async def quotes_later(request):
+    await asyncio.sleep(0)
+    quotes_the_response(request)
+
+
+def quotes_in_batch(completions):
+    raise ValueError(f"cannot parse {completions[0]}")
+
+
+@pytest.mark.parametrize("function", [quotes_the_response, quotes_later, quotes_in_batch])
+def test_what_a_function_raises_is_one_line_without_control_characters(function, answered):
+    forged = RewardRequest(response="\x1b[2J5\n2026-01-01 00:00:00,000 ERROR the run has ended\r\u2028\x9b31m")
+    [found] = answered(function, [forged])
+    assert found.failure == (
+        r"ValueError: cannot parse \x1b[2J5 2026-01-01 00:00:00,000 ERROR the run has ended \x9b31m"
+    )
+
+
 def spoils(request):
     """Takes from everything that it is given; more would be gone if others had done so before."""
     tests, names, messages = request.columns["tests"], request.columns["deep"]["names"], request.messages
