@@ -62,7 +62,7 @@ def policy_loss(
     check_finite(response_mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
     needs = {
         "token_selection": algorithm.select is not None,
-        "rollout_logprobs": algorithm.needs_rollout_logprobs,
+        "rollout_logprobs": algorithm.needs_rollout_logprobs or config.off_policy.is_on,
         "ref_logprobs": config.reference_kl.in_loss,
     }
     for name, is_needed in needs.items():

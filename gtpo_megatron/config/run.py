@@ -82,6 +82,7 @@ class RunConfig:
                 f"by themselves do not know of which micro-batch they are; use recompute='full' or 'none'"
             )
         self.algorithm.check_run(update=self.update, rollout=self.rollout)
+        self._check_updates()
         self._check_reference()
         self._check_profile()
         shared = self.rollout.num_engines * self.rollout.tensor_parallel_size
@@ -230,6 +231,18 @@ class RunConfig:
         if mini > prompts:
             raise ConfigError(
                 f"update.mini_batch_prompts={mini} exceeds data.prompts_per_step={prompts}; use 0 for all of them"
+            )
+
+    def _check_updates(self) -> None:
+        """Responses that no update uses would be sampled, graded and scored for nothing."""
+        mini, prompts = self.update.mini_batch_prompts, self.data.prompts_per_step
+        updates = self.update.updates_per_rollout
+        if 0 < mini * updates < prompts:
+            raise ConfigError(
+                f"update.mini_batch_prompts={mini} with update.updates_per_rollout={updates} would train "
+                f"{mini * updates} of data.prompts_per_step={prompts} prompts and throw the others away; use "
+                f"--update.updates-per-rollout {-(-prompts // mini)}, or --update.mini-batch-prompts 0 for one "
+                "update of all"
             )
 
     def _check_sampling(self) -> None:

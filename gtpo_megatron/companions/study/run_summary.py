@@ -12,8 +12,9 @@ from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.companions.report.sampled_groups import Kind, all_groups
 from gtpo_megatron.companions.report.token_classes import kinds_of_tokens
 from gtpo_megatron.companions.study.plan import MAX_SEED, PlannedRun, Study, digest, fingerprint, portable
-from gtpo_megatron.config.serialize import to_plain
+from gtpo_megatron.config.serialize import load_config, to_plain
 from gtpo_megatron.errors import DataError
+from gtpo_megatron.run_folder.folder import CONFIG_FILE
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
 from gtpo_megatron.run_folder.provenance import LOG_FILE, logged_provenance
 from gtpo_megatron.untrusted.fields import as_record
@@ -99,13 +100,15 @@ def summarise(planned: PlannedRun, run_dir: Path) -> FinishedRun:
     """Reads a finished run.
 
     Raises:
+        ConfigError: its configuration cannot be read.
         DataError: its metrics are missing, end before the last step, are not those of one run of so many steps or have
             a value that a summary may not have, or a file of its responses cannot be read.
     """
     rows = read_metrics(run_dir / METRICS_FILE)
     _check_steps([row["step"] for row in rows], run_dir, num_steps=planned.config.num_steps)
     curves = {name: [(row["step"], row[name]) for row in rows if row.get(name) is not None] for name in CURVES}
-    groups = all_groups(run_dir, threshold=planned.config.algorithm.success_threshold)
+    # generated rows may have given the run another threshold than was planned
+    groups = all_groups(run_dir, threshold=load_config(run_dir / CONFIG_FILE).algorithm.success_threshold)
     summary = FinishedRun(
         arm=planned.arm.name,
         seed=planned.seed,

@@ -1,7 +1,7 @@
 """Converts sampled responses to tensors and plain values for a checkpoint, and back."""
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from gtpo_megatron.batch import ENVIRONMENT_SECONDS, ENVIRONMENT_WAIT, Problem, PromptBatch, RewardBatch, RolloutBatch
@@ -15,7 +15,7 @@ _METRICS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Sum, Mean, Ma
 def to_plain(sampled: Sampled, rollouts: RolloutBatch) -> dict[str, Any]:
     """Plain values that ``torch.load`` reads with ``weights_only=True``; ``rollouts`` replaces the handle.
 
-    Times are left out, so that two runs of one seed write the same; so is what an environment gave, which is graded.
+    Times are left out, so that two runs of one seed write the same.
     """
     rewards = asdict(sampled.rewards)
     for time in (ENVIRONMENT_SECONDS, ENVIRONMENT_WAIT):
@@ -23,7 +23,7 @@ def to_plain(sampled: Sampled, rollouts: RolloutBatch) -> dict[str, Any]:
     return {
         "problems": [problem_to_plain(problem) for problem in sampled.prompts.problems],
         "group_ids": list(sampled.prompts.group_ids),
-        "rollouts": asdict(replace(rollouts, environment_rewards=None)),
+        "rollouts": asdict(rollouts),
         "rewards": rewards,
         "metrics": {
             name: (type(metric).__name__, asdict(metric))

@@ -98,8 +98,12 @@ class RolloutHandle:
         )
 
     def fetch(self) -> RolloutBatch:
-        """The responses, in this process."""
+        """The responses, in this process, without what an environment gave: it is graded.
+
+        So those from a checkpoint, which has none of it, are like the others.
+        """
         batches, places = _found(_read(self.objects), self.places)
+        batches = [replace(batch, environment_rewards=None) for batch in batches]
         return take_rows(batches, places, may_mix=True)
 
     def in_turn(self) -> Iterator[tuple[list[int], RolloutBatch]]:

@@ -274,6 +274,7 @@ def test_an_absurd_ratio_stays_finite() -> None:
         (TopEntropyConfig(), {}, "token_selection: TopEntropyConfig needs it of the whole batch"),
         (KLCovConfig(), {}, "token_selection: KLCovConfig needs it of the whole batch; call prepare_update"),
         (DPPOConfig(), {}, "rollout_logprobs: DPPOConfig needs it"),
+        (GRPOConfig(off_policy=OffPolicyConfig(mode="mask", lower=0.9, upper=1.1)), {}, "rollout_logprobs: GRPOConfig"),
         (GTPOConfig(reference_kl=ReferenceKLConfig(coef=0.1)), {}, "ref_logprobs: GTPOConfig needs it"),
         (GTPOConfig(), {"logprobs": torch.zeros(2, 3, dtype=torch.bfloat16)}, "logprobs: got torch.bfloat16"),
         (GTPOConfig(), {"old_logprobs": torch.zeros(2, 2)}, r"old_logprobs: got shape \(2, 2\)"),

@@ -32,6 +32,11 @@ def changed(**parts):
         ({"seed": -1}, "seed=-1"),
         ({"model": {"max_sequence_tokens": 100}}, "exceeds model.max_sequence_tokens=100"),
         ({"data": {"max_prompt_tokens": 150}}, "data.max_prompt_tokens=150"),
+        (
+            {"update": {"mini_batch_prompts": 9, "updates_per_rollout": 3}},
+            "update.mini_batch_prompts=9 with update.updates_per_rollout=3 would train 27 of data.prompts_per_step=32 "
+            "prompts and throw the others away; use --update.updates-per-rollout 4",
+        ),
         ({"update": {"mini_batch_prompts": 33}}, "update.mini_batch_prompts=33 exceeds data.prompts_per_step=32"),
         ({"optimizer": {"offload_fraction": 0.5}}, "offload_fraction=0.5 needs parallel.distributed_optimizer=True"),
         ({"profile": {"tool": "torch", "ranks": (0, 2)}}, "profile.ranks=(0, 2): there are ranks 0 to 1"),

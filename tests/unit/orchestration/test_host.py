@@ -102,14 +102,28 @@ def test_a_latent_of_a_size_that_vllm_has_not_on_cpus():
         host.check_host(ClusterConfig(), RolloutConfig(kv_cache_mib=1), other)
 
 
-def test_an_evaluation_needs_that_head_size_too(tmp_path, capsys):
-    folder = shutil.copytree(TINY, tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8")) | {"head_dim": 48}
+@pytest.mark.parametrize(
+    ("model", "changes", "options", "said"),
+    [
+        ("tiny_qwen2", {"head_dim": 48}, [], "/model: head size 48: vLLM's attention on CPUs has 32, 64, "),
+        ("tiny_qwen3_moe", {"hidden_size": 144}, [], "/model: hidden size 144: vLLM's experts on CPUs need a multiple"),
+        (
+            "tiny_qwen3_moe",
+            {},
+            ["--engine.tensor-parallel-size", "3"],
+            "engine.tensor_parallel_size=3 must divide the experts' ffn_size=128 of this model; choose from",
+        ),
+    ],
+)
+def test_an_evaluation_needs_what_a_run_needs(tmp_path, capsys, model, changes, options, said):
+    folder = shutil.copytree(ASSETS / model, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8")) | changes
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"problem": "1+1?", "answer": "2"}\n', encoding="utf-8")
-    assert dispatch.run(["evaluate", str(folder), "--benchmarks", f"mine={rows}", "--engine.kv-cache-mib", "64"]) == 2
-    assert "head size 48: vLLM's attention on CPUs has 32, 64, " in capsys.readouterr().err
+    asked = ["evaluate", str(folder), "--benchmarks", f"mine={rows}", "--engine.kv-cache-mib", "64", *options]
+    assert dispatch.run(asked) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_experts_that_vllm_has_not_on_cpus(monkeypatch):
@@ -131,10 +145,12 @@ def test_experts_that_vllm_has_not_on_cpus(monkeypatch):
 
 
 def test_delta_nets_that_vllm_has_not_on_cpus(monkeypatch):
+    experts = Experts(num_experts=4, experts_per_token=2, ffn_size=8, layers=(True,) * 4)
     delta = DeltaNet(
         num_key_heads=2, num_value_heads=4, key_size=64, value_size=64, conv_size=4, layers=(True, True, True, False)
     )
-    model, rollout = replace(read_architecture(TINY), delta=delta), RolloutConfig(kv_cache_mib=1)
+    model = replace(read_architecture(TINY), delta=delta, experts=experts)
+    rollout = RolloutConfig(kv_cache_mib=1)
     host.check_host(ClusterConfig(), rollout, model)
     for sizes in ((32, 32), (64, 128), (256, 256)):
         other = replace(model, delta=replace(delta, key_size=sizes[0], value_size=sizes[1]))

@@ -234,7 +234,27 @@ def test_how_weights_travel_changes_nothing(folder, name, value):
 
 @pytest.mark.parametrize(
     ("section", "name", "value"),
-    [("rollout", "group_size", 4), ("rollout", "dtype", "bfloat16"), ("update", "mini_batch_prompts", 2)],
+    [("reward", "num_workers", 3), ("environment", "num_workers", 8), ("rollout", "max_engine_restarts", 9)],
+)
+def test_how_many_processes_there_are_or_may_die_changes_nothing(folder, section, name, value):
+    folder.open(changed(tiny_cpu.gtpo(), section, **{name: value}), resume=True)
+    assert folder.other_sums == []
+
+
+def test_grading_without_limits_is_another_run(folder, tmp_path):
+    """Responses whose grading takes too long have no verdict; without processes they have one."""
+    with_limits, without = tiny_cpu.gtpo(), changed(tiny_cpu.gtpo(), "reward", num_workers=0)
+    with pytest.raises(ConfigError, match=r"another configuration: reward\.num_workers: 1 -> 0"):
+        folder.open(without, resume=True)
+    other = RunFolder(tmp_path / "without")
+    other.open(without, resume=False)
+    with pytest.raises(ConfigError, match=r"another configuration: reward\.num_workers: 0 -> 1"):
+        other.open(with_limits, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [("rollout", "group_size", 4), ("rollout", "dtype", "bfloat16"), ("update", "updates_per_rollout", 2)],
 )
 def test_what_changes_the_algorithm_may_not(folder, section, name, value):
     with pytest.raises(ConfigError, match=f"another configuration: {section}.{name}: "):

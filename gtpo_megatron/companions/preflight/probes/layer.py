@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gtpo_megatron.algorithms.policy_loss import policy_loss
 from gtpo_megatron.batch import RewardBatch, RolloutBatch, RolloutShard, TrainBatch, mask_of_lengths
+from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.algorithm import GRPOConfig, ReferenceConfig
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.config.model import BalanceConfig
@@ -135,6 +136,7 @@ def _config_of(recipe: RunConfig, folder: Path) -> RunConfig:
         parallel=ParallelConfig(num_ranks=1),
         rollout=RolloutConfig(group_size=4, sampling=sampling, dtype=recipe.rollout.dtype),
         update=UpdateConfig(micro_batch_tokens=recipe.update.micro_batch_tokens),
+        adapter=AdapterConfig(),  # the other side trains all weights, of the same layer
         reference=ReferenceConfig(),
         balance=BalanceConfig(),
         weight_sync=WeightSyncConfig(),

@@ -9,6 +9,7 @@ import torch
 from gtpo_megatron.companions.preflight.checks.sizes import full_rollouts, mixed_rewards
 from gtpo_megatron.companions.preflight.children import in_child
 from gtpo_megatron.companions.preflight.probes import devices, kernels, system
+from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.errors import WorkerError
 from gtpo_megatron.weights.architecture import read_architecture
 from recipes import tiny_cpu
@@ -146,3 +147,13 @@ def test_ports_are_those_that_nccl_may_use(tmp_path, monkeypatch, setting, left)
     monkeypatch.setattr(system, "ADAPTERS", tmp_path)
     monkeypatch.setenv("NCCL_IB_HCA", setting)
     assert system.adapters(None) == dict.fromkeys(left, "ACTIVE, 400 Gb/sec (4X NDR)")
+
+
+@pytest.mark.megatron
+@pytest.mark.timeout(120)
+def test_a_layer_of_a_recipe_with_adapters_is_compared_with_all_of_its_weights():
+    probe = "gtpo_megatron.companions.preflight.probes.layer:compare_layer"
+    found = in_child(None, probe, {"config": to_plain(tiny_cpu.gtpo_lora())}, 100.0)
+    assert found["logprobs"] < 1e-4
+    assert found["change"] < 1e-2
+    assert found["grad_norm"] < 1e-3

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from gtpo_megatron.companions.study.finished import find_runs
 from gtpo_megatron.companions.study.plan import planned_runs
 from gtpo_megatron.companions.study.run_summary import read_summaries, read_summary, summarise, write_summary
 from gtpo_megatron.companions.study.table import arm_rows, markdown
+from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.run_folder.rollout_log import RolloutLog, RolloutRecord
 from recipes import precision_study, staleness_study, study
@@ -93,6 +95,19 @@ def test_a_committed_study_is_whole_and_its_table_of_its_runs(folder):
     summaries = [found[name] for name in sorted(run.name for run in runs) if name in found]
     rows = arm_rows(study, summaries, arms)
     assert (RESULTS / folder / "table.md").read_text() == markdown(study, rows, summaries)
+
+
+def test_a_response_is_correct_by_the_threshold_that_the_run_had(tmp_path, planned):
+    """Generated rows turn the default into 1."""
+    finish(planned, tmp_path / "run")
+    ran = replace(planned.config, algorithm=replace(planned.config.algorithm, success_threshold=1.0))
+    (tmp_path / "run" / "config.yaml").write_text(to_yaml(ran))
+    record = RolloutRecord(
+        group_id=0, policy_version=0, prompt="p", response="So 4", tokens=["So", " 4"], reward=0.75, token_entropy=[0.25] * 2,
+        shaped_rewards=[0.0] * 2, advantages=[1.0] * 2, truncated=False,
+    )  # fmt: skip
+    RolloutLog(tmp_path / "run", groups_per_step=2).write(1, [record])
+    assert summarise(planned, tmp_path / "run").kinds["digits"]["correct"] is None
 
 
 def test_a_summary_says_where_the_credit_went(tmp_path, planned):

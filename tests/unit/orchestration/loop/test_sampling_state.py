@@ -8,6 +8,7 @@ from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, RolloutBatch,
 from gtpo_megatron.observability.metrics import Mean
 from gtpo_megatron.orchestration.loop.sampling import Sampled
 from gtpo_megatron.orchestration.loop.sampling_state import from_plain, to_plain
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, joined
 
 CHAT = ({"role": "user", "content": "1+1?"},)
 
@@ -39,20 +40,22 @@ def test_columns_and_parts_survive_a_checkpoint():
     )
     sampled = Sampled(
         prompts=PromptBatch(problems=(problem,), group_ids=(5,)),
-        rollouts=rollouts,
+        rollouts=RolloutHandle.of(rollouts),
         rewards=rewards,
         metrics={"reward/t_mean": Mean(1.0, 1), "timing/environment_s": Mean(1.0, 1)},
     )
     file = io.BytesIO()
-    torch.save(to_plain(sampled, rollouts), file)
+    fresh = RolloutHandle.of(rollouts)
+    torch.save(to_plain(sampled, fresh.fetch()), file)
     file.seek(0)
-    found = from_plain(torch.load(file, weights_only=True), lambda batch: batch)
+    found = from_plain(torch.load(file, weights_only=True), RolloutHandle.of)
     assert found.prompts == sampled.prompts
     assert found.rewards.info == rewards.info
     assert found.rewards.turn_rewards == rewards.turn_rewards
     assert torch.equal(found.rewards.parts["t"], rewards.parts["t"])
     assert found.metrics["reward/t_mean"] == sampled.metrics["reward/t_mean"]
     # what an environment gave is in the rewards by then, and a time would make two runs of one seed differ
-    assert found.rollouts.environment_rewards is None
+    assert found.rollouts.fetch().environment_rewards is None
+    assert joined([found.rollouts, fresh]).fetch().num_responses == 2  # a step of both
     assert list(found.rewards.parts) == ["t"]
     assert list(found.metrics) == ["reward/t_mean"]

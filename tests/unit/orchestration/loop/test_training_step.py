@@ -88,11 +88,13 @@ def test_the_entropies_come_from_where_the_configuration_says(source, scoring):
     assert report.metrics["sync/logprob_gap_p99_limit"] == Max(5e-5)
 
 
-@pytest.mark.parametrize(("source", "num_updates"), [("actor", 2), ("rollout", 1)])
-def test_the_ranks_get_rows_by_the_updates_that_they_will_make(source, num_updates):
+@pytest.mark.parametrize(("source", "num_updates", "size"), [("actor", 2, 1), ("rollout", 1, 0)])
+def test_the_ranks_get_rows_by_the_updates_that_they_will_make(source, num_updates, size):
     world = Written(0.0)
-    one_step(source, world=world, updates_per_rollout=num_updates, mini_batch_prompts=1)
-    drawn = mini_batch_groups((0, 1), mini_batch_prompts=1, num_updates=num_updates, seed=tiny_cpu.gtpo().seed, step=1)
+    one_step(source, world=world, updates_per_rollout=num_updates, mini_batch_prompts=size)
+    drawn = mini_batch_groups(
+        (0, 1), mini_batch_prompts=size, num_updates=num_updates, seed=tiny_cpu.gtpo().seed, step=1
+    )
     assert world.updates == drawn
     assert len(drawn) == num_updates
 
