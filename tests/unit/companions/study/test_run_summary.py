@@ -103,8 +103,8 @@ def test_a_response_is_correct_by_the_threshold_that_the_run_had(tmp_path, plann
     ran = replace(planned.config, algorithm=replace(planned.config.algorithm, success_threshold=1.0))
     (tmp_path / "run" / "config.yaml").write_text(to_yaml(ran))
     record = RolloutRecord(
-        group_id=0, policy_version=0, prompt="p", response="So 4", tokens=["So", " 4"], reward=0.75, token_entropy=[0.25] * 2,
-        shaped_rewards=[0.0] * 2, advantages=[1.0] * 2, truncated=False,
+        group_id=0, policy_version=0, prompt="p", response="So 4", tokens=["So", " 4"], reward=0.75,
+        token_entropy=[0.25] * 2, shaped_rewards=[0.0] * 2, advantages=[1.0] * 2, truncated=False,
     )  # fmt: skip
     RolloutLog(tmp_path / "run", groups_per_step=2).write(1, [record])
     assert summarise(planned, tmp_path / "run").kinds["digits"]["correct"] is None
