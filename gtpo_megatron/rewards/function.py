@@ -20,6 +20,11 @@ EXPECTED = "(response, answer), (request) or (completions, **columns)"
 _GIVEN = ("completions", "prompts")
 """Parameters of the batched form that are not columns."""
 
+_RESPONSE = frozenset({"response", "responses", "completion", "solution_str", "prediction", "generation", "text"})
+_PROMPT = frozenset({"prompt", "question", "problem", "query", "input", "messages"})
+_ANSWER = frozenset({"answer", "ground_truth", "reference", "label", "target", "gold", "expected"})
+"""Usual names of what a reward reads: a parameter with one of them is given that or refused."""
+
 _STATEMENT = "__reward_statement__"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -222,8 +227,10 @@ def _bound(function: Callable[..., Any], name: str) -> tuple[Form, tuple[str, ..
         takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
         return Form.COLUMNS, needed, None if takes_any else frozenset(one.name for one in named)
     if _fits(signature, 1) and (not _fits(signature, 2) or _is_request(function, next(iter(parameters.values())))):
+        _check_request(function, name, signature)
         return Form.REQUEST, (), None
     if _fits(signature, 2):
+        _check_answer(name, signature)
         return Form.ANSWER, (), None
     raise ConfigError(f"reward function {name!r}: takes {printable(signature)}; expected {EXPECTED}")
 
@@ -240,10 +247,42 @@ def _is_request(function: Callable[..., Any], parameter: inspect.Parameter) -> b
     """Whether the first of several parameters is the request, by its name or annotation."""
     if parameter.kind is parameter.VAR_POSITIONAL:
         return False
+    return parameter.name == "request" or _annotation(function, parameter) is RewardRequest
+
+
+def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     hint = parameter.annotation
     with contextlib.suppress(Exception):  # an annotation in quotes is the user's code
         hint = inspect.signature(function, eval_str=True).parameters[parameter.name].annotation
-    return parameter.name == "request" or hint is RewardRequest
+    return {"str": str, "RewardRequest": RewardRequest}.get(hint, hint) if isinstance(hint, str) else hint
+
+
+def _check_request(function: Callable[..., Any], name: str, signature: inspect.Signature) -> None:
+    """Refuses a function of the form ``REQUEST`` whose parameter is meant to be a text, such as the response alone."""
+    parameter = next(iter(signature.parameters.values()))
+    hint = _annotation(function, parameter)
+    if hint is str or (hint is not RewardRequest and parameter.name in _RESPONSE | _PROMPT | _ANSWER):
+        raise ConfigError(
+            f"reward function {name!r}: takes {printable(signature)}, and {parameter.name!r} would get a "
+            f"RewardRequest; expected {EXPECTED}: take (request) and read request.response, or (response, answer)"
+        )
+
+
+def _check_answer(name: str, signature: inspect.Signature) -> None:
+    """Refuses a function of the form ``ANSWER`` whose names say another order, or an option in the answer's place."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [one for one in signature.parameters.values() if one.kind in kinds]
+    wrong = [(one, "the response") for one in positional[:1] if one.name in _PROMPT | _ANSWER]
+    for one in positional[1:2]:
+        is_option = isinstance(one.default, int | float) and one.name not in _ANSWER
+        if is_option or one.name in _PROMPT | _RESPONSE:
+            wrong.append((one, "the reference answer"))
+    if wrong:
+        parameter, given = wrong[0]
+        raise ConfigError(
+            f"reward function {name!r}: takes {printable(signature)}, and {parameter.name!r} would get {given}; "
+            f"expected {EXPECTED}: take (response, answer) in this order, or (request), which has the prompt too"
+        )
 
 
 def success_threshold(functions: Sequence[RewardFunction]) -> float | None:

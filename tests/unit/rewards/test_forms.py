@@ -53,6 +53,58 @@ def test_a_signature_that_does_not_fit_is_one_line(name, complaint):
         resolve_rewards(f"{HERE}:{name}")
 
 
+def form_of(parameters, folder):
+    """The form of a function with these parameters, in a user's file."""
+    file = folder / "mine.py"
+    file.write_text(
+        f"from gtpo_megatron.rewards.request import RewardRequest\n\n\ndef f({parameters}):\n    return 1.0\n"
+    )
+    [found] = resolve_rewards(f"{file}:f")
+    return found.form
+
+
+@pytest.mark.parametrize(
+    ("parameters", "wrong", "given"),
+    [
+        ("prompt, response", "prompt", "the response"),
+        ("ground_truth, solution_str", "ground_truth", "the response"),
+        ("answer, response", "answer", "the response"),
+        ("question, x, /", "question", "the response"),
+        ("label, *rest", "label", "the response"),
+        ("x, completion", "completion", "the reference answer"),
+        ("response, prompt", "prompt", "the reference answer"),
+        ("response, strict=False", "strict", "the reference answer"),
+        ("response", "response", "a RewardRequest"),
+        ("completion", "completion", "a RewardRequest"),
+        ("text, *, strict=False", "text", "a RewardRequest"),
+        ("x: str", "x", "a RewardRequest"),
+        ("x: 'str'", "x", "a RewardRequest"),
+        ("x: 'str', *, y: 'NotImported' = None", "x", "a RewardRequest"),
+    ],
+)
+def test_a_parameter_that_would_get_what_its_name_denies_is_one_line(parameters, wrong, given, tmp_path):
+    with pytest.raises(ConfigError, match=rf"and '{wrong}' would get {given}; expected \(response, answer\),"):
+        form_of(parameters, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "form"),
+    [
+        ("completion, target", Form.ANSWER),
+        ("solution_str: str, ground_truth: str", Form.ANSWER),
+        ("response, solution", Form.ANSWER),
+        ("response, answer=0", Form.ANSWER),
+        ("response, _, strict=False", Form.ANSWER),
+        ("*texts", Form.ANSWER),
+        ("r", Form.REQUEST),
+        ("response: RewardRequest", Form.REQUEST),
+        ("response: 'RewardRequest', *, y: 'NotImported' = None", Form.REQUEST),
+    ],
+)
+def test_other_names_are_bound_by_place(parameters, form, tmp_path):
+    assert form_of(parameters, tmp_path) is form
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_request_has_prompt_columns_end_and_counts_and_parts_come_back(num_workers):
     batch = scored(
