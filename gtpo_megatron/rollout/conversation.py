@@ -98,7 +98,9 @@ class Conversation:
         if problem is None:
             raise RolloutError("a request for an episode has no problem that its environment could begin with")
         self._accounts[episode] = _Account(stop_ids=tuple(stop_ids))
-        row: dict[str, Any] = {**json.loads(problem.columns_json), "prompt": problem.prompt, "answer": problem.answer}
+        row: dict[str, Any] = {**json.loads(problem.columns_json), "prompt": problem.prompt}
+        if problem.answer or row.get("answer") is None:  # else it is no text, such as a list of several
+            row["answer"] = problem.answer
         self._pool.open(episode, row)
 
     def turn_ended(self, episode: int, completion: Any) -> None:

@@ -11,8 +11,12 @@ import pytest
 from gtpo_megatron.batch import Problem
 from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.problems import DataConfig
+from gtpo_megatron.conversations import play
+from gtpo_megatron.conversations.messages import Opening
 from gtpo_megatron.data.chat_template import load_tokenizer
+from gtpo_megatron.data.prompts import RowsNeeded, load_problems
 from gtpo_megatron.errors import RolloutError
+from gtpo_megatron.rollout import conversation as conversation_module
 from gtpo_megatron.rollout.conversation import Conversation
 from gtpo_megatron.rollout.requests import SampleRequest
 from recipes.tiny_cpu import ASSETS
@@ -113,6 +117,40 @@ def completion(token_ids, *, is_truncated=False):
 def said(conversation, tokenizer, text, episode=0, *, is_truncated=False):
     conversation.turn_ended(episode, completion(tokenizer.encode(text), is_truncated=is_truncated))
     return answer(conversation, episode)
+
+
+@pytest.mark.parametrize("answer", ["Amsterdam", ["Amsterdam", "A'dam"], True, {"city": "Amsterdam"}])
+def test_an_environment_of_a_run_has_the_row_that_play_gives_it(tmp_path, tokenizer, monkeypatch, answer):
+    """An answer that is no text is no reference answer, and was an empty text in the environment."""
+    row = {"prompt": "Capital of NL?", "answer": answer, "hint": 3}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    needed = RowsNeeded(answer=False, whole_rows=True)
+    loaded = load_problems(str(tmp_path / "rows.jsonl"), tokenizer, max_prompt_tokens=64, graded_by=needed)
+    given, played = [], []
+    pool = SimpleNamespace(open=lambda _, columns: given.append(columns))
+    monkeypatch.setattr(conversation_module, "EnvironmentPool", lambda *_, **__: pool)
+    data = DataConfig(train_path="none.jsonl")
+    environment = EnvironmentConfig(name="recipes.calculator:Calculator")
+    conversation = Conversation(environment, data, tokenizer, stop_ids=[tokenizer.eos_token_id], in_rounds=True)
+    request = SampleRequest(prompt_ids=(1,), group_id=0, sample=0, problem=loaded.problems[0])
+    conversation.open(0, request, stop_ids=())
+
+    async def opened(_, columns):
+        played.append(columns)
+        return Opening(messages=())
+
+    monkeypatch.setattr("gtpo_megatron.conversations.play.Episode.open", opened)
+    assert play.main([environment.name, json.dumps(row)]) == 0
+    assert given == played == [row]
+
+
+def test_a_row_without_an_answer_has_an_empty_one(made, monkeypatch):
+    conversation, given = made("recipes.calculator:Calculator"), []
+    monkeypatch.setattr(conversation._pool, "open", lambda _, columns: given.append(columns["answer"]))
+    for columns in ("{}", '{"answer":null}'):
+        problem = dataclasses.replace(PROBLEM, answer="", columns_json=columns)
+        conversation.open(0, SampleRequest(prompt_ids=(1,), group_id=0, sample=0, problem=problem), stop_ids=())
+    assert given == ["", ""]
 
 
 def test_calls_are_answered_and_the_last_turn_is_graded(made, tokenizer):
