@@ -257,7 +257,7 @@ def check_inputs(config: RunConfig, *, resume: bool = False) -> RunInputs:
     model = Path(config.model.path)
     architecture = read_architecture(model)
     architecture.check_layout(config.parallel)
-    architecture.check_sampler(config.rollout, on_gpus=not is_cpu_build())
+    check_host(config.cluster, config.rollout, architecture)
     experts = architecture.experts
     config.balance.check_model(has_experts=experts is not None, has_bias=experts is not None and experts.has_bias)
     if experts is None:
@@ -270,7 +270,6 @@ def check_inputs(config: RunConfig, *, resume: bool = False) -> RunInputs:
         )
     algorithm_of(config.algorithm)
     check_loggers(config.logging)
-    check_host(config.cluster, config.rollout, architecture)
     rewards = run_rewards(config.reward)
     check_threshold(rewards, config.algorithm.success_threshold, option="--algorithm.success-threshold")
     if any(one.statement.needs_sandbox for one in rewards):

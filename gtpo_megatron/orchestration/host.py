@@ -28,27 +28,40 @@ _GIB = 2**30
 
 
 def check_host(cluster: ClusterConfig, rollout: RolloutConfig, architecture: Architecture) -> None:
-    """Checks memory and attention of engines on this machine's CPUs.
+    """Checks a run's engines as :func:`check_engines` does; with a Ray address they are elsewhere."""
+    check_engines(rollout, architecture, where="rollout", model="model.path", are_here=not cluster.address)
 
-    It checks only if torch is a CPU build and no Ray address is given, so that engines would run here.
+
+def check_engines(
+    rollout: RolloutConfig, architecture: Architecture, *, where: str, model: str, are_here: bool = True
+) -> None:
+    """Checks that vLLM can split the model over an engine's workers and, if torch is a CPU build, run it on CPUs.
+
+    Args:
+        rollout: the engines.
+        architecture: of the model.
+        where: prefix of the engines' options in messages.
+        model: names the model in messages.
+        are_here: the engines run on this machine; False checks the split only.
 
     Raises:
-        ConfigError: the engines need more memory than the machine has, or vLLM does not support the head size, the
-            delta nets or, for experts, the hidden size or expert parallelism.
+        ConfigError: the model cannot be split so, the engines need more memory than the machine has, or vLLM's CPU
+            build lacks the head size, the delta nets or, for experts, the hidden size or expert parallelism.
     """
-    if cluster.address or not is_cpu_build():
+    architecture.check_sampler(rollout, on_gpus=not is_cpu_build(), where=where)
+    if not are_here or not is_cpu_build():
         return
-    check_cache(rollout, where="rollout")
-    check_attention(architecture, rollout.dtype, where="model.path")
+    check_cache(rollout, where=where)
+    check_attention(architecture, rollout.dtype, where=model)
     if architecture.experts is not None and architecture.hidden_size % CPU_EXPERT_MULTIPLE:
         raise ConfigError(
-            f"model.path: hidden size {architecture.hidden_size}: vLLM's experts on CPUs need a multiple of "
+            f"{model}: hidden size {architecture.hidden_size}: vLLM's experts on CPUs need a multiple of "
             f"{CPU_EXPERT_MULTIPLE}; take another model, or a machine with GPUs"
         )
     if rollout.expert_parallel:
         raise ConfigError(
-            "rollout.expert_parallel=True: vLLM's experts on CPUs do not know which of them a worker holds; switch it "
-            "off, or take a machine with GPUs"
+            f"{where}.expert_parallel=True: vLLM's experts on CPUs do not know which of them a worker holds; switch it "
+            f"off, or take a machine with GPUs"
         )
 
 

@@ -94,7 +94,7 @@ class Architecture(ModelShape):
         if self.delta is not None and self.experts is None:
             raise ConfigError("vLLM has no delta nets without experts: one layer of this model must have some")
 
-    def check_sampler(self, rollout: RolloutConfig, *, on_gpus: bool = False) -> None:
+    def check_sampler(self, rollout: RolloutConfig, *, on_gpus: bool = False, where: str = "rollout") -> None:
         """Raises ConfigError unless experts and delta nets split over an engine's workers, and it returns routing."""
         self.check_engine()
         workers = rollout.tensor_parallel_size
@@ -105,12 +105,12 @@ class Architecture(ModelShape):
             )
         if self.delta is not None and self.delta.num_key_heads % workers:
             raise ConfigError(
-                f"rollout.tensor_parallel_size={workers} must divide the {self.delta.num_key_heads} key heads of this "
+                f"{where}.tensor_parallel_size={workers} must divide the {self.delta.num_key_heads} key heads of this "
                 f"model's delta nets; choose from {divisors(self.delta.num_key_heads)}"
             )
         if self.experts is None:
             if rollout.expert_parallel:
-                raise ConfigError("rollout.expert_parallel=True: this model is dense; switch it off")
+                raise ConfigError(f"{where}.expert_parallel=True: this model is dense; switch it off")
             if rollout.returns_routing:
                 raise ConfigError("rollout.returns_routing=True: this model is dense and has no routers; switch it off")
             return
@@ -121,7 +121,7 @@ class Architecture(ModelShape):
         )
         if total % workers:
             raise ConfigError(
-                f"rollout.tensor_parallel_size={workers} must divide {what}={total} of this model; choose from "
+                f"{where}.tensor_parallel_size={workers} must divide {what}={total} of this model; choose from "
                 f"{divisors(total)}"
             )
 

@@ -50,7 +50,7 @@ from gtpo_megatron.machine_memory import memory
 from gtpo_megatron.observability.known_warnings import known_to_file
 from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.orchestration.cpu_memory import engines_need, environments_need
-from gtpo_megatron.orchestration.host import check_attention, check_cache, check_free, is_cpu_build
+from gtpo_megatron.orchestration.host import check_cache, check_engines, check_free, is_cpu_build
 from gtpo_megatron.orchestration.loop.inputs import contamination_notes, rows_needed, template_notes
 from gtpo_megatron.orchestration.run_supervisor import swept_process
 from gtpo_megatron.rewards.function import check_threshold, resolve_final_answer, run_rewards
@@ -100,8 +100,7 @@ def evaluate_model(
     check_model_folder(model.folder)
     architecture = read_architecture(model.folder)
     check_can_sample(architecture, config.max_sequence_tokens)
-    if is_cpu_build():
-        check_attention(architecture, config.engine.dtype, where=f"model {model.folder}")
+    check_engines(config.engine.rollout(config.sampling), architecture, where="engine", model=f"model {model.folder}")
     final_answer = None if config.environment.name else resolve_final_answer(config.reward.function)
     answer_in = None if final_answer is None else AnswerFinder(final_answer)
     tokenizer = load_tokenizer(str(model.folder))

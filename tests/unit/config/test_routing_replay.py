@@ -9,6 +9,7 @@ from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import UpdateConfig
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.orchestration import host
 from gtpo_megatron.weights.architecture import read_architecture
 from recipes import tiny_cpu
 from tests.unit.weights.test_architecture import written
@@ -44,6 +45,6 @@ def test_an_engine_of_delta_nets_returns_no_routing_on_gpus(tmp_path, monkeypatc
         arch.check_sampler(RolloutConfig(returns_routing=True), on_gpus=True)
     config = tiny_cpu.moe_gtpo()
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(folder)))
-    monkeypatch.setattr(train, "is_cpu_build", lambda: False)
+    monkeypatch.setattr(host, "is_cpu_build", lambda: False)
     with pytest.raises(ConfigError, match=refused):
         train.check_inputs(config)
