@@ -2,10 +2,12 @@
 
 import contextlib
 import queue
+import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 from gtpo_megatron.errors import ConfigError, WorkerError
 from gtpo_megatron.judge.client import JudgeSetup
@@ -29,7 +31,8 @@ class RewardPool:
         timeout_s: wall-clock limit per row; after it the worker is replaced and the row has no verdict.
         memory_limit_mib: memory limit per row, including shared mappings and child processes; beyond it the row has no
             verdict. 0: no limit.
-        most_rows: rows that a batched or async function is given at once.
+        most_rows: rows of a call of a batched or async function. Those of ``grade`` are cut into calls by their place
+            alone; to a row of ``submit`` those are added that wait behind it.
         sandbox: as in ``RewardConfig.sandbox``.
         packages: as in ``RewardConfig.packages``.
         judge: as in ``RewardConfig.judge``.
@@ -64,7 +67,7 @@ class RewardPool:
             packages=packages,
             judge=judge or JudgeSetup(),
         )
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting = _WaitingCalls()
         self._workers = [WorkerProcess(limits) for _ in range(num_workers)]
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="reward")
         # Also if the pool is garbage-collected without close(), and at exit.
@@ -85,25 +88,21 @@ class RewardPool:
         """Process ids of the workers' current supervisors; workers are their children."""
         return [worker.supervisor_id for worker in self._workers]
 
-    def submit(self, request: RewardRequest, *, budget: BatchBudget | None = None) -> "Future[Verdict]":
+    def submit(self, request: RewardRequest) -> "Future[Verdict]":
         """Queues a row; rows are graded in the order of submission.
-
-        Args:
-            request: the row.
-            budget: of the batch that it belongs to.
 
         Raises:
             WorkerError: the pool is closed. The future raises it if a replacement worker does not start.
         """
-        if not self._end.alive:
-            raise WorkerError("the reward pool is closed; make a new one")
-        verdict: Future[Verdict] = Future()
-        self._waiting.append((request, verdict, budget))
-        self._threads.submit(_grade_next, self._idle, self._waiting, self._rows_per_call)
-        return verdict
+        row = _Row(request)
+        self._put(_Call((row,), takes_more=True))
+        return row.verdict
 
     def grade(self, requests: Sequence[RewardRequest], *, budget_s: float | None = None) -> list[Verdict]:
         """Grades all rows; verdicts are in the order of the rows.
+
+        Which rows a batched function is given together is decided before the first call: a reward that compares them
+        is the same however busy the workers are, and for any number of them.
 
         Args:
             requests: the rows.
@@ -115,12 +114,20 @@ class RewardPool:
         budget = None
         if budget_s is not None:
             budget = BatchBudget(budget_s, num_rows=len(requests), num_workers=len(self._workers))
-        rows = [self.submit(request, budget=budget) for request in requests]
+        rows = tuple(_Row(request) for request in requests)
         try:
-            return [row.result() for row in rows]
+            for first in range(0, len(rows), self._rows_per_call):
+                self._put(_Call(rows[first : first + self._rows_per_call], budget))
+            return [row.verdict.result() for row in rows]
         finally:
             for row in rows:  # after an error or interrupt
-                row.cancel()
+                row.verdict.cancel()
+
+    def _put(self, call: "_Call") -> None:
+        if not self._end.alive:
+            raise WorkerError("the reward pool is closed; make a new one")
+        self._waiting.put(call)
+        self._threads.submit(_grade_next, self._idle, self._waiting, self._rows_per_call)
 
     def close(self) -> None:
         """Ends the workers; the pool cannot be used afterwards."""
@@ -133,50 +140,80 @@ class RewardPool:
         self.close()
 
 
-_Waiting = tuple[RewardRequest, "Future[Verdict]", BatchBudget | None]
-"""A row that no worker has taken yet."""
+@dataclass(frozen=True, slots=True)
+class _Row:
+    request: RewardRequest
+    verdict: "Future[Verdict]" = field(default_factory=Future)
 
 
-def _grade_next(idle: "queue.SimpleQueue[WorkerProcess]", waiting: "deque[_Waiting]", most: int) -> None:
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Rows that a worker is given together.
+
+    Attributes:
+        rows: at least one.
+        budget: of the batch that they belong to.
+        takes_more: it may become one call with those behind it that say so too.
+    """
+
+    rows: tuple[_Row, ...]
+    budget: BatchBudget | None = None
+    takes_more: bool = False
+
+
+class _WaitingCalls:
+    """Calls that no worker has taken yet, in the order of submission."""
+
+    def __init__(self) -> None:
+        self._calls: deque[_Call] = deque()
+        self._taking = threading.Lock()
+
+    def put(self, call: _Call) -> None:
+        self._calls.append(call)
+
+    def take(self, most_rows: int) -> _Call | None:
+        """The first call whose rows are not all cancelled, with as many behind it as it takes; None: there is none."""
+        rows: list[_Row] = []
+        budget: BatchBudget | None = None
+        with self._taking, contextlib.suppress(IndexError):  # none is left
+            while len(rows) < most_rows:
+                call = self._calls.popleft()
+                budget = call.budget
+                rows += [row for row in call.rows if row.verdict.set_running_or_notify_cancel()]
+                if rows and not (call.takes_more and self._calls[0].takes_more):
+                    break
+        return _Call(tuple(rows), budget) if rows else None
+
+    def cancel_all(self) -> None:
+        """Without the lock: the garbage collector may call it in a thread that is taking."""
+        with contextlib.suppress(IndexError):  # none is left
+            while True:
+                for row in self._calls.popleft().rows:
+                    row.verdict.cancel()
+
+
+def _grade_next(idle: "queue.SimpleQueue[WorkerProcess]", waiting: _WaitingCalls, most_rows: int) -> None:
     """Grades the next waiting rows with an idle worker; there are as many threads as workers, so one is idle.
 
-    It is called once per row. With several rows per call, some calls find nothing left.
+    It is called once per submitted call. Where rows were added to another's call, some find nothing left.
     """
-    rows = _taken(waiting, most)
-    if not rows:
+    call = waiting.take(most_rows)
+    if call is None:
         return
     worker = idle.get()
     try:
-        found = worker.grade([request for request, _, _ in rows], budget=rows[0][2])
-        for (_, verdict, _), one in zip(rows, found, strict=True):
-            verdict.set_result(one)
+        found = worker.grade([row.request for row in call.rows], budget=call.budget)
+        for row, one in zip(call.rows, found, strict=True):
+            row.verdict.set_result(one)
     except BaseException as error:  # noqa: BLE001 - the caller of each row gets it
-        for _, verdict, _ in rows:
-            verdict.set_exception(error)
+        for row in call.rows:
+            row.verdict.set_exception(error)
     finally:
         idle.put(worker)
 
 
-def _taken(waiting: "deque[_Waiting]", most: int) -> list[_Waiting]:
-    """The first rows that are not cancelled, of one budget."""
-    rows: list[_Waiting] = []
-    while len(rows) < most:
-        try:
-            row = waiting.popleft()
-        except IndexError:
-            break
-        if rows and row[2] is not rows[0][2]:
-            waiting.appendleft(row)
-            break
-        if row[1].set_running_or_notify_cancel():
-            rows.append(row)
-    return rows
-
-
-def _end_all(workers: Sequence[WorkerProcess], threads: ThreadPoolExecutor, waiting: "deque[_Waiting]") -> None:
+def _end_all(workers: Sequence[WorkerProcess], threads: ThreadPoolExecutor, waiting: _WaitingCalls) -> None:
     threads.shutdown(wait=False, cancel_futures=True)
-    while waiting:
-        with contextlib.suppress(IndexError):  # a thread may have taken the last row
-            waiting.popleft()[1].cancel()
+    waiting.cancel_all()
     for worker in workers:
         worker.end()

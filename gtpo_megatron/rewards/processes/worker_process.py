@@ -3,7 +3,6 @@
 import math
 import signal
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from multiprocessing import Pipe
@@ -16,6 +15,7 @@ from gtpo_megatron.rewards.grade import OUT_OF_MEMORY, Verdict
 from gtpo_megatron.rewards.processes.worker import Ready
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.supervision.process_tree import memory_bytes, process_stat
+from gtpo_megatron.supervision.running_time import running_time
 from gtpo_megatron.supervision.supervised_process import EXIT_PATIENCE_S, START_LIMIT_S, SupervisedProcess
 
 WATCH_EVERY_S = 0.2
@@ -63,7 +63,7 @@ class BatchBudget:
     """
 
     def __init__(
-        self, budget_s: float, *, num_rows: int, num_workers: int, clock: Callable[[], float] = time.monotonic
+        self, budget_s: float, *, num_rows: int, num_workers: int, clock: Callable[[], float] = running_time
     ) -> None:
         self._clock = clock
         self._free_until = clock() + FREE_SHARE * budget_s
@@ -99,8 +99,9 @@ class WorkerProcess:
     def grade(self, requests: Sequence[RewardRequest], *, budget: BatchBudget | None = None) -> list[Verdict]:
         """Grades the rows of one call within its limits.
 
-        A call of one row is tried again once if the process was killed or stopped from outside. If a call of several
-        rows fails as a whole, its rows are graded one by one, so that only the row at fault has no verdict.
+        A call is tried again once if the process was killed or stopped from outside, with the same rows: what they earn
+        may depend on each other. If a call of several rows fails as a whole, its rows are graded one by one, so that
+        only the row at fault has no verdict.
 
         Args:
             requests: at least one row.
@@ -111,16 +112,15 @@ class WorkerProcess:
             ConfigError: it cannot import the function.
         """
         verdicts = self._call(requests, budget)
-        kinds = {verdict.kind for verdict in verdicts}
-        if len(requests) == 1:
-            return self._call(requests, budget) if "disturbed" in kinds else verdicts
-        if kinds & {"call", "memory", "disturbed"}:
+        if any(verdict.kind == "disturbed" for verdict in verdicts):
+            verdicts = self._call(requests, budget)
+        if len(requests) > 1 and any(verdict.kind in ("call", "memory", "disturbed") for verdict in verdicts):
             return [self.grade([request], budget=budget)[0] for request in requests]
         return verdicts
 
     def _call(self, requests: Sequence[RewardRequest], budget: BatchBudget | None) -> list[Verdict]:
         batch_deadline = math.inf if budget is None else budget.deadline
-        ready = self.wait_until_ready(batch_deadline) if time.monotonic() < batch_deadline else None
+        ready = self.wait_until_ready(batch_deadline) if running_time() < batch_deadline else None
         if ready is None:
             return [OVER_BUDGET] * len(requests)
         child, was_sent = self._child, False
@@ -128,7 +128,7 @@ class WorkerProcess:
         try:
             child.connection.send(requests)
             was_sent = True
-            limit = time.monotonic() + self._limits.timeout_s + (ASYNC_PATIENCE_S if ready.is_async else 0.0)
+            limit = running_time() + self._limits.timeout_s + (ASYNC_PATIENCE_S if ready.is_async else 0.0)
             share = limit if budget is None else max(budget.row_deadline() for _ in requests)
             found = child.receive(min(limit, share), watched=ready.process_id)
         except (EOFError, OSError):
@@ -220,13 +220,13 @@ class _Child:
                 descriptor=theirs.fileno(),
                 what="the reward function",
             )
-        self.start_deadline = time.monotonic() + START_LIMIT_S
+        self.start_deadline = running_time() + START_LIMIT_S
 
     def receive(self, deadline: float, *, watched: int = 0) -> Any:
         """The next message; None at the deadline. Forwards printed output meanwhile.
 
         Args:
-            deadline: time of ``time.monotonic``.
+            deadline: of ``running_time``.
             watched: process whose memory is measured; the message is a verdict if it exceeds its limit.
 
         Raises:
@@ -234,7 +234,7 @@ class _Child:
         """
         output = self.process.output
         sources: list[Any] = [self.connection, output.descriptor]
-        while (left := deadline - time.monotonic()) > 0:
+        while (left := deadline - running_time()) > 0:
             ready = wait(sources, min(left, WATCH_EVERY_S) if watched else left)
             if output.descriptor in ready and not output.pass_on():
                 sources.remove(output.descriptor)

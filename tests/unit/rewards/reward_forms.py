@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from pathlib import Path
 
 from gtpo_megatron.rewards.function import states
 from gtpo_megatron.rewards.request import Reward, RewardRequest
@@ -37,6 +38,10 @@ def batched(completions, scale, **columns):
 
 
 def rows_in_call(completions, **columns):
+    """How many rows were given together, once the files exist that they wait for."""
+    for path in (one.removeprefix("wait-for ") for one in completions if one.startswith("wait-for ")):
+        while not Path(path).exists():
+            time.sleep(0.01)
     return [float(len(completions))] * len(completions)
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -123,9 +124,13 @@ def test_a_batched_function_gets_columns_side_by_side(num_workers):
     assert scored(f"{HERE}:batched", requests, num_workers=num_workers).rewards.tolist() == [10.0, 20.0, 3.0]
 
 
-def test_a_batched_function_gets_as_many_rows_as_it_may_and_a_last_part():
-    batch = scored(f"{HERE}:rows_in_call", rows(*"abcde"), rows_per_call=2)
-    assert batch.rewards.tolist() == [2.0, 2.0, 2.0, 2.0, 1.0]
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_a_batched_function_gets_as_many_rows_as_it_may_and_a_last_part_in_every_call(num_workers):
+    """Whoever compares completions sees the same ones together, however busy the workers are."""
+    config = RewardConfig(function=f"{HERE}:rows_in_call", num_workers=num_workers, timeout_s=20.0, rows_per_call=2)
+    with RewardScorer(config) as scorer:
+        for _ in range(20):
+            assert scorer.grade(rows(*"abcde")).rewards.tolist() == [2.0, 2.0, 2.0, 2.0, 1.0]
 
 
 @pytest.mark.parametrize("bad", ["die", "hang", "raise"])
@@ -182,6 +187,21 @@ def test_submitted_rows_of_a_batched_function_wait_for_one_another_at_most_short
         sizes = [future.result(20).reward for future in futures]
     assert sum(1 / size for size in sizes) == pytest.approx(round(sum(1 / size for size in sizes)))
     assert max(sizes) <= 8
+
+
+def test_rows_of_a_batch_are_given_together_beside_rows_that_are_submitted(tmp_path):
+    end = tmp_path / "end"
+    with (
+        RewardPool(f"{HERE}:rows_in_call", num_workers=1, timeout_s=30.0, most_rows=4) as pool,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        futures = [pool.submit(row) for row in rows(f"wait-for {end}", "a")]
+        batches = [threads.submit(pool.grade, rows(*"abcdef"), budget_s=60.0) for _ in range(2)]
+        futures += [pool.submit(row) for row in rows("b", "c")]
+        end.touch()
+        for batch in batches:
+            assert [verdict.reward for verdict in batch.result(30)] == [4.0] * 4 + [2.0] * 2
+        assert all(future.result(30).failure is None for future in futures)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -35,6 +35,15 @@ def test_a_supervisor_that_is_killed_costs_no_verdict():
         assert verdict.failure is None
 
 
+def test_rows_whose_worker_is_killed_are_graded_again_together():
+    with RewardPool("tests.unit.rewards.reward_forms:rows_in_call", num_workers=1, timeout_s=20.0) as pool:
+        [supervisor] = pool.process_ids
+        [worker] = descendants(supervisor)
+        os.kill(worker, signal.SIGKILL)
+        verdicts = pool.grade([RewardRequest(response=response) for response in "abc"])
+        assert [verdict.reward for verdict in verdicts] == [3.0] * 3
+
+
 def test_a_row_that_kills_its_worker_is_not_graded_for_ever():
     with RewardPool(OBEY, num_workers=1, timeout_s=3.0) as pool:
         started = time.monotonic()
