@@ -16,7 +16,7 @@ from torch import Tensor
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE, Architecture, read_architecture
-from gtpo_megatron.weights.hf.reader import WeightFolder, require_finite
+from gtpo_megatron.weights.hf.reader import WeightFolder, check_one_model, require_finite
 from gtpo_megatron.weights.hf.stacked_experts import stacked, stacks
 from gtpo_megatron.weights.hf.writer import SHARD_BYTES, copy_companions, write_shards, written_aside
 from gtpo_megatron.weights.megatron.adapters import MergedModel, stored_adapters
@@ -62,6 +62,7 @@ def check_weights(folder: Path, arch: Architecture) -> None:
     """Checks names, shapes, sizes and values of a model folder of either kind; raises what loading it would raise."""
     converted = converted_weights(folder)
     if converted is not None:
+        check_one_model(folder)  # adapters that were lost on the way
         check_values(MegatronCheckpoint(converted, arch), arch)
         return
     with WeightFolder(folder) as weights:

@@ -18,9 +18,9 @@ from gtpo_megatron.untrusted.json_text import read_json
 from gtpo_megatron.untrusted.text import check_file, printable, shown
 from gtpo_megatron.weights.adapters import PEFT_PREFIX, Projection, chosen_projections, tensor_names, tensor_shapes
 from gtpo_megatron.weights.architecture import Architecture
-from gtpo_megatron.weights.hf.reader import DTYPES, check_names, require_finite
+from gtpo_megatron.weights.hf.reader import ADAPTER_CONFIG_FILE, DTYPES, check_names, require_finite
 
-CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS_FILE = "adapter_model.safetensors"
 
 _HARMLESS = frozenset(
     {
@@ -50,7 +50,7 @@ class PeftFolder:
     """
 
     def __init__(self, folder: Path, arch: Architecture, config: AdapterConfig) -> None:
-        _check_config(folder / CONFIG_FILE, config)
+        _check_config(folder / ADAPTER_CONFIG_FILE, config)
         self._path = folder / WEIGHTS_FILE
         self._file = _open(self._path)
         self._projections = chosen_projections(arch, config)
@@ -151,7 +151,7 @@ def write_peft_folder(target: Path, adapters: Mapping[str, tuple[Tensor, Tensor]
         "inference_mode": True,
         "target_modules": sorted({name.rpartition(".")[2] for name in adapters}),
     }
-    write_file(target / CONFIG_FILE, json.dumps(said, indent=2) + "\n")
+    write_file(target / ADAPTER_CONFIG_FILE, json.dumps(said, indent=2) + "\n")
     tensors = {
         f"{PEFT_PREFIX}{name}.lora_{part}.weight": one.float().contiguous()
         for name, pair in adapters.items()

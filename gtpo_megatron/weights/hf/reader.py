@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+ADAPTER_CONFIG_FILE = "adapter_config.json"
 
 RECOMPUTED = ".rotary_emb.inv_freq"
 """Ends the names of buffers that old Llama folders hold; nothing reads them."""
@@ -44,12 +45,38 @@ DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """Safetensors' name -> torch's; others are quantized or no weights."""
 
 
+def check_one_model(folder: Path) -> None:
+    """Checks that a model folder says which weights are meant.
+
+    Raises:
+        ConfigError: it has adapters beside its weights, or two sets of weights; transformers would load other weights
+            than are read here.
+    """
+    if (folder / ADAPTER_CONFIG_FILE).exists():
+        raise ConfigError(
+            f"{folder} has {ADAPTER_CONFIG_FILE}: transformers loads it with these adapters, which are not read here; "
+            f"merge them into the weights and remove adapter_*, or move adapter_* into a folder of their own and name "
+            f"that in adapter.path"
+        )
+    index = folder / INDEX_FILE
+    if not (index.exists() and (folder / SINGLE_FILE).exists()):
+        return
+    shards = sorted(set(_weight_map(index).values()))
+    if SINGLE_FILE not in shards:
+        raise ConfigError(
+            f"{folder} has two sets of weights: {SINGLE_FILE}, which transformers loads, and {shards[0]} of "
+            f"{INDEX_FILE} ({len(shards)} files); remove {INDEX_FILE} and its files, or remove {SINGLE_FILE}"
+        )
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The files that hold the tensors.
 
     Raises:
-        ConfigError: a folder without weights, or an index that names a file that is not there.
+        ConfigError: a folder without weights, with adapters or with two sets of weights, or an index that names a file
+            that is not there.
     """
+    check_one_model(folder)
     index, single = folder / INDEX_FILE, folder / SINGLE_FILE
     if not index.exists():
         if single.exists():

@@ -15,7 +15,7 @@ from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.errors import CheckpointError, ConfigError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import read_json
-from gtpo_megatron.weights.hf.reader import INDEX_FILE, SINGLE_FILE
+from gtpo_megatron.weights.hf.reader import ADAPTER_CONFIG_FILE, INDEX_FILE, SINGLE_FILE
 
 SHARD_BYTES = 5 << 30
 """Largest size of one file, as Hugging Face writes them."""
@@ -86,6 +86,7 @@ def _check_room(folder: Path, num_bytes: int) -> None:
 def copy_companions(source: Path, target: Path, *, dtype_name: str | None) -> None:
     """Copies all files but weights (configuration, tokenizer, licence) and sets the dtype in ``config.json``.
 
+    The configuration of adapters stays behind with their weights: transformers would look for these.
     Of folders it copies the tokenizer's further chat templates alone: others may be anything, of any size.
 
     Args:
@@ -94,7 +95,8 @@ def copy_companions(source: Path, target: Path, *, dtype_name: str | None) -> No
         dtype_name: of the tensors in ``target``; None leaves ``config.json`` as it is.
     """
     for path in sorted(source.iterdir()):
-        if path.is_file() and path.suffix not in WEIGHT_SUFFIXES and not path.name.endswith(".index.json"):
+        is_of_weights = path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".index.json")
+        if path.is_file() and not is_of_weights and path.name != ADAPTER_CONFIG_FILE:
             shutil.copyfile(path, target / path.name)
     if (templates := source / CHAT_TEMPLATES).is_dir():
         shutil.copytree(templates, target / CHAT_TEMPLATES)

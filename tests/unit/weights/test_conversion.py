@@ -340,6 +340,26 @@ def test_damaged_shards(model, tmp_path):
         to_megatron(model, tmp_path / "converted")
 
 
+def test_adapters_in_a_model_folder_are_refused_in_either_format(model, tmp_path):
+    to_megatron(model, tmp_path / "converted")
+    for folder in (model, tmp_path / "converted"):
+        (folder / "adapter_config.json").write_text("{}")
+        with pytest.raises(ConfigError, match=r"has adapter_config\.json: transformers loads it with these adapters"):
+            check_weights(folder, read_architecture(folder))
+    with pytest.raises(ConfigError, match=r"has adapter_config\.json"):
+        to_megatron(model, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_an_export_loads_though_its_model_has_adapters_beside_it(model, tmp_path):
+    """Of a run of before that was refused: transformers looks for the adapters that the configuration tells of."""
+    to_megatron(model, tmp_path / "converted")
+    (tmp_path / "converted" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    to_hf(tmp_path / "converted", tmp_path / "hf")
+    assert not (tmp_path / "hf" / "adapter_config.json").exists()
+    check_weights(tmp_path / "hf", read_architecture(tmp_path / "hf"))
+
+
 def test_layouts_that_do_not_divide_the_model(models, tmp_path):
     with pytest.raises(ConfigError, match="tensor_parallel_size=4 must divide num_query_groups=2"):
         to_megatron(models / "llama3-4", tmp_path / "converted", layout(4))

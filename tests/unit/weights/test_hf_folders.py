@@ -42,10 +42,37 @@ def test_a_folder_without_weights_says_what_is_missing(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"not a tensor file")
     with pytest.raises(ConfigError, match="cannot be read"):
         WeightFolder(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
     index = {"weight_map": {"matrix": "gone.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     with pytest.raises(ConfigError, match="names gone.safetensors, not in the folder"):
         weight_files(tmp_path)
+
+
+def test_two_sets_of_weights_are_refused_whichever_is_meant(tmp_path):
+    """Transformers takes ``model.safetensors``, and the old shards were trained."""
+    indexed(tmp_path, {"matrix": "part0.safetensors"})
+    assert weight_files(tmp_path) == [tmp_path / "part0.safetensors"]
+    save_file({"matrix": torch.randn(5, 3)}, tmp_path / "model.safetensors")
+    said = r"two sets of weights: model\.safetensors, .* part0\.safetensors of model\.safetensors\.index\.json .*remove"
+    with pytest.raises(ConfigError, match=said):
+        weight_files(tmp_path)
+    with pytest.raises(ConfigError, match=said):
+        WeightFolder(tmp_path)
+    (tmp_path / "part0.safetensors").unlink()  # the index alone is left of the old ones
+    with pytest.raises(ConfigError, match=said):
+        weight_files(tmp_path)
+    indexed(tmp_path, {"matrix": "model.safetensors"})
+    assert weight_files(tmp_path) == [tmp_path / "model.safetensors"]
+
+
+def test_adapters_beside_weights_are_refused(tmp_path):
+    """Transformers loads both."""
+    save_file({"matrix": torch.randn(5, 3)}, tmp_path / "model.safetensors")
+    assert weight_files(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"has adapter_config\.json: .* merge them .* name that in adapter\.path"):
+        WeightFolder(tmp_path)
 
 
 def indexed(folder, weight_map):
@@ -139,9 +166,11 @@ def test_large_numbers_whose_sum_is_infinite_are_finite():
     assert not is_finite(torch.tensor([torch.inf, -torch.inf, 3e38]))
 
 
-def test_all_chat_templates_go_along_and_no_other_folder_does(tmp_path):
+def test_all_chat_templates_go_along_and_neither_adapters_nor_other_folders_do(tmp_path):
     source, target = tmp_path / "source", tmp_path / "target"
     for name in (
+        "adapter_config.json",
+        "adapter_model.safetensors",
         "additional_chat_templates/tool_use.jinja",
         "checkpoint-1/optimizer.pt",
         "config.json",

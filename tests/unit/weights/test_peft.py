@@ -18,7 +18,8 @@ from gtpo_megatron.weights.adapter_shapes import check_adaptable, num_parameters
 from gtpo_megatron.weights.adapters import chosen_projections, projections, tensor_shapes
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
-from gtpo_megatron.weights.peft import CONFIG_FILE, WEIGHTS_FILE, PeftFolder, write_peft_folder
+from gtpo_megatron.weights.hf.reader import ADAPTER_CONFIG_FILE
+from gtpo_megatron.weights.peft import WEIGHTS_FILE, PeftFolder, write_peft_folder
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
 from tests.distributed.family_models import FAMILIES, make_family_model
@@ -51,8 +52,8 @@ def folder(tmp_path):
 
 
 def change(folder, **values):
-    said = json.loads((folder / CONFIG_FILE).read_text()) | values
-    (folder / CONFIG_FILE).write_text(json.dumps(said))
+    said = json.loads((folder / ADAPTER_CONFIG_FILE).read_text()) | values
+    (folder / ADAPTER_CONFIG_FILE).write_text(json.dumps(said))
 
 
 def change_tensors(folder, function):
@@ -152,7 +153,7 @@ def test_damaged_folders(folder, arch, tmp_path):
     (folder / WEIGHTS_FILE).unlink()
     with pytest.raises(ConfigError, match=WEIGHTS_FILE):
         PeftFolder(folder, arch, CONFIG)
-    with pytest.raises(ConfigError, match=CONFIG_FILE):
+    with pytest.raises(ConfigError, match=ADAPTER_CONFIG_FILE):
         PeftFolder(tmp_path / "nothing", arch, CONFIG)
 
 
