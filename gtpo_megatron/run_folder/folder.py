@@ -6,6 +6,7 @@
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -91,6 +92,7 @@ SAME_NUMBERS = (
     *("cluster.address:", "cluster.num_nodes:", "cluster.num_cpus:", "cluster.object_store_mib:"),
     *("cluster.start_deadline_s:", "cluster.stage_deadline_s:"),
     *("weight_sync.transport:", "weight_sync.bucket_mib:", "weight_sync.deadline_s:"),
+    *("reward.num_workers:", "environment.num_workers:", "rollout.max_engine_restarts:"),
 )
 """Fields that may differ between a run and its continuation, because they do not change the computation."""
 
@@ -108,6 +110,10 @@ its place in the step alone, and an update divides by the weight of all its toke
 
 OTHER_FORMAT = ("parallel.distributed_optimizer:",)
 """Fields among these that may not differ: the format of the optimizer's state depends on them."""
+
+UNLIMITED = re.compile(r"reward\.num_workers: (0 -> .*|.* -> 0)")
+"""A difference among these that there may not be: without grading processes there are no limits of time and memory, so
+that other responses have a verdict."""
 
 
 class RunFolder:
@@ -215,7 +221,11 @@ class RunFolder:
         changes = difference(load_config(self.config_file), config)
         same = SAME_NUMBERS if config.optimizer.schedule == "constant" else SAME_NUMBERS[1:]
         free = (*same, LAYOUT, *OTHER_SUMS)
-        forbidden = [row for row in changes if not row.startswith(free) or row.startswith(OTHER_FORMAT)]
+        forbidden = [
+            row
+            for row in changes
+            if not row.startswith(free) or row.startswith(OTHER_FORMAT) or UNLIMITED.fullmatch(row)
+        ]
         if forbidden:
             raise ConfigError(
                 f"run folder {self.path} holds a run with another configuration: {'; '.join(forbidden)}; "
