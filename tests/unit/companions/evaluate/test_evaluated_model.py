@@ -13,6 +13,7 @@ from gtpo_megatron.companions.evaluate.evaluated_model import find_model
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder
 from gtpo_megatron.run_folder.conversion_lock import alone
+from gtpo_megatron.run_folder.state import record_end, record_start
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
 from tests.unit.orchestration.checkpoints import save_model
@@ -46,6 +47,55 @@ def test_a_run_has_its_export(tmp_path, run):
         find_model(tmp_path, "", run)
     shutil.copytree(MODEL, tmp_path / "hf", dirs_exist_ok=True)
     assert find_model(tmp_path, "", run).folder == tmp_path / "hf"
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "model.safetensors.index.json"])
+def test_weights_that_transformers_would_load_otherwise_are_refused(tmp_path, name):
+    shutil.copytree(MODEL, tmp_path, dirs_exist_ok=True)
+    assert find_model(tmp_path, "", None).folder == tmp_path
+    (tmp_path / name).write_text('{"weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}')
+    with pytest.raises(ConfigError, match=name):
+        find_model(tmp_path, "", None)
+
+
+def ended_run(folder, run, outcome):
+    """A run that has exported its model, and how its last start ended."""
+    checkpoint(folder, run, "step_4")
+    shutil.copytree(MODEL, folder / "hf")
+    record_start(folder)
+    if outcome:
+        record_end(folder, outcome)
+    return folder
+
+
+def test_a_run_that_has_finished_has_its_export(tmp_path, run, caplog):
+    assert find_model(ended_run(tmp_path, run, "finished"), "", run).folder == tmp_path / "hf"
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("outcome", ["", "stopped after step 4: SIGTERM", "CheckpointError: no room for the export"])
+def test_a_run_that_went_on_after_its_export_has_its_latest_checkpoint(tmp_path, run, caplog, outcome):
+    """The export is of the end before, however the run has ended since; "": it was killed, or goes on."""
+    found = find_model(ended_run(tmp_path, run, outcome), "", run)
+    assert (found.folder, found.checkpoint) == (tmp_path / "evaluations" / "step_4" / "hf", "step_4")
+    assert f"{tmp_path}/hf may be of an earlier step" in caplog.text
+
+
+def test_a_run_that_went_on_without_an_export_has_its_latest_checkpoint(tmp_path, run):
+    run = dataclasses.replace(run, checkpoint=dataclasses.replace(run.checkpoint, export_hf=False))
+    assert find_model(ended_run(tmp_path, run, "finished"), "", run).checkpoint == "step_4"
+
+
+@pytest.mark.parametrize("state", [None, "{", '{"outcome": 3}'])
+def test_an_export_of_a_run_of_which_nothing_else_is_known_gives_way_to_a_checkpoint(tmp_path, run, caplog, state):
+    ended_run(tmp_path, run, "")
+    (tmp_path / "run_state.json").unlink()
+    if state is not None:
+        (tmp_path / "run_state.json").write_text(state)
+    assert find_model(tmp_path, "", run).checkpoint == "step_4"
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert find_model(tmp_path, "", run).folder == tmp_path / "hf"
+    assert "it is taken, as there is no checkpoint" in caplog.text
 
 
 def test_a_checkpoint_is_converted_once_and_holds_the_same_weights(tmp_path, run, monkeypatch):
