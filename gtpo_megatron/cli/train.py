@@ -61,7 +61,7 @@ def train(options: TrainOptions, *, command: str) -> int:
 
 
 def leave_report(run_dir: Path) -> Path | None:
-    """Writes the page of a run that has ended; a failure is only a warning.
+    """Writes the page of a run that has ended; a failure is only a warning, and so is a signal: it ends the page.
 
     Returns:
         The file; None after a failure.
@@ -71,13 +71,13 @@ def leave_report(run_dir: Path) -> Path | None:
     file = run_dir / "report.html"
     try:
         write_report([run_dir], file)
-    except Exception as error:  # any error, also our own bugs: the run itself is complete
+    except (Exception, KeyboardInterrupt) as error:  # any error, also our own bugs: the run itself is complete
         logger.warning(
             "the report was not written (%s: %s); to make it later: gtpo-megatron report %s",
             type(error).__name__,
             error,
             run_dir,
-            exc_info=not isinstance(error, OSError),
+            exc_info=not isinstance(error, OSError | KeyboardInterrupt),
         )
         return None
     return file

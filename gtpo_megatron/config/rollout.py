@@ -139,7 +139,7 @@ class RolloutConfig:
         over_sample: groups under way for each group that a step takes; None: ``max_staleness + 1``, beyond which some
             are certain to be given up. Less: fresher responses. More: the step starts without the slowest.
         stragglers: a group that would be too old for the next step is waited for, or aborted: then its prompt is
-            sampled again, before any new one.
+            sampled again, before any new one, and waited for at its third try.
     """
 
     group_size: int = 16

@@ -268,7 +268,7 @@ class CheckpointFolder:
     def _drop(self, step: int, config: CheckpointConfig) -> None:
         """Removes all but the last and the best checkpoints up to this step, and later ones of an earlier run.
 
-        The checkpoint just finished is never removed; failures to remove others are only logged.
+        The checkpoint just finished is never removed; failures to remove others, or to name the best, are only logged.
         """
         past = {number: path for number, path in self._numbered().items() if number <= step}
         kept = set(sorted(past)[-config.keep :])
@@ -276,7 +276,10 @@ class CheckpointFolder:
             best = self._best_first(past, config.best_metric)[: config.keep_best]
             kept.update(best)
             if best:
-                write_file(self.path / BEST, f"step_{best[0]}\n")
+                try:
+                    write_file(self.path / BEST, f"step_{best[0]}\n")
+                except OSError as error:
+                    logger.warning("%s could not be written: %s", self.path / BEST, error)
         for number in sorted(past.keys() - kept):
             try:
                 shutil.rmtree(past[number])

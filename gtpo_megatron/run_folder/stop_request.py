@@ -83,6 +83,7 @@ class StopRequest:
         self._signal = ""
         self._requests = Requests()
         self._is_at_once = False
+        self._is_unread = False
         self._before: dict[signal.Signals, signal._HANDLER] = {}
         self._said: queue.SimpleQueue[str] = queue.SimpleQueue()  # which a handler may put to at any moment
 
@@ -135,6 +136,11 @@ class StopRequest:
             written = self._file.read_text(encoding="utf-8", errors="replace").strip()
         except FileNotFoundError:
             return ""
+        except OSError as error:  # of a network disk, for a moment; a signal is heard without it
+            if not self._is_unread:
+                logger.warning("%s cannot be read, so it stops nothing: %s", self._file, error.strerror)
+            self._is_unread = True
+            return ""
         return written or f"{self._file.name} in the run folder"
 
     def close(self) -> None:
@@ -143,7 +149,10 @@ class StopRequest:
             signal.signal(number, handler)
         self._before.clear()
         self._said.put("")
-        self._file.unlink(missing_ok=True)
+        try:
+            self._file.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("%s is left, and stops the next start: %s", self._file, error.strerror)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
         if not self._requests.is_new():

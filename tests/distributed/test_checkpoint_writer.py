@@ -1,9 +1,11 @@
 """The forked writer of a rank: what it tells, and how it ends. Processes are killed; Megatron's writing is made up."""
 
 import functools
+import gc
 import os
 import signal
 import time
+import weakref
 from types import SimpleNamespace
 
 import psutil
@@ -131,3 +133,25 @@ def test_a_write_that_is_abandoned_does_not_keep_its_rank(tmp_path, go_on):
     process.join(60)
     assert process.exitcode == 0
     assert is_gone(int(told.read_text()))
+
+
+def test_what_was_copied_for_a_write_stays_until_it_is_written(tmp_path):
+    """A copy of a GPU's tensor is in memory that the fork shares, and that torch gives to the next copy."""
+    go_on = tmp_path / "go on"
+
+    class Copy(str):
+        """Equals "bucket", and can be referred to weakly."""
+
+    def rank(*_):
+        copies = [Copy("bucket")]
+        kept = weakref.ref(copies[0])
+        started = write(lambda: until(go_on.exists))
+        started.args[0].preload_fn = lambda: [copies.pop()]
+        under_way = started(tmp_path)
+        gc.collect()
+        was_kept = kept() is not None
+        go_on.touch()
+        _, error = under_way.wait()
+        return was_kept, error, kept() is None
+
+    assert run_processes(rank, 1) == [(True, "", True)]

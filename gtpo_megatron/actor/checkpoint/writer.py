@@ -54,11 +54,15 @@ class ForkedWrite:
     def __init__(self, request: Any, folder: Path, *, in_background: bool) -> None:
         self._request = request
         self._process: Any = None
+        self._buckets: Any = None
         if request.async_fn is None:  # a replica has nothing to write
             return
         rank, buckets, _ = request.async_fn_args
         if request.preload_fn is not None:
             buckets = request.preload_fn()
+        # until it is written: what was copied from a GPU is page-locked memory, which a fork shares, and torch would
+        # give it to the next copy of this size
+        self._buckets = buckets
         context = multiprocessing.get_context("fork")
         self._results, child_end = context.Pipe(duplex=False)
         # not daemonic: a rank that ends in good order waits for it
@@ -90,6 +94,7 @@ class ForkedWrite:
         except (EOFError, OSError):
             self._process.join()
             written, checksums, error = None, {}, f"its writer died (exit code {self._process.exitcode})"
+        self._buckets = None
         self._results.close()
         if not error:
             results_queue().put(written)
@@ -100,6 +105,7 @@ class ForkedWrite:
         if self._process is not None:
             self._process.kill()
             self._process.join()
+            self._buckets = None
             self._results.close()
 
     def finish(self) -> None:

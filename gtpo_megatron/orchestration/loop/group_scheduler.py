@@ -9,7 +9,8 @@ engines have the weights of version ``v``:
 - **Staleness.** Step ``k`` starts from version ``k - 1`` and trains groups whose oldest token is of version
   ``k - 1 - N`` or newer. The oldest ready groups are taken first.
 - **Stragglers.** A group that would be too old for the next step is waited for (``wait``: no response is lost for being
-  long), or aborted when enough others are ready (``abort``: its prompt is sampled again, before any new one).
+  long), or aborted when enough others are ready (``abort``: its prompt is sampled again, before any new one; its
+  seeds are the same, so a slow group is slow again, and after ``MAX_ABORTS`` tries it is waited for).
 - **Account.** Every drawn prompt is in exactly one place: ``drawn = trained + dropped + under way``. A group whose
   engine dies, that is aborted or that becomes too old is sampled again; only dynamic sampling drops prompts.
 
@@ -29,6 +30,10 @@ from gtpo_megatron.orchestration.stages.engines import Attempt
 
 QUEUED_GROUPS = 1
 """Groups that an engine holds beyond its concurrency, so that it is not idle until it is given the next."""
+
+MAX_ABORTS = 2
+"""Tries of a group that are given up. Without a limit the slowest prompts would be sampled at every step and never be
+trained, and the room of new ones would go to them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -252,9 +257,13 @@ class GroupScheduler:
         oldest_of_next = step - self.rules.max_staleness
         if self._places()["ready"] < self.rules.groups_per_step and not self.has_given_up:
             return False
-        return self.rules.stragglers == "abort" or not any(
-            group.place != "ready" and group.version < oldest_of_next for group in self._groups.values()
+        return not any(
+            group.place != "ready" and group.version < oldest_of_next and self._is_waited_for(group.attempt)
+            for group in self._groups.values()
         )
+
+    def _is_waited_for(self, attempt: Attempt) -> bool:
+        return self.rules.stragglers == "wait" or attempt.number >= MAX_ABORTS
 
     @property
     def has_given_up(self) -> bool:

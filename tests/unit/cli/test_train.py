@@ -1,5 +1,7 @@
 """``gtpo-megatron train``: what it says of a run that was stopped. Whole runs are tests/integration's."""
 
+import signal
+
 import pytest
 
 from gtpo_megatron import train as training
@@ -7,6 +9,7 @@ from gtpo_megatron.cli import dispatch
 from gtpo_megatron.cli.train import leave_report
 from gtpo_megatron.companions.report import page
 from gtpo_megatron.orchestration.loop.controller import RunSummary
+from gtpo_megatron.run_folder.stop_request import interrupt
 from tests.unit.companions.report.run_folders import make_run
 
 
@@ -31,7 +34,7 @@ def test_the_page_is_written_at_the_end(tmp_path):
     assert "</html>" in (run / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("error", [OSError("no space left"), ValueError("a bug")])
+@pytest.mark.parametrize("error", [OSError("no space left"), ValueError("a bug"), interrupt(signal.SIGTERM)])
 def test_a_page_that_cannot_be_written_is_a_warning_with_the_command_for_later(tmp_path, monkeypatch, caplog, error):
     def broken(*_):
         raise error

@@ -48,6 +48,13 @@ def test_the_best_stay_and_the_best_of_all_is_named(folder):
     assert (folder.path / "best").read_text() == "step_12\n"
 
 
+def test_a_best_that_cannot_be_named_does_not_lose_the_checkpoint(folder, caplog):
+    (folder.path / "best").mkdir(parents=True)
+    path = save(folder, 4, score=0.5, keep=1, keep_best=1)
+    assert folder.latest().path == path
+    assert "best could not be written" in caplog.text
+
+
 def test_a_checkpoint_without_a_manifest_is_never_the_best(folder, caplog):
     (save(folder, 2, score=0.9) / "manifest.json").unlink()
     save(folder, 4, score=0.1, keep=1, keep_best=1)

@@ -36,6 +36,14 @@ def test_a_file_asks_and_is_gone_afterwards(tmp_path, written, reason):
     assert not (tmp_path / STOP_FILE).exists()
 
 
+def test_a_file_that_cannot_be_read_stops_nothing_and_is_told_once(tmp_path, caplog):
+    with StopRequest(tmp_path) as stop:
+        (tmp_path / STOP_FILE).mkdir()
+        assert [stop.reason(), stop.reason()] == ["", ""]
+        assert caplog.text.count("cannot be read, so it stops nothing") == 1
+    assert "is left, and stops the next start" in caplog.text
+
+
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_asks_and_is_given_back(tmp_path, number, caplog):
     before = signal.getsignal(number)

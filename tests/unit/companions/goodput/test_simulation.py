@@ -58,5 +58,6 @@ def test_a_long_response_is_waited_for_or_aborted_at_its_bound():
     aborted = simulation(lengths).run(Mode(max_staleness=1, partial=True, stragglers="abort", over_sample=3.0))
     assert max(waited.seconds) > 150
     assert waited.num_again == 0
-    assert max(aborted.seconds) < 30
+    assert max(aborted.seconds[:3]) < 30  # given up twice, then waited for
+    assert max(aborted.seconds) > 150
     assert aborted.num_again > 0

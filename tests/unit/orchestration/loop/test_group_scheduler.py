@@ -71,6 +71,24 @@ def test_nothing_is_begun_that_no_step_could_train():
     assert again[:2] == [Attempt(attempt.group, 1) for attempt in sorted(begun[4:])]
 
 
+def test_a_group_that_always_ends_last_is_trained_at_its_third_try():
+    found = scheduler(num_engines=1, max_staleness=0, over_sample=1.5, stragglers="abort", num_steps=9)
+    prompts, tries = Prompts(found), []
+    for step in (1, 2, 3):
+        prompts.top_up()
+        begun = found.dispatch(0)
+        tries += [attempt for attempt in begun if attempt.group == 0]
+        finish(found, [attempt for attempt in begun if attempt.group != 0], version=step - 1)
+        assert found.is_ready(step) is (step < 3)
+        if step < 3:
+            assert 0 not in found.take(step)
+            assert found.to_abort(0) == [Attempt(0, step - 1)]
+            found.pushed(step)
+    assert tries == [Attempt(0, number) for number in range(3)]
+    finish(found, tries[-1:], version=2)
+    assert 0 in found.take(3)
+
+
 def test_engines_get_equal_shares_and_no_more_than_they_decode_together():
     found = scheduler(num_engines=3, groups_per_step=30, max_concurrent=8, over_sample=1.0)
     Prompts(found).top_up()
