@@ -20,6 +20,7 @@ from gtpo_megatron.config.problems import (
     check_template,
     parse_dataset,
     parse_datasets,
+    parse_training,
     split_at_commas,
 )
 from gtpo_megatron.config.reward import RewardConfig
@@ -34,17 +35,21 @@ class EngineConfig:
 
     Attributes:
         dtype: of the weights.
+        head_dtype: what logits are computed in: ``float32``, or ``model``: in ``dtype``.
         kv_cache_mib: key-value cache in each process of the engine. None: on a GPU 16384, on a CPU what
             ``max_concurrent_sequences`` can fill, but no more than a quarter of the free memory.
         max_concurrent_sequences: sequences vLLM decodes together.
         tensor_parallel_size: ranks of the engine.
+        expert_parallel: for a mixture of experts on GPUs: each rank holds some of the experts, whole.
         num_threads: on a CPU; 0 leaves it to vLLM.
     """
 
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    head_dtype: Literal["float32", "model"] = "float32"
     kv_cache_mib: PositiveInt | None = None
     max_concurrent_sequences: int = 256
     tensor_parallel_size: int = 1
+    expert_parallel: bool = False
     num_threads: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
@@ -55,9 +60,11 @@ class EngineConfig:
         return RolloutConfig(
             sampling=sampling,
             dtype=self.dtype,
+            head_dtype=self.head_dtype,
             kv_cache_mib=self.kv_cache_mib,
             max_concurrent_sequences=self.max_concurrent_sequences,
             tensor_parallel_size=self.tensor_parallel_size,
+            expert_parallel=self.expert_parallel,
         )
 
 
@@ -164,7 +171,7 @@ class EvaluateConfig:
         if not self.against:
             return None
         return replace(
-            parse_dataset(self.against, "against"),
+            parse_training(self.against, "against"),
             prompt_column=self.training_prompt_column,
             answer_column=self.training_answer_column,
             usual_prompt_column=self.prompt_column,
@@ -248,9 +255,11 @@ def defaults_of_run(run: RunConfig) -> EvaluateConfig:
         success_threshold=run.algorithm.success_threshold,
         engine=EngineConfig(
             dtype=run.rollout.dtype,
+            head_dtype=run.rollout.head_dtype,
             kv_cache_mib=run.rollout.kv_cache_mib,
             max_concurrent_sequences=run.rollout.max_concurrent_sequences,
             tensor_parallel_size=run.rollout.tensor_parallel_size,
+            expert_parallel=run.rollout.expert_parallel,
             num_threads=run.cluster.engine_threads,
         ),
         environment=run.environment,

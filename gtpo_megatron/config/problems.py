@@ -41,7 +41,8 @@ class DatasetRef:
         is_named: False where only a path was given: its rows are of one's own, whatever the file is called.
         repository: of the hub, ``OWNER/NAME``; empty for a known data set or a file.
         subset: configuration of ``repository``; empty if it has one only.
-        split: of ``repository`` or of a folder; empty: the usual one.
+        split: of ``repository`` or of a folder; empty: that of the known data set there; of other repositories
+            ``train``, of other folders the only one.
         generated: the sets that it is made of, if a program writes its rows.
         prompt_column: of the prompt, where it has none of the usual names; ``a.b`` is ``b`` in the object ``a``.
         answer_column: of the reference answer, likewise.
@@ -121,6 +122,18 @@ def parse_dataset(text: str, field: str) -> DatasetRef:
             f"a branch such as main moves, and a run on it cannot be repeated"
         )
     return DatasetRef(name=name.lower(), revision=revision)
+
+
+def parse_training(text: str, field: str) -> DatasetRef:
+    """Reads a training set: of a repository the split ``train``, unless another one is named.
+
+    Elsewhere it is that of the known benchmark there, which for most is ``test``.
+
+    Raises:
+        ConfigError: as :func:`parse_dataset`.
+    """
+    found = parse_dataset(text, field)
+    return replace(found, split="train") if found.repository and not found.split else found
 
 
 def parse_datasets(texts: tuple[str, ...], field: str) -> tuple[DatasetRef, ...]:
@@ -237,11 +250,11 @@ class DataConfig:
 
     Attributes:
         train_path: ``dapo-math-17k`` (from the hub, at its pinned revision), ``dapo-math-17k@COMMIT``,
-            ``dapo-math-17k=FILE`` (a local copy), ``OWNER/NAME`` of the hub, ``reasoning-gym:TASK?size=2000&seed=1``
-            with more options of the task or several tasks with `` + `` between, ``instructions?size=2000``, or a
-            .jsonl, .json, .parquet or .csv file of rows with ``prompt`` or ``messages`` (chat messages or text), or
-            ``problem`` or ``question`` (bare), and ``answer``, ``ground_truth`` or ``solution``, maybe ``id`` and
-            ``source``. Repeated prompts are removed and counted.
+            ``dapo-math-17k=FILE`` (a local copy), ``OWNER/NAME`` of the hub (its split ``train``),
+            ``reasoning-gym:TASK?size=2000&seed=1`` with more options of the task or several tasks with `` + `` between,
+            ``instructions?size=2000``, or a .jsonl, .json, .parquet or .csv file of rows with ``prompt`` or
+            ``messages`` (chat messages or text), or ``problem`` or ``question`` (bare), and ``answer``,
+            ``ground_truth`` or ``solution``, maybe ``id`` and ``source``. Repeated prompts are removed and counted.
         prompt_column: of the training rows, if its name is another one; a text in it is a bare question. ``a.b`` is
             ``b`` in the object ``a``.
         answer_column: of the reference answer, if its name is another one.
@@ -280,7 +293,7 @@ class DataConfig:
     @property
     def train(self) -> DatasetRef:
         """What ``train_path`` names, with its columns."""
-        found = parse_dataset(self.train_path, "train_path")
+        found = parse_training(self.train_path, "train_path")
         return replace(found, prompt_column=self.prompt_column, answer_column=self.answer_column)
 
 

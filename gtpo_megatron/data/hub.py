@@ -1,13 +1,16 @@
 """Reads data sets of the Hugging Face hub with ``datasets``, or a copy in the hub's local cache."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gtpo_megatron.data.records import BATCH_ROWS, arrow_records, read_records
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.untrusted.text import printable
+
+UNSAID_SPLIT = "train"
+"""The split of files whose names say none, on the hub."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,9 +32,10 @@ class HubPlace:
     files: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """The repository with configuration and commit."""
+        """The repository with configuration, commit and, unless its files are named, split."""
         subset = f"/{self.subset}" if self.subset else ""
-        return f"{self.repository}{subset}@{self.revision}"
+        split = "" if self.files else f":{self.split}"
+        return f"{self.repository}{subset}@{self.revision}{split}"
 
 
 def read_hub(place: HubPlace, *, name: str) -> Iterator[tuple[str, object]]:
@@ -109,6 +113,14 @@ def _cached(place: HubPlace) -> Path | None:
 
 
 def _cached_records(place: HubPlace, folder: Path) -> Iterator[tuple[str, object]]:
+    """Records of a copy; on the hub, files whose names say no split are ``train``."""
     if place.files:
-        return (record for name in place.files for record in read_records(str(folder / name)))
+        return read_files(folder, place.files)
+    if place.split == UNSAID_SPLIT:
+        return read_records(str(folder), subset=place.subset, usual_split=place.split)
     return read_records(str(folder), subset=place.subset, split=place.split)
+
+
+def read_files(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, object]]:
+    """Records of files of a folder, one after another."""
+    return (record for name in names for record in read_records(str(folder / name)))

@@ -69,7 +69,7 @@ class ProblemSet:
 
     Attributes:
         dataset: the requested data set.
-        origin: the file, or the hub's repository and commit.
+        origin: the file, or the hub's repository, commit and split.
         problems: at least one; their ids are unique.
         questions: the question of each problem without instructions, for comparing data sets.
         details: what else each problem is made of, if an environment makes it; see ``Questions``.
@@ -263,6 +263,11 @@ def _notes(
     """Sentences about dropped rows and an unexpected number of problems."""
     notes = []
     num_unique = reading.num_rows - reading.num_repeated
+    if num_passed := reading.passed.num_rows:
+        notes.append(
+            f"{origin}: {num_passed} of {reading.num_rows + num_passed} rows are not of {reading.passed.known}, the "
+            f"data set that is known there, and are left out"
+        )
     if reading.num_repeated:
         notes.append(
             f"{origin}: {reading.num_repeated} of {reading.num_rows} rows repeat an earlier prompt and are left out "

@@ -371,6 +371,8 @@ def answer_text(value: object, place: str, where: str) -> str:
         if len(values) != 1 or isinstance(values[0], list | tuple):
             raise DataError(f"{place}: answer is {shown(value)}, a list of {len(values)}; expected one in {where}")
         return answer_text(values[0], place, where)
+    if isinstance(value, decimal.Decimal):  # of Parquet and of databases
+        value = format(value, "f") if value.is_finite() else math.nan
     if isinstance(value, float) and not math.isfinite(value):
         raise DataError(f"{place}: answer is missing ({value}); expected text or a finite number in {where}")
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,24 +1,43 @@
 """Reads the rows of a named data set or a file, with its adapter or in the generic format."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from gtpo_megatron.config.problems import DatasetRef, parse_dataset
 from gtpo_megatron.data.adapters import ADAPTERS, Adapter, adapter_at, adapter_of
 from gtpo_megatron.data.generated import generated_origin, generated_records
-from gtpo_megatron.data.hub import HubPlace, newest_commit, read_hub
+from gtpo_megatron.data.hub import UNSAID_SPLIT, HubPlace, newest_commit, read_files, read_hub
 from gtpo_megatron.data.records import read_records
 from gtpo_megatron.data.rows import Row, RowColumns, generic_row
 from gtpo_megatron.errors import DataError
 
 
-def read_rows(dataset: DatasetRef) -> Iterator[Row]:
+@dataclass(slots=True)
+class Passed:
+    """Counts the rows that a known data set leaves out, since they are of another one in the same files.
+
+    Attributes:
+        known: name of the data set.
+        num_rows: left out so far.
+    """
+
+    known: str = ""
+    num_rows: int = 0
+
+
+def read_rows(dataset: DatasetRef, passed: Passed | None = None) -> Iterator[Row]:
     """Reads and checks a data set row by row; whether a row needs a reference answer is its reader's to say.
+
+    Args:
+        dataset: the data set.
+        passed: counts on, where somebody asks.
 
     Raises:
         ConfigError: the name is unknown and no file is given.
-        DataError: it cannot be read, a row is malformed, or there are no rows at all.
+        DataError: it cannot be read, a row is malformed, or there are no rows of it at all.
     """
+    passed = passed or Passed()
     adapter = _adapter(dataset)
     columns = (
         RowColumns()
@@ -30,9 +49,8 @@ def read_rows(dataset: DatasetRef) -> Iterator[Row]:
             usual_answer=dataset.usual_answer_column,
         )
     )
-    empty = True
+    num_rows = 0
     for place, record in _records(dataset):
-        empty = False
         if not isinstance(record, Mapping):
             raise DataError(f"{place}: got {type(record).__name__}, expected an object with the fields of a problem")
         if adapter is None:
@@ -40,14 +58,17 @@ def read_rows(dataset: DatasetRef) -> Iterator[Row]:
         elif adapter.is_kept(record):
             row = adapter.to_row(record, place, dataset.name)
         else:
+            passed.known, passed.num_rows = adapter.name, passed.num_rows + 1
             continue
+        num_rows += 1
         yield row
-    if empty:
-        raise DataError(f"{origin_of(dataset)}: holds no rows; expected at least one problem")
+    if not num_rows:
+        others = f" of {passed.known} among its {passed.num_rows}" if passed.num_rows else ""
+        raise DataError(f"{origin_of(dataset)}: holds no rows{others}; expected at least one problem")
 
 
 def origin_of(dataset: DatasetRef) -> str:
-    """The origin of the rows, for messages: the file, the repository and commit, or what generates them.
+    """The origin of the rows, for messages: the file, the repository, commit and split, or what generates them.
 
     Raises:
         ConfigError: the name is unknown.
@@ -57,8 +78,7 @@ def origin_of(dataset: DatasetRef) -> str:
         return generated_origin(dataset.generated)
     if dataset.path:
         return f"{dataset.path}:{dataset.split}" if dataset.split else dataset.path
-    split = f":{dataset.split}" if dataset.split else ""
-    return f"{_hub_place(dataset)}{split}"
+    return str(_hub_place(dataset))
 
 
 def check_source(dataset: DatasetRef) -> None:
@@ -124,7 +144,10 @@ def _records(dataset: DatasetRef) -> Iterator[tuple[str, object]]:
     known = _adapter(dataset)
     if known is None:
         return read_records(dataset.path, split=dataset.split)
-    return read_records(dataset.path, subset=known.hub.subset, split=dataset.split or known.hub.split)
+    folder, hub = Path(dataset.path), known.hub
+    if not dataset.split and any((folder / name).is_file() for name in hub.files):
+        return read_files(folder, hub.files)
+    return read_records(dataset.path, subset=hub.subset, split=dataset.split, usual_split=hub.split)
 
 
 def _hub_place(dataset: DatasetRef) -> HubPlace:
@@ -134,6 +157,6 @@ def _hub_place(dataset: DatasetRef) -> HubPlace:
     elif adapter := adapter_at(dataset.repository, dataset.subset):
         known = replace(adapter.hub, split=dataset.split or adapter.hub.split)
     else:
-        split = dataset.split or "train"
+        split = dataset.split or UNSAID_SPLIT
         known = HubPlace(repository=dataset.repository, revision="", split=split, subset=dataset.subset)
     return replace(known, revision=dataset.revision or known.revision or newest_commit(known.repository))

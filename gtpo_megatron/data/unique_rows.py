@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gtpo_megatron.config.problems import DatasetRef
 from gtpo_megatron.data.contamination import Questions
 from gtpo_megatron.data.rows import Row
-from gtpo_megatron.data.source import read_rows
+from gtpo_megatron.data.source import Passed, read_rows
 from gtpo_megatron.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ class UniqueRows:
     Attributes:
         whole_rows: rows with one prompt are different problems where their answers or other columns differ.
         num_rows: rows read so far.
+        passed: rows of other data sets in the same files, which do not count.
         num_repeated: rows dropped because they repeat an earlier one.
         num_conflicting: repeated rows whose answer or other columns differ from the first one's, which is kept.
         content: digest of ids, prompts, answers and other columns of the rows that are not repeats.
@@ -51,6 +52,7 @@ class UniqueRows:
     num_rows: int = 0
     num_repeated: int = 0
     num_conflicting: int = 0
+    passed: Passed = field(default_factory=Passed)
     content: "hashlib._Hash" = field(default_factory=hashlib.sha256)
     # answer and digest of the other columns, by a row's key, to save memory
     _answers: dict[bytes, tuple[str, bytes]] = field(default_factory=dict)
@@ -62,7 +64,7 @@ class UniqueRows:
         Raises:
             ConfigError, DataError: as :func:`~gtpo_megatron.data.source.read_rows`; or one id has two prompts.
         """
-        for number, row in enumerate(read_rows(dataset)):
+        for number, row in enumerate(read_rows(dataset, self.passed)):
             self.num_rows += 1
             key, extra = self._key(row), row.extra_digest
             if key not in self._answers:

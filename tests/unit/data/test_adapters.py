@@ -8,7 +8,9 @@ import pytest
 from gtpo_megatron.config.problems import DAPO_TEMPLATE, fill_template, parse_dataset
 from gtpo_megatron.data import source
 from gtpo_megatron.data.adapters import ADAPTERS
+from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.hub import read_hub
+from gtpo_megatron.data.prompts import RowsNeeded, load_problems
 from gtpo_megatron.data.source import read_rows
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.rewards.code_tests import code_tests
@@ -257,7 +259,22 @@ def test_only_the_columns_of_grading_are_kept_and_ids_are_the_sets(tmp_path):
 
 def test_rows_of_mathematics_are_passed_over(tmp_path):
     record = ROWS["eurus-2-code"][0]
-    assert len(read(tmp_path, "eurus-2-code", record | {"ability": "math"}, record)) == 1
+    others = [record | {"ability": "math"}] * 3
+    assert len(read(tmp_path, "eurus-2-code", others[0], record)) == 1
+    with pytest.raises(DataError, match=r"holds no rows of eurus-2-code among its 3; expected at least one problem"):
+        read(tmp_path, "eurus-2-code", *others)
+
+
+def test_rows_that_are_passed_over_are_counted(tmp_path):
+    """``PRIME-RL/Eurus-2-RL-Data`` is this set too, whose rows of mathematics nobody was told of."""
+    record = ROWS["eurus-2-code"][0]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in (record | {"ability": "math"}, record)))
+    tokenizer = load_tokenizer("recipes/assets/tiny_qwen2")
+    needed = RowsNeeded(answer=False)
+    found = load_problems(f"eurus-2-code={path}", tokenizer, max_prompt_tokens=99, graded_by=needed)
+    said = f"{path}: 1 of 2 rows are not of eurus-2-code, the data set that is known there, and are left out"
+    assert (len(found.problems), found.num_rows, found.notes) == (1, 1, (said,))
 
 
 def test_a_reward_for_answers_is_told_which_one_to_take(tmp_path):

@@ -2,7 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from gtpo_megatron.config.problems import parse_dataset
+from gtpo_megatron.config.evaluate import EvaluateConfig
+from gtpo_megatron.config.problems import DataConfig, parse_dataset
+from gtpo_megatron.data import source
 from gtpo_megatron.data.adapters import ADAPTERS, GSM8K
 from gtpo_megatron.data.hub import newest_commit
 from gtpo_megatron.data.source import origin_of, read_rows
@@ -149,7 +151,7 @@ def test_the_commit_is_fixed_at_the_start_and_taken_again_by_a_continuation(hub)
     config = replace(config, data=replace(config.data, train_path="me/sums"))
     first = pin_data_sets(config, None)
     assert first.data.train_path == f"hub:me/sums@{'a' * 40}"
-    assert origin_of(first.data.train) == f"me/sums@{'a' * 40}"
+    assert origin_of(first.data.train) == f"me/sums@{'a' * 40}:train"
     assert first.evaluation == config.evaluation
     put("me/sums", "b" * 40, {"data/train-00000-of-00001.parquet": rows("new")})
     newest_commit.cache_clear()
@@ -157,6 +159,34 @@ def test_the_commit_is_fixed_at_the_start_and_taken_again_by_a_continuation(hub)
     assert pin_data_sets(config, first) == first == pin_data_sets(first, None)
     assert [row.prompt for row in read(first.data.train_path)] == ["old 1+1?", "old 2+2?"]
     assert [row.prompt for row in read("me/sums")] == ["new 1+1?", "new 2+2?"]
+
+
+def test_files_of_the_cache_that_say_no_split_are_its_training_split(hub):
+    put, rows = hub
+    put("me/sums", "a" * 40, {"data/sums.parquet": rows("all"), "own/train/0000.parquet": rows("own")})
+    assert [row.prompt for row in read("me/sums/data")] == ["all 1+1?", "all 2+2?"]
+    assert [row.prompt for row in read("me/sums/own")] == ["own 1+1?", "own 2+2?"]
+    with pytest.raises(DataError, match="no file of the split 'test'"):
+        read("me/sums/data:test")
+    with pytest.raises(DataError, match="has no split 'test'; it holds train"):
+        read("me/sums/own:test")
+
+
+@pytest.mark.parametrize("reference", ["google-research-datasets/mbpp", "ChilleD/SVAMP", "openai/gsm8k", "me/sums"])
+def test_a_run_trains_on_the_training_split_of_a_repository(reference, monkeypatch):
+    """Known benchmarks have another one: MBPP and SVAMP were trained on their test problems, and no message said so."""
+    monkeypatch.setattr(source, "newest_commit", lambda _: "ab" * 20)
+    ways = (
+        DataConfig(train_path=reference).train,
+        EvaluateConfig(benchmarks=("aime24",), against=reference).training_set,
+    )
+    for ref in ways:
+        assert origin_of(ref).rpartition(":")[2] == "train"
+        assert origin_of(parse_dataset(str(ref), "x")) == origin_of(ref)
+    assert origin_of(DataConfig(train_path=f"{reference}:dev").train).endswith(":dev")
+    measured = EvaluateConfig(benchmarks=(reference,)).sets
+    splits = {label: origin_of(ref).rpartition(":")[2] for label, ref in measured.items()}
+    assert splits in ({"mbpp": "test"}, {"svamp": "test"}, {"gsm8k": "train"}, {"sums": "train"})
 
 
 def test_a_name_that_is_nowhere_says_where_it_was_looked_for(hub):

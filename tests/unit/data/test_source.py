@@ -1,9 +1,12 @@
+import decimal
 import json
+from fractions import Fraction
 
 import pytest
 
 from gtpo_megatron.config.problems import BOXED_TEMPLATE, DAPO_TEMPLATE, fill_template, parse_dataset
 from gtpo_megatron.data import source
+from gtpo_megatron.data.rows import answer_text
 from gtpo_megatron.errors import ConfigError, DataError
 
 CHAT = [{"role": "user", "content": "1+1?"}]
@@ -69,6 +72,17 @@ def test_a_number_that_is_none_is_no_answer(tmp_path, number, said):
     table = parquet(tmp_path, [{"prompt": "a", "answer": 1.5}, {"prompt": "b", "answer": float(number)}])
     with pytest.raises(DataError, match=rf"set\.parquet, row 2: answer is missing \({said}\)"):
         list(read_rows(table))
+
+
+def test_a_decimal_number_is_an_answer(tmp_path):
+    """Parquet's kind of numbers that are written out, as money is."""
+    numbers = {"2.00": "2.00", "-0.5": "-0.5", "1E+3": "1000"}
+    for written, text in numbers.items():
+        [row] = read_rows(parquet(tmp_path, [{"prompt": "a", "answer": decimal.Decimal(written)}]))
+        assert Fraction(row.answer) == Fraction(text)
+        assert "E" not in row.answer
+    with pytest.raises(DataError, match=r"p: answer is missing \(nan\); expected text or a finite number"):
+        answer_text(decimal.Decimal("sNaN"), "p", "answer")
 
 
 def test_parquet_rows_equal_jsonl_rows(tmp_path):
@@ -169,8 +183,10 @@ def test_an_unknown_name_lists_the_known_ones():
 def test_where_rows_come_from():
     assert source.origin_of(parse_dataset("mine=/data/x.jsonl", "data")) == "/data/x.jsonl"
     pinned = source.origin_of(parse_dataset("olympiadbench", "data"))
-    assert pinned == "Hothan/OlympiadBench/OE_TO_maths_en_COMP@91184b52131e7fc9455fef848035173aea8cc01a"
-    assert source.origin_of(parse_dataset("math500@abcdef1", "data")) == "HuggingFaceH4/MATH-500@abcdef1"
+    assert pinned == "Hothan/OlympiadBench/OE_TO_maths_en_COMP@91184b52131e7fc9455fef848035173aea8cc01a:train"
+    assert source.origin_of(parse_dataset("math500@abcdef1", "data")) == "HuggingFaceH4/MATH-500@abcdef1:test"
+    files = "livecodebench/code_generation_lite@0fe84c3912ea0c4d4a78037083943e8f0c4dd505"
+    assert source.origin_of(parse_dataset("livecodebench", "data")) == files
 
 
 def test_a_path_alone_is_rows_of_ones_own_whatever_the_file_is_called(tmp_path):
