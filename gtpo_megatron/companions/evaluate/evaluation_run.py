@@ -25,6 +25,7 @@ from gtpo_megatron.companions.evaluate.evaluated_model import EvaluatedModel
 from gtpo_megatron.companions.evaluate.model_folder import check_can_sample, check_model_folder, model_fingerprint
 from gtpo_megatron.companions.evaluate.results import RESULTS_FILE, EvaluationResult, evaluation_result, write_results
 from gtpo_megatron.companions.evaluate.verdict_file import (
+    HEAD_DTYPE,
     TEMPLATE_INPUTS,
     VERDICTS_FILE,
     MeasuredSet,
@@ -203,6 +204,7 @@ def identity(
         "prompt_template": config.prompt_template,
         "verbatim_text": config.verbatim_text,
         "dtype": config.engine.dtype,
+        HEAD_DTYPE: config.engine.head_dtype,
         "reward": config.reward.function,
         **({"judge": {"model": judged_by} | judge} if judged_by else {}),
         **({"environment": {name: getattr(config.environment, name) for name in SAYS_TURNS}} if is_talk else {}),

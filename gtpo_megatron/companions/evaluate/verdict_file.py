@@ -25,7 +25,11 @@ logger = logging.getLogger(__name__)
 VERDICTS_FILE = "verdicts.jsonl"
 TEMPLATE_INPUTS = "template_inputs"
 """What the chat template was given besides the messages, in the identity."""
+HEAD_DTYPE = "head_dtype"
+"""What logits were computed in, in the identity."""
 _IDENTITY, _SESSION, _BENCHMARKS, _SOURCE = "evaluation", "session", "benchmarks", "reward_source"
+_UNSAID = {HEAD_DTYPE: "float32"}
+"""Of identities that do not say it: evaluations of earlier versions had no other."""
 
 VerdictKey = tuple[str, str, int]
 """Benchmark, problem and sample."""
@@ -189,7 +193,7 @@ class VerdictFile:
                 if whole:
                     self._take(place, record)
                 elif isinstance(found := record.get(_IDENTITY), dict):
-                    self._check_same(found, identity)
+                    self._check_same({**_UNSAID, **found}, {**_UNSAID, **identity})
                 else:
                     raise DataError(f"{place}: is no header of an evaluation")
                 whole = end

@@ -8,9 +8,11 @@ from rich.console import Console
 from gtpo_megatron.companions.evaluate import evaluation_run
 from gtpo_megatron.companions.evaluate.benchmark_run import Timing, wanted_responses
 from gtpo_megatron.companions.evaluate.evaluated_model import EvaluatedModel
+from gtpo_megatron.companions.evaluate.verdict_file import VerdictFile
 from gtpo_megatron.config.environment import EnvironmentConfig
-from gtpo_megatron.config.evaluate import EvaluateConfig
+from gtpo_megatron.config.evaluate import EngineConfig, EvaluateConfig
 from gtpo_megatron.config.reward import JudgeConfig, RewardConfig
+from gtpo_megatron.errors import ConfigError
 from tests.unit.companions.evaluate.makers import Grader, Letters, TalkingEngine, graded, open_file, problem_set
 
 
@@ -112,6 +114,20 @@ def test_conversations_with_another_environment_are_another_evaluation():
     assert of() == of(max_turns=3), "there is none"
     assert of(name="a:A") not in (of(), of(name="b:A"), of(name="a:A", max_turns=3), of(name="a:A", discount=0.5))
     assert of(name="a:A") == of(name="a:A", num_workers=9, timeout_s=1.0)
+
+
+def test_logits_of_another_dtype_are_another_evaluation(tmp_path):
+    """Evaluations of before it could be chosen were of float32."""
+
+    def of(head_dtype):
+        config = EvaluateConfig(benchmarks=("x=x.jsonl",), engine=EngineConfig(head_dtype=head_dtype))
+        return evaluation_run.identity(config, "fingerprint")
+
+    earlier = {name: value for name, value in of("float32").items() if name != "head_dtype"}
+    VerdictFile(tmp_path / "verdicts.jsonl", earlier).close()
+    VerdictFile(tmp_path / "verdicts.jsonl", of("float32")).close()
+    with pytest.raises(ConfigError, match="holds another evaluation: head_dtype: 'float32' -> 'model'; choose another"):
+        VerdictFile(tmp_path / "verdicts.jsonl", of("model"))
 
 
 def test_verdicts_of_another_judge_or_question_are_another_evaluation():
