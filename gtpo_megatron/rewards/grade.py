@@ -18,6 +18,7 @@ from gtpo_megatron.judge.client import Judge, JudgeClient, JudgeSetup
 from gtpo_megatron.rewards.function import Form, RewardFunction
 from gtpo_megatron.rewards.request import Reward, RewardRequest
 from gtpo_megatron.sandbox.choose import LazySandbox
+from gtpo_megatron.supervision.running_time import running_time
 from gtpo_megatron.untrusted.text import printable, shown
 
 LARGEST_REWARD = 1e6
@@ -127,11 +128,18 @@ class RewardCaller:
         return [_verdict(partial(checked, value)) for value in returned]
 
     async def _limited(self, awaitable: Awaitable[Any]) -> Any:
+        task = asyncio.ensure_future(awaitable)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return await awaitable
-        except TimeoutError as error:
-            raise _LateError(f"took longer than {self._timeout_s:g} s") from error
+            end = running_time() + self._timeout_s
+            while not task.done() and (left := end - running_time()) > 0:
+                await asyncio.wait({task}, timeout=left)
+            is_late = task.cancel()
+            await asyncio.wait({task})
+        finally:
+            task.cancel()
+        if is_late and task.cancelled():
+            raise _LateError(f"took longer than {self._timeout_s:g} s")
+        return task.result()
 
     async def _awaited(self, function: RewardFunction, requests: Sequence[RewardRequest]) -> list[Verdict]:
         """All rows at the same time, each with its own limit."""

@@ -5,7 +5,6 @@ import os
 import select
 import signal
 import threading
-import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,9 @@ from pathlib import Path
 from gtpo_megatron.supervision import process_tree
 from gtpo_megatron.supervision.deaths import RAY, Death, how_ended, is_of, name_of, named_death
 from gtpo_megatron.supervision.process_tree import ProcessStat, process_ids, process_stat
+from gtpo_megatron.supervision.running_time import running_time
 
 STOP_S = 2.0  # after which a process counts as stopped: debuggers and shells stop processes for less
-LOOK_S = 5.0  # most that counts between two looks: a batch system may stop all of a job's processes, this one too
 
 
 @dataclass(slots=True)
@@ -51,7 +50,7 @@ class Family:
         self._deaths: list[Death] = []
         self._is_closing = False
         self._stage = "start"
-        self._looked_at = time.monotonic()
+        self._looked_at = running_time()
         self._ends = select.epoll()
 
     def wait(self, seconds: float) -> None:
@@ -101,7 +100,7 @@ class Family:
     def seen(self) -> list[Death]:
         """Deaths so far, and named processes that are stopped now; none once all may end."""
         with self._lock:
-            now = time.monotonic()
+            now = running_time()
             stopped = [
                 Death(one.name, pid, now - one.stopped_s, one.stopped_in, "is stopped (SIGSTOP)", is_stop=True)
                 for pid, one in self._processes.items()
@@ -126,9 +125,9 @@ class Family:
             self._others &= pids  # process ids are reused
             for pid in pids:
                 self._is_one(pid)
-            before, self._looked_at = self._looked_at, time.monotonic()
+            before, self._looked_at = self._looked_at, running_time()
             for pid in self._processes:
-                self._look_at(pid, min(LOOK_S, self._looked_at - before))
+                self._look_at(pid, self._looked_at - before)
 
     def left(self, folder: Path, *, with_unnamed: bool) -> set[int]:
         """Those that run, and processes that write below the run's temporary folder or have it as theirs.
@@ -155,7 +154,7 @@ class Family:
 
     def _report(self, name: str, pid: int, how: str) -> None:
         if name and not self._is_closing and not any(is_of(name, expected) for expected in self._expected):
-            self._deaths.append(Death(name, pid, time.monotonic(), self._stage, how))
+            self._deaths.append(Death(name, pid, running_time(), self._stage, how))
 
     def _is_one(self, pid: int) -> bool:
         """Whether a process is the run's: it is named, or its parent is the run's or the driver."""
