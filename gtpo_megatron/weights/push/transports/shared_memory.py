@@ -5,6 +5,7 @@ with a handle if the slots are in a GPU's memory. A counter has one writer and o
 rank's bytes are in its slot before its counter says so.
 """
 
+import mmap
 import os
 import uuid
 from collections.abc import Sequence
@@ -21,6 +22,9 @@ SHARED_MEMORY = Path("/dev/shm")
 """Where the file lives; a memory file system on every Linux."""
 
 _PAGE_BYTES = 4096
+
+_created: dict[str, mmap.mmap] = {}
+"""Path -> first page of the files whose names this process has made: a sweep removes what nobody has mapped."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +70,8 @@ class SharedSlots:
 def create_slots(shape: SlotShape) -> SharedSlots:
     """Creates the file and allocates all its memory: a sparse file would kill its writer if memory ran out.
 
+    This process has it mapped until ``remove_name``, or another run that ends meanwhile would remove it.
+
     Raises:
         WeightSyncError: the memory file system is too small.
     """
@@ -74,6 +80,8 @@ def create_slots(shape: SlotShape) -> SharedSlots:
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         try:
+            os.posix_fallocate(descriptor, 0, _PAGE_BYTES)
+            _created[slots.path] = mmap.mmap(descriptor, _PAGE_BYTES)  # first, since the rest may take a second
             os.posix_fallocate(descriptor, 0, shape.num_bytes)
         finally:
             os.close(descriptor)
@@ -89,6 +97,8 @@ def create_slots(shape: SlotShape) -> SharedSlots:
 def remove_name(slots: SharedSlots) -> None:
     """Unlinks the file; its memory is freed when the last process that mapped it ends, however it ends."""
     Path(slots.path).unlink(missing_ok=True)
+    if slots.path in _created:
+        _created.pop(slots.path).close()
 
 
 class SlotFile:

@@ -1,6 +1,7 @@
-"""What a link that could not be opened leaves behind."""
+"""What a link that could not be opened leaves behind, and what the end of another run leaves of one."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ import pytest
 from gtpo_megatron.distributed.groups import RankCoordinates
 from gtpo_megatron.errors import EngineLostError
 from gtpo_megatron.orchestration.stages.weight_link import connect
+from gtpo_megatron.supervision.process_tree import mapped_shared, remove_unused_shared
+from gtpo_megatron.weights.push.transports import shared_memory as module
 from gtpo_megatron.weights.push.transports.process_group import open_store
-from gtpo_megatron.weights.push.transports.shared_memory import create_slots
+from gtpo_megatron.weights.push.transports.shared_memory import SlotShape, create_slots, remove_name
 from recipes import tiny_cpu
 
 
@@ -67,3 +70,16 @@ def test_slots_of_an_engine_that_dies_meanwhile_do_not_stay_in_memory(transport,
     with pytest.raises(EngineLostError, match="answers no more"):
         connect(config, Trainer(), sampler, has_gpus=False)
     assert not Path(sampler.slots.path).exists()
+
+
+def test_the_end_of_another_run_leaves_slots_that_nobody_else_has_mapped_yet(shared_memory, monkeypatch):
+    monkeypatch.setattr(module, "SHARED_MEMORY", shared_memory)
+    slots = create_slots(SlotShape(slot_bytes=1 << 12, num_ranks=1, deadline_s=1.0))
+    path = Path(slots.path)
+    inode = path.stat().st_ino
+    remove_unused_shared(())
+    assert path.exists()
+    remove_unused_shared((), of={os.getpid()})  # as after the death of this process, which has made them
+    assert not path.exists()
+    remove_name(slots)
+    assert inode not in mapped_shared(os.getpid()), "its memory would never be freed"
