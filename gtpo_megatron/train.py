@@ -11,7 +11,7 @@ from gtpo_megatron.algorithms.registry import algorithm_of
 from gtpo_megatron.config.algorithm.named import algorithm_name
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import load_config, to_plain
-from gtpo_megatron.data.chat_template import is_sentencepiece_only, load_tokenizer, stop_token_ids
+from gtpo_megatron.data.chat_template import check_stop_strings, load_tokenizer, stop_token_ids
 from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.judge.client import check_judge
@@ -284,11 +284,8 @@ def check_inputs(config: RunConfig, *, resume: bool = False) -> RunInputs:
         check_same_model(reference, architecture)
         check_weights(reference, architecture)
     tokenizer = load_tokenizer(config.model.path)
-    if config.rollout.sampling.stop_strings and is_sentencepiece_only(model):
-        raise ConfigError(
-            f"rollout.sampling.stop_strings: vLLM cannot spell the tokens of {model}, which has sentencepiece's "
-            f"tokenizer.model only; use rollout.sampling.stop_token_ids, or add a tokenizer.json"
-        )
+    check_stop_strings(model, config.rollout.sampling, where="rollout.sampling")
+    check_stop_strings(model, config.evaluation.sampling, where="evaluation.sampling")
     if config.environment.name:
         stop_ids = (*stop_token_ids(model, tokenizer), *config.rollout.sampling.stop_token_ids)
         check_conversation(config.environment, config.data, tokenizer, stop_ids=stop_ids)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.data.rows import Message
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.untrusted.fields import Fields
@@ -33,6 +34,21 @@ def is_sentencepiece_only(folder: Path) -> bool:
     """Whether the folder has sentencepiece's model and no other file to build a tokenizer from."""
     others = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "tekken.json")
     return (folder / SENTENCEPIECE_FILE).is_file() and not any((folder / name).exists() for name in others)
+
+
+def check_stop_strings(folder: Path, sampling: SamplingConfig, *, where: str) -> None:
+    """Raises ConfigError if responses are to end at strings, which vLLM cannot find with this folder's tokenizer.
+
+    Args:
+        folder: of the model.
+        sampling: with the strings.
+        where: prefix of its options, such as ``rollout.sampling``.
+    """
+    if sampling.stop_strings and is_sentencepiece_only(folder):
+        raise ConfigError(
+            f"{where}.stop_strings: vLLM cannot spell the tokens of {folder}, which has sentencepiece's "
+            f"tokenizer.model only; use {where}.stop_token_ids, or add a tokenizer.json"
+        )
 
 
 def load_tokenizer(model_path: str) -> "PreTrainedTokenizerBase":

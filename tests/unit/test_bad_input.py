@@ -9,6 +9,7 @@ import sentencepiece as spm
 
 from gtpo_megatron.cli import dispatch
 from gtpo_megatron.cli.recipe import load_recipe
+from gtpo_megatron.companions.evaluate import evaluation_run
 from recipes.tiny_cpu import ASSETS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' tokenizer loading
@@ -153,7 +154,9 @@ def test_the_assets_are_small_enough():
     }
 
 
-def test_stop_strings_need_a_tokenizer_that_vllm_can_read(capsys, tmp_path):
+@pytest.mark.parametrize("where", ["rollout.sampling", "evaluation.sampling", "sampling"])
+def test_stop_strings_need_a_tokenizer_that_vllm_can_read(capsys, tmp_path, monkeypatch, where):
+    """Of training, of its held-out sets, and of ``gtpo-megatron evaluate``."""
     model = tmp_path / "model"
     shutil.copytree(ASSETS / "tiny_qwen2", model, ignore=shutil.ignore_patterns("tokenizer*"))
     text = tmp_path / "text"
@@ -166,8 +169,14 @@ def test_stop_strings_need_a_tokenizer_that_vllm_can_read(capsys, tmp_path):
         hard_vocab_limit=False,
         minloglevel=2,
     )
-    status, text = complaint(capsys, "--model.path", str(model), "--rollout.sampling.stop-strings", "END")
-    assert status == 2
-    assert "rollout.sampling.stop_strings: vLLM cannot spell the tokens" in text
-    status, _ = complaint(capsys, "--model.path", str(model))
-    assert status == 0
+    asked = ["config", "recipes.tiny_cpu:gtpo", "--model.path", str(model)]
+    monkeypatch.setattr(evaluation_run, "_engine", None)
+    if where == "sampling":
+        asked = ["evaluate", str(model), "--benchmarks", f"x={rows(tmp_path, GOOD)}", "--output", f"{tmp_path}/out"]
+    assert dispatch.run([*asked, f"--{where}.stop-strings", "END"]) == 2
+    text = capsys.readouterr().err
+    assert f": {where}.stop_strings: vLLM cannot spell the tokens of {model}, which has" in text
+    assert f"; use {where}.stop_token_ids, or add a tokenizer.json" in text
+    assert not (tmp_path / "out").exists()
+    if where != "sampling":
+        assert dispatch.run(asked) == 0

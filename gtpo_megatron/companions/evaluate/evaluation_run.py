@@ -39,7 +39,14 @@ from gtpo_megatron.config.problems import DatasetRef
 from gtpo_megatron.config.reward import weighted_names
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.conversations.verifiers import is_of_verifiers
-from gtpo_megatron.data.chat_template import TemplateInputs, load_tokenizer, stop_token_ids, today, unstopped_turn
+from gtpo_megatron.data.chat_template import (
+    TemplateInputs,
+    check_stop_strings,
+    load_tokenizer,
+    stop_token_ids,
+    today,
+    unstopped_turn,
+)
 from gtpo_megatron.data.contamination import Questions, find_contamination
 from gtpo_megatron.data.prompts import ProblemSet, load_problems
 from gtpo_megatron.data.source import check_source
@@ -105,6 +112,7 @@ def evaluate_model(
     final_answer = None if config.environment.name else resolve_final_answer(config.reward.function)
     answer_in = None if final_answer is None else AnswerFinder(final_answer)
     tokenizer = load_tokenizer(str(model.folder))
+    check_stop_strings(model.folder, config.sampling, where="sampling")
     given = TemplateInputs(
         options=config.template_options,
         date=config.template_date or recorded_date(output / VERDICTS_FILE) or today(),
