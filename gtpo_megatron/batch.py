@@ -30,7 +30,8 @@ class Problem:
         prompt_ids: the rendered prompt, without special padding.
         answer: the reference answer that the reward compares with; empty if the row has none.
         source: name of the dataset the row came from.
-        prompt: the prompt before rendering: text, or chat messages with ``role`` and ``content``.
+        prompt: the prompt before rendering: text, or chat messages with ``role`` and ``content``, and with calls of
+            tools and their results as chat templates read them.
         columns_json: the row's other columns as one JSON object, for the reward.
     """
 
@@ -38,7 +39,7 @@ class Problem:
     prompt_ids: tuple[int, ...]
     answer: str
     source: str = ""
-    prompt: str | tuple[Mapping[str, str], ...] = ""
+    prompt: str | tuple[Mapping[str, Any], ...] = ""
     columns_json: str = "{}"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gtpo_megatron.config.rollout import SamplingConfig
-from gtpo_megatron.data.rows import Message
+from gtpo_megatron.data.messages import TOOLS_COLUMN, Message
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import find_json
@@ -148,6 +148,7 @@ def render_prompt(
     *,
     verbatim_text: bool = False,
     given: TemplateInputs | None = None,
+    tools: Sequence[Mapping[str, object]] = (),
 ) -> tuple[int, ...]:
     """Token ids of a prompt, up to where the response begins.
 
@@ -156,16 +157,38 @@ def render_prompt(
         prompt: chat messages; or text, which becomes one user message.
         verbatim_text: take text as it is, without a template (base models).
         given: to the template besides the messages; None: the date alone.
+        tools: of the row, told to the policy; verbatim text has none.
 
     Raises:
-        DataError: the tokenizer has no chat template, or the template refuses the messages.
+        DataError: the tokenizer has no chat template, or the template refuses the messages or has no place for tools.
     """
     if isinstance(prompt, str) and verbatim_text:
         return tuple(tokenizer.encode(prompt, verbose=False))  # the caller judges how long a prompt may be
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
     # The template writes every special token itself, so the tokenizer must not add its own.
-    text = render_text(tokenizer, messages, given or TemplateInputs())
+    _check_tools(tokenizer, messages, tools)
+    text = render_text(tokenizer, messages, given or TemplateInputs(), tools=tools)
     return tuple(tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+
+def _check_tools(
+    tokenizer: "PreTrainedTokenizerBase",
+    messages: Sequence[Mapping[str, object]],
+    tools: Sequence[Mapping[str, object]],
+) -> None:
+    """Raises DataError if the template would leave tools out, or calls of them, without a word."""
+    has_calls = any("tool_calls" in message for message in messages)
+    if not tokenizer.chat_template or not (tools or has_calls):
+        return
+    template = tokenizer.get_chat_template(tools=list(tools) or None)
+    place = f"the chat template of {printable(tokenizer.name_or_path)} has no place for"
+    if tools and re.search(r"\btools\b", template) is None:
+        raise DataError(
+            f"{place} the {len(tools)} functions of the column {TOOLS_COLUMN!r}; take a model whose template has one, "
+            f"or say them in the messages and call the column something else"
+        )
+    if has_calls and re.search(r"\btool_calls\b", template) is None:
+        raise DataError(f"{place} calls of tools; take a model whose template has one, or write them into the contents")
 
 
 def render_text(
@@ -200,8 +223,7 @@ def render_text(
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             **{CLOCK: day.strftime},  # in the place of transformers' own, which asks the machine
-            **given.options,
-            **({"tools": list(tools)} if tools else {}),
+            **{**given.options, **({"tools": list(tools)} if tools else {})},
         )
     except Exception as error:  # jinja2's errors, such as for an unknown role
         raise DataError(

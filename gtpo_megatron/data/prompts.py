@@ -186,7 +186,8 @@ def load_problems(
             continue
         prompt = fill_template(template, row.question) if row.is_bare else row.prompt
         try:
-            prompt_ids = render_prompt(tokenizer, prompt, verbatim_text=verbatim_text, given=given)
+            tools = () if graded_by.whole_rows else row.tools  # an environment says which tools there are
+            prompt_ids = render_prompt(tokenizer, prompt, verbatim_text=verbatim_text, given=given, tools=tools)
         except DataError as error:
             raise DataError(f"{row.place}: {error}") from error
         if vocab_size is not None and max(prompt_ids, default=0) >= vocab_size:

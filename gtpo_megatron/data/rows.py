@@ -5,10 +5,10 @@ A generic row has a prompt in ``prompt`` or ``messages`` (chat messages or text)
 ``verification_info.ground_truth`` or ``solution`` (text or a number, a list of one, or an object that has it as its
 ``ground_truth`` or ``answer``), which rewards of other columns do not need; and optionally ``id`` and ``source`` (or
 ``data_source``). Messages, lists and objects may also be JSON or Python's literals in a text, as tables of text have
-them. All columns but the prompt are kept for the reward.
+them. Messages may have calls of tools and their results, and the functions of a column ``tools`` are told to the
+policy. All columns but the prompt are kept for the reward.
 """
 
-import ast
 import datetime
 import decimal
 import hashlib
@@ -17,17 +17,16 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gtpo_megatron.config.problems import BOXED_TEMPLATE, CODE_TEMPLATE, DAPO_TEMPLATE, PLACEHOLDER
+from gtpo_megatron.data.literal import literal
+from gtpo_megatron.data.messages import Message, chat_messages, tools_of
 from gtpo_megatron.errors import DataError
-from gtpo_megatron.untrusted.json_text import parse_json
 from gtpo_megatron.untrusted.text import printable, shown
 
 Record = Mapping[str, object]
 """One unchecked row of a file or the hub."""
-
-Message = Mapping[str, str]
-"""One chat message: ``role`` and ``content``."""
 
 
 def _around(template: str) -> re.Pattern[str]:
@@ -69,11 +68,6 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 _READY = ("prompt", "messages")
 """Columns whose text is a whole prompt; a text in another one is a bare question."""
 
-_CLOSING = {"[": "]", "{": "}"}
-
-MAX_LITERAL = 1 << 20
-"""Characters of a text that is read as a list or an object."""
-
 _COMMON = frozenset({"id", "answer", "source", "data_source"})
 """Columns that do not count to ``Row.extra``: the row has them as attributes."""
 
@@ -90,6 +84,7 @@ class Row:
         source: name of the data set.
         is_bare: the prompt is only the question; an instruction must be added.
         columns_json: all columns but the prompt, as one JSON object.
+        tools: functions that the policy is told of.
         extra: the columns that no other attribute has, as JSON; empty if there are none.
         no_answer: why there is no reference answer; empty if there is one.
         no_text: why the prompt cannot be given as text, such as a picture; empty if it can.
@@ -102,6 +97,7 @@ class Row:
     source: str
     is_bare: bool = False
     columns_json: str = "{}"
+    tools: tuple[Mapping[str, Any], ...] = ()
     extra: str = ""
     no_answer: str = ""
     no_text: str = ""
@@ -123,8 +119,8 @@ class Row:
 
     @property
     def question(self) -> str:
-        """The question without instructions, for comparing data sets."""
-        text = self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"]
+        """The question without instructions, for comparing data sets: before results of tools, what the user asked."""
+        text = self.prompt if isinstance(self.prompt, str) else _asked(self.prompt)
         for instruction in _INSTRUCTIONS:
             if wrapped := instruction.fullmatch(text):
                 return wrapped["problem"]
@@ -132,12 +128,27 @@ class Row:
 
     @property
     def prompt_digest(self) -> bytes:
-        """Digest of the prompt, 16 bytes."""
-        messages = (
-            [("", self.prompt)] if isinstance(self.prompt, str) else [(m["role"], m["content"]) for m in self.prompt]
-        )
+        """Digest of the prompt with its tools, 16 bytes."""
+        messages = [("", self.prompt)] if isinstance(self.prompt, str) else [_digested(m) for m in self.prompt]
+        if self.tools:
+            messages.append(("tools", json.dumps(self.tools, sort_keys=True, default=str)))
         text = "\0".join(part for message in messages for part in message)
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _asked(messages: Sequence[Message]) -> str:
+    """The last message's content; if that is a tool's, the last one of the user, if there is one."""
+    last = messages[-1]
+    if last["role"] == "tool":
+        last = next((one for one in reversed(messages) if one["role"] == "user"), last)
+    return str(last["content"])
+
+
+def _digested(message: Message) -> tuple[str, ...]:
+    """Role, content and, if there is more, that as JSON."""
+    more = {key: value for key, value in message.items() if key not in ("role", "content")}
+    plain = (message["role"], message["content"])
+    return (*plain, json.dumps(more, sort_keys=True, default=str)) if more else plain
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,6 +195,7 @@ def generic_row(record: Record, place: str, source: str, columns: RowColumns = U
         source=str(record.get("source") or record.get("data_source") or source),
         is_bare=column not in _READY and isinstance(_value(record, column), str),
         columns_json=kept,
+        tools=tools_of(record),
         extra=extra,
         no_answer=no_answer,
         no_text=_no_text(record, column, place),
@@ -224,7 +236,7 @@ def _value(record: Record, column: str) -> object:
     if column in record:
         return record[column]
     outer, dot, inner = column.partition(".")
-    value = _literal(record.get(outer), "{") if dot else None
+    value = literal(record.get(outer), "{") if dot else None
     return _value(value, inner) if dot and isinstance(value, Mapping) else None
 
 
@@ -232,9 +244,9 @@ def _prompt(record: Record, column: str, place: str, *, is_named: bool) -> tuple
     """The prompt: text, or a list of messages with role and content, the last of which is not the assistant's."""
     prompt = _value(record, column)
     if isinstance(prompt, str) and prompt.strip():
-        messages = _messages(_literal(prompt, "["), column, place)
+        messages = chat_messages(literal(prompt, "["), column, place)
         return messages or (prompt if column in _READY else prompt.strip())
-    if messages := _messages(prompt, column, place):
+    if messages := chat_messages(prompt, column, place):
         return messages
     raise DataError(
         f"{place}: {column} is {shown_or_missing(prompt)}; expected text, or a list of messages, each with a role and "
@@ -242,32 +254,10 @@ def _prompt(record: Record, column: str, place: str, *, is_named: bool) -> tuple
     )
 
 
-def _messages(prompt: object, column: str, place: str) -> tuple[Message, ...]:
-    """A list of chat messages, the content of each a text or a list of parts; empty if it is something else."""
-    if not isinstance(prompt, list | tuple) or not all(isinstance(message, Mapping) for message in prompt):
-        return ()
-    found = tuple({"role": message.get("role"), "content": _content(message.get("content"))} for message in prompt)
-    if not found or not all(isinstance(text, str) and text for message in found for text in message.values()):
-        return ()
-    if found[-1]["role"] == "assistant":
-        raise DataError(f"{place}: {column} ends with the assistant's turn, which is the model's to write")
-    return tuple({"role": str(message["role"]), "content": str(message["content"])} for message in found)
-
-
-def _content(content: object) -> object:
-    """The text of a message: its parts, a line each; of those that are no text the type, see :func:`_no_text`."""
-    if not isinstance(content, list | tuple):
-        return content
-    if not all(isinstance(part, str | Mapping) for part in content):
-        return content
-    texts = (part if isinstance(part, str) else part.get("text") or f"<{part.get('type')}>" for part in content)
-    return "\n".join(map(str, texts))
-
-
 def _no_text(record: Record, column: str, place: str) -> str:
     """Names a part of a message or a column of the row that is a picture, a film or a sound; "" if there is none."""
     prompt = _value(record, column)
-    prompt = _literal(prompt, "[") if isinstance(prompt, str) else prompt
+    prompt = literal(prompt, "[") if isinstance(prompt, str) else prompt
     for message in prompt if isinstance(prompt, list | tuple) else ():
         content = message.get("content") if isinstance(message, Mapping) else None
         for part in content if isinstance(content, list | tuple) else ():
@@ -291,26 +281,6 @@ def _is_media(value: object, *, is_pointed_at: bool) -> bool:
     if isinstance(value, str):
         return bool(value.strip("[] ")) if is_pointed_at else _MEDIA_FILE.fullmatch(value.strip()) is not None
     return isinstance(value, bytes)
-
-
-def _literal(value: object, opening: str) -> object:
-    """The list or object in a text, of JSON or of Python; anything else as it is.
-
-    Args:
-        value: of a column.
-        opening: bracket that the text must begin with.
-    """
-    text = value.strip() if isinstance(value, str) else ""
-    if not text.startswith(opening) or not text.endswith(_CLOSING[opening]) or len(text) > MAX_LITERAL:
-        return value
-    try:
-        return parse_json(text, "")
-    except DataError:
-        pass
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return value
 
 
 def _answer(record: Record, place: str, columns: RowColumns) -> str:
@@ -360,10 +330,10 @@ def answer_text(value: object, place: str, where: str) -> str:
     Raises:
         DataError: it is missing (also as NaN), empty or of another type, or there are several.
     """
-    named = _literal(value, "{")
+    named = literal(value, "{")
     if isinstance(named, Mapping) and (name := next((one for one in _INNER_ANSWERS if one in named), None)):
         return answer_text(named[name], place, where)
-    listed = _literal(value, "[")
+    listed = literal(value, "[")
     # ``[2]`` in a text is an answer with brackets, ``["2"]`` a list with an answer
     is_list = listed is not value and isinstance(listed, list) and all(isinstance(one, str) for one in listed)
     if is_list or isinstance(value, list | tuple):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
@@ -46,7 +47,8 @@ class RewardRequest:
         response: the sampled text, without special tokens; thinking is between ``<think>`` and ``</think>``, also where
             the model writes other marks.
         answer: the reference answer; empty if the row has none.
-        prompt: the prompt before rendering: text, or chat messages with ``role`` and ``content``.
+        prompt: the prompt before rendering: text, or chat messages with ``role`` and ``content``, both text, and maybe
+            ``tool_calls`` (arguments are objects), ``name`` and ``tool_call_id``.
         columns_json: the row's other columns as one JSON object; :attr:`columns` has them parsed.
         ended: why the response ended: the model stopped, or the length limit cut it.
         opens_thinking: the prompt ends with ``<think>``, which is then not in the response.
@@ -60,7 +62,7 @@ class RewardRequest:
 
     response: str
     answer: str = ""
-    prompt: str | tuple[Mapping[str, str], ...] = ""
+    prompt: str | tuple[Mapping[str, Any], ...] = ""
     columns_json: str = "{}"
     ended: Literal["stop", "length"] = "stop"
     opens_thinking: bool = False
@@ -86,14 +88,13 @@ class RewardRequest:
         return split_thinking(self.response, is_open=self.opens_thinking)[1]
 
     @property
-    def messages(self) -> tuple[Mapping[str, str], ...]:
+    def messages(self) -> tuple[Mapping[str, Any], ...]:
         """The prompt as chat messages; a text is one message of the user."""
         return ({"role": "user", "content": self.prompt},) if isinstance(self.prompt, str) else self.prompt
 
     def fresh(self, **changes: Any) -> "RewardRequest":
         """This request with changes, which shares nothing with it that a function could change."""
-        prompt = self.prompt if isinstance(self.prompt, str) else tuple(dict(message) for message in self.prompt)
-        return replace(self, prompt=prompt, **changes)
+        return replace(self, prompt=deepcopy(self.prompt), **changes)
 
     @property
     def prompt_text(self) -> str:
