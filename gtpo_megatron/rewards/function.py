@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -285,24 +286,29 @@ def _check_answer(name: str, signature: inspect.Signature) -> None:
         )
 
 
-def success_threshold(functions: Sequence[RewardFunction]) -> float | None:
-    """The reward from which a response is correct, if a single function states it."""
-    return functions[0].statement.success_threshold if len(functions) == 1 else None
-
-
 def check_threshold(functions: Sequence[RewardFunction], threshold: float, *, option: str) -> None:
-    """Raises ConfigError if the function states another threshold than the configuration has.
+    """Raises ConfigError if a function states another threshold than the configuration has.
+
+    A function that is alone has its own, times its weight. In a sum it is the least: below, responses that the function
+    calls wrong would be correct whatever the other terms say.
 
     Args:
         functions: the run's rewards.
         threshold: the configured one.
         option: the command-line option that sets it.
     """
-    stated = success_threshold(functions)
-    if stated is not None and stated != threshold:
+    for one in functions:
+        if one.statement.success_threshold is None or one.weight <= 0:
+            continue
+        stated = one.weight * one.statement.success_threshold
+        if math.isclose(threshold, stated) or (len(functions) > 1 and threshold > stated):
+            continue
+        weighed = f", {stated:g} by its weight" if one.weight != 1 else ""
+        more = " or more, above what the other terms can add to a wrong response" if len(functions) > 1 else ""
         raise ConfigError(
-            f"reward function {functions[0].name!r} calls a response correct from a reward of {stated:g} on, and the "
-            f"configuration from {threshold:g} on: set {option} {stated:g}"
+            f"reward function {one.name!r} calls a response correct from a reward of "
+            f"{one.statement.success_threshold:g} on{weighed}, and the configuration from {threshold:g} on: set "
+            f"{option} {stated:g}{more}"
         )
 
 
