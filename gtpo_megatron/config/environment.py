@@ -51,6 +51,19 @@ class EnvironmentConfig:
         if self.name and not (colon and module and attribute):
             raise ConfigError(f"environment name={self.name!r}: must be written module:Name or FILE.py:Name")
 
+    def check_template(self, *, verbatim_text: bool, where: str) -> None:
+        """Raises ConfigError if there is an environment, and prompts are to have no chat template.
+
+        Args:
+            verbatim_text: prompts are taken as they are.
+            where: name of that option in the message.
+        """
+        if self.name and verbatim_text:
+            raise ConfigError(
+                f"{where}=True with environment.name={self.name!r}: the turns of a conversation are written by the "
+                f"model's chat template; switch it off, and give a model without a template a chat_template.jinja"
+            )
+
     def check_reward(self, function: str) -> None:
         """Raises ConfigError if there is an environment, and another ``reward.function`` than the default."""
         if self.name and function != RewardConfig().function:

@@ -87,7 +87,8 @@ class EvaluateConfig:
         max_prompt_tokens: longer prompts are dropped, counted and reported. If it is not given, nor the response limit,
             both are made to fit a model folder's positions.
         prompt_template: put around the bare questions of benchmarks; ``{problem}`` stands for the question.
-        verbatim_text: take text prompts as they are, without the model's chat template (base models).
+        verbatim_text: take text prompts as they are, without the model's chat template (base models); not
+            beside an environment.
         template_options: variables of the model's chat template, such as ``{"enable_thinking": false}``; one that the
             template does not mention is refused.
         template_date: the day that a chat template writes into prompts, as in 2026-01-31. Empty: that of the results
@@ -138,6 +139,7 @@ class EvaluateConfig:
                 raise ConfigError(f"ks={self.ks!r}: every k must lie between 1 and samples={self.samples}")
         parse_dataset(self.against or "none", "against")
         self.environment.check_reward(self.reward.function)
+        self.environment.check_template(verbatim_text=self.verbatim_text, where="verbatim_text")
 
     def check_samples(self) -> None:
         """Several samples at temperature 0 are a mistake, but one that a run's settings may make before options do.

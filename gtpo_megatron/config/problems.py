@@ -262,7 +262,8 @@ class DataConfig:
         max_prompt_tokens: longer prompts are dropped, counted and reported.
         prompt_template: put around bare questions; ``{problem}`` stands for the question.
         ungradable_rows: rows that the reward cannot grade: "refuse" the data set, or "drop" and count them.
-        verbatim_text: take text prompts as they are, without the model's chat template; for evaluation too.
+        verbatim_text: take text prompts as they are, without the model's chat template; for evaluation too. Not
+            beside an environment, whose turns the template writes.
         template_options: variables of the model's chat template, such as ``{"enable_thinking": false}`` of Qwen3 or
             ``{"reasoning_effort": "high"}`` of gpt-oss; for evaluation too. One that the template does not mention is
             refused.

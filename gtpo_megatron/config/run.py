@@ -294,6 +294,7 @@ class RunConfig:
                 )
             return
         self.environment.check_reward(self.reward.function)
+        self.environment.check_template(verbatim_text=self.data.verbatim_text, where="data.verbatim_text")
         if self.rollout.returns_routing:
             raise ConfigError(
                 f"rollout.returns_routing=True with environment.name={self.environment.name!r}: routing is not kept "

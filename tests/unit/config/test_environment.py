@@ -4,6 +4,7 @@ import pytest
 
 from gtpo_megatron.config.algorithm import GTPOConfig
 from gtpo_megatron.config.environment import EnvironmentConfig
+from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.errors import ConfigError
 from recipes import tiny_cpu
 
@@ -29,6 +30,19 @@ def test_there_is_no_environment_unless_it_is_named():
 def test_wrong_values_are_one_line(wrong, said):
     with pytest.raises(ConfigError, match=said):
         EnvironmentConfig(**wrong)
+
+
+def test_a_conversation_has_a_chat_template():
+    """Verbatim text would be rendered all the same."""
+    run, name = tiny_cpu.tool_gtpo(), EnvironmentConfig(name="mine:Calculator")
+    verbatim = replace(run.data, verbatim_text=True)
+    said = "verbatim_text=True with environment.name='.*': the turns of a conversation are written by the model's"
+    with pytest.raises(ConfigError, match=rf"^data\.{said}"):
+        replace(run, data=verbatim)
+    assert replace(run, data=verbatim, environment=EnvironmentConfig()).data.verbatim_text
+    with pytest.raises(ConfigError, match=f"^{said}"):
+        EvaluateConfig(benchmarks=("aime24",), verbatim_text=True, environment=name)
+    assert EvaluateConfig(benchmarks=("aime24",), verbatim_text=True).verbatim_text
 
 
 def test_only_an_environment_rewards_turns():
