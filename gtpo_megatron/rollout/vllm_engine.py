@@ -69,6 +69,8 @@ class VllmEngine:
         awaits_push: nothing is sampled before the first push, so that no weights are read from the folder: of 64 GPUs
             each engine would read the whole model to throw it away.
         adapter: of the run; if adapters travel alone, the folder's weights are read and stay.
+        in_rounds: no conversation goes on before all have been answered, so that they repeat bit for bit; with
+            ``config.is_continuous`` none waits in any case.
     """
 
     def __init__(  # noqa: PLR0913 - each is another part of a run's configuration
@@ -83,6 +85,7 @@ class VllmEngine:
         data: DataConfig | None = None,
         awaits_push: bool = False,
         adapter: AdapterConfig = NO_ADAPTER,
+        in_rounds: bool = True,
     ) -> None:
         from vllm import LLM
         from vllm.config import WeightTransferConfig
@@ -160,7 +163,7 @@ class VllmEngine:
                 data,
                 load_tokenizer(model_path),
                 stop_ids=self._stops_of(config.sampling),
-                in_rounds=not config.is_continuous,
+                in_rounds=in_rounds and not config.is_continuous,
             )
         self._in_flight = InFlight(self._llm.llm_engine, self._conversation)
         self._vocab_size = self._llm.model_config.get_vocab_size()

@@ -395,6 +395,7 @@ def _engine(folder: Path, config: EvaluateConfig, stack: ExitStack, *, date: str
             num_threads=config.engine.num_threads,
             environment=config.environment,
             data=config.prompts(date=date),
+            in_rounds=False,
         )
     stack.callback(engine.close)
     return engine

@@ -1,5 +1,7 @@
 import hashlib
 import io
+import os
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.evaluate import EngineConfig, EvaluateConfig
 from gtpo_megatron.config.reward import JudgeConfig, RewardConfig
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.rollout import vllm_engine
 from tests.unit.companions.evaluate.makers import Grader, Letters, TalkingEngine, graded, open_file, problem_set
 
 
@@ -104,6 +107,26 @@ def test_conversations_without_a_verdict_are_held_again(tmp_path, grader, monkey
     assert engine.problems == ["x-0"]
     assert grader[0].graded == []
     assert [(r.sample, r.reward, r.failure) for r in file.verdicts.values()] == [(0, 1.0, None), (1, 0.25, None)]
+
+
+def test_no_conversation_waits_for_the_environment_of_another(tmp_path, monkeypatch):
+    started = {}
+
+    class Engine:
+        def __init__(self, folder, config, **settings):
+            started.update(settings)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(vllm_engine, "VllmEngine", Engine)
+    monkeypatch.setattr(evaluation_run, "swept_process", nullcontext)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    config = EvaluateConfig(benchmarks=("x=x.jsonl",), environment=EnvironmentConfig(name="mine:Calculator"))
+    with ExitStack() as stack:
+        evaluation_run._engine(tmp_path, config, stack, date="2026-01-31")
+    assert started["environment"] == config.environment
+    assert started["in_rounds"] is False
 
 
 def test_conversations_with_another_environment_are_another_evaluation():
