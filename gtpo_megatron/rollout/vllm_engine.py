@@ -158,12 +158,9 @@ class VllmEngine:
         self._stop_ids = _stop_token_ids(model_path)
         if self.has_environment:
             assert data is not None, "an environment's prompts are rendered as the data's"
+            tokenizer, stop_ids = load_tokenizer(model_path), self._stops_of(config.sampling)
             self._conversation = Conversation(
-                environment,
-                data,
-                load_tokenizer(model_path),
-                stop_ids=self._stops_of(config.sampling),
-                in_rounds=in_rounds and not config.is_continuous,
+                environment, data, tokenizer, stop_ids=stop_ids, in_rounds=in_rounds and not config.is_continuous
             )
         self._in_flight = InFlight(self._llm.llm_engine, self._conversation)
         self._vocab_size = self._llm.model_config.get_vocab_size()
