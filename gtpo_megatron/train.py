@@ -247,13 +247,16 @@ def check_inputs(config: RunConfig, *, resume: bool = False) -> RunInputs:
 
     Args:
         config: of the run.
-        resume: adapters may be in a checkpoint, so that the folder that they began with need not be there.
+        resume: adapters may be in a checkpoint, so that the folder that they began with need not be there; and what
+            only new runs are refused for is no reason to end one.
 
     Raises:
         ConfigError: the model folder, the reference's or the adapters', their values, the layout, the algorithm, this
             machine, the loggers, the reward function, the environment or the number of prompts cannot be used.
         DataError: a data set is missing, empty or malformed.
     """
+    if not resume:
+        config.check_new()
     model = Path(config.model.path)
     architecture = read_architecture(model)
     architecture.check_layout(config.parallel)

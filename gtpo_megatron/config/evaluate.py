@@ -99,7 +99,8 @@ class EvaluateConfig:
             turn, graded by ``reward``.
         reward: that grades.
         against: training set, by name or file; benchmark problems that are in it are reported.
-        checkpoint: of a run: ``step_N`` or ``latest``; empty: its exported model, or the latest where there is none.
+        checkpoint: of a run: ``step_N`` or ``latest``; empty: its exported model, or the latest of a run that has not
+            ended, or whose last start has not exported its model.
         output: folder of the results; empty: ``evaluations/`` in the run's folder, or in the current one.
         verify: check a run's checkpoint against its manifest before it is converted.
     """

@@ -82,7 +82,6 @@ class RunConfig:
                 f"by themselves do not know of which micro-batch they are; use recompute='full' or 'none'"
             )
         self.algorithm.check_run(update=self.update, rollout=self.rollout)
-        self._check_updates()
         self._check_reference()
         self._check_profile()
         shared = self.rollout.num_engines * self.rollout.tensor_parallel_size
@@ -233,8 +232,12 @@ class RunConfig:
                 f"update.mini_batch_prompts={mini} exceeds data.prompts_per_step={prompts}; use 0 for all of them"
             )
 
-    def _check_updates(self) -> None:
-        """Responses that no update uses would be sampled, graded and scored for nothing."""
+    def check_new(self) -> None:
+        """What only a new run is refused for: recorded ones that have it can be read, and go on.
+
+        Raises:
+            ConfigError: no update would use some of the responses, or an environment's prompts would be no templates.
+        """
         mini, prompts = self.update.mini_batch_prompts, self.data.prompts_per_step
         updates = self.update.updates_per_rollout
         if 0 < mini * updates < prompts:
@@ -244,6 +247,8 @@ class RunConfig:
                 f"--update.updates-per-rollout {-(-prompts // mini)}, or --update.mini-batch-prompts 0 for one "
                 "update of all"
             )
+        if self.environment.name:
+            self.environment.check_template(verbatim_text=self.data.verbatim_text, where="data.verbatim_text")
 
     def _check_sampling(self) -> None:
         """The actor scores the full distribution; a truncated sampler would make every ratio wrong."""
@@ -294,7 +299,6 @@ class RunConfig:
                 )
             return
         self.environment.check_reward(self.reward.function)
-        self.environment.check_template(verbatim_text=self.data.verbatim_text, where="data.verbatim_text")
         if self.rollout.returns_routing:
             raise ConfigError(
                 f"rollout.returns_routing=True with environment.name={self.environment.name!r}: routing is not kept "

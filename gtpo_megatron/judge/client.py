@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import json
 import math
 import weakref
 from collections.abc import Mapping, Sequence
@@ -165,17 +166,26 @@ class Judge:
         question = {"messages": [dict(one) for one in messages], **body}
         return await self.client.asked("chat", question, budget=self.budget)
 
-    async def classify(self, messages: Sequence[Mapping[str, str]]) -> Answer:
+    async def classify(self, messages: Sequence[Mapping[str, Any]]) -> Answer:
         """Asks a model with a classification head, as vLLM serves one, for its scores before any activation.
 
         Args:
-            messages: with ``role`` and ``content``; the last one is the response.
+            messages: with ``role`` and ``content``, perhaps calls of tools; the last one is the response.
 
         Raises:
             DataError: as :meth:`chat`.
         """
-        question = {"messages": [dict(one) for one in messages], "use_activation": False}
+        question = {"messages": [_as_sent(one) for one in messages], "use_activation": False}
         return await self.client.asked("classify", question, budget=self.budget)
+
+
+def _as_sent(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as OpenAI's interface has it: arguments of calls as a text of JSON, and every call with an id."""
+    calls = []
+    for number, call in enumerate(message.get("tool_calls", ())):
+        function = call["function"] | {"arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False)}
+        calls.append({"id": f"call_{number}"} | call | {"function": function})
+    return {**message, "tool_calls": calls} if calls else dict(message)
 
 
 def check_judge(config: JudgeConfig) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,8 @@ from gtpo_megatron.config.reward import RewardConfig, weighted_names
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.untrusted.text import printable
+
+logger = logging.getLogger(__name__)
 
 EXPECTED = "(response, answer), (request) or (completions, **columns)"
 """The signatures that a reward function may have."""
@@ -275,7 +278,7 @@ def _check_answer(name: str, signature: inspect.Signature) -> None:
     positional = [one for one in signature.parameters.values() if one.kind in kinds]
     wrong = [(one, "the response") for one in positional[:1] if one.name in _PROMPT | _ANSWER]
     for one in positional[1:2]:
-        is_option = isinstance(one.default, int | float) and one.name not in _ANSWER
+        is_option = isinstance(one.default, bool) and one.name not in _ANSWER
         if is_option or one.name in _PROMPT | _RESPONSE:
             wrong.append((one, "the reference answer"))
     if wrong:
@@ -287,10 +290,10 @@ def _check_answer(name: str, signature: inspect.Signature) -> None:
 
 
 def check_threshold(functions: Sequence[RewardFunction], threshold: float, *, option: str) -> None:
-    """Raises ConfigError if a function states another threshold than the configuration has.
+    """Raises ConfigError if a function that is alone states another threshold, times its weight, than is configured.
 
-    A function that is alone has its own, times its weight. In a sum it is the least: below, responses that the function
-    calls wrong would be correct whatever the other terms say.
+    In a sum it depends on the other terms, so that a lower one is only a warning: with it, responses that the function
+    calls wrong can be correct.
 
     Args:
         functions: the run's rewards.
@@ -298,18 +301,19 @@ def check_threshold(functions: Sequence[RewardFunction], threshold: float, *, op
         option: the command-line option that sets it.
     """
     for one in functions:
-        if one.statement.success_threshold is None or one.weight <= 0:
+        if one.statement.success_threshold is None:
             continue
         stated = one.weight * one.statement.success_threshold
-        if math.isclose(threshold, stated) or (len(functions) > 1 and threshold > stated):
-            continue
         weighed = f", {stated:g} by its weight" if one.weight != 1 else ""
-        more = " or more, above what the other terms can add to a wrong response" if len(functions) > 1 else ""
-        raise ConfigError(
+        said = (
             f"reward function {one.name!r} calls a response correct from a reward of "
             f"{one.statement.success_threshold:g} on{weighed}, and the configuration from {threshold:g} on: set "
-            f"{option} {stated:g}{more}"
+            f"{option}"
         )
+        if len(functions) == 1 and not math.isclose(threshold, stated):
+            raise ConfigError(f"{said} {stated:g}")
+        if len(functions) > 1 and threshold < stated:
+            logger.warning("%s above what the other terms can give a wrong response", said)
 
 
 def takes_several(functions: Sequence[RewardFunction]) -> bool:

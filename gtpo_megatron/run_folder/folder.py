@@ -37,7 +37,7 @@ class DataContent:
     """The content of a data set.
 
     Attributes:
-        origin: the file, or the hub's repository and commit.
+        origin: the file, or the hub's repository, commit and split.
         problems: number of problems.
         problems_sha256: digest of their prompts and answers, in order.
     """

@@ -81,7 +81,7 @@ class MeasuredSet:
 
     Attributes:
         dataset: the requested data set.
-        origin: the file, or the hub's repository and commit.
+        origin: the file, or the hub's repository, commit and split.
         content_sha256: digest of ids, prompts and answers.
         num_rows: rows read.
         num_repeated: rows dropped because an earlier one has the same prompt.

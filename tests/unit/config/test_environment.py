@@ -38,8 +38,8 @@ def test_a_conversation_has_a_chat_template():
     verbatim = replace(run.data, verbatim_text=True)
     said = "verbatim_text=True with environment.name='.*': the turns of a conversation are written by the model's"
     with pytest.raises(ConfigError, match=rf"^data\.{said}"):
-        replace(run, data=verbatim)
-    assert replace(run, data=verbatim, environment=EnvironmentConfig()).data.verbatim_text
+        replace(run, data=verbatim).check_new()  # a recorded one can be read
+    replace(run, data=verbatim, environment=EnvironmentConfig()).check_new()
     with pytest.raises(ConfigError, match=f"^{said}"):
         EvaluateConfig(benchmarks=("aime24",), verbatim_text=True, environment=name)
     assert EvaluateConfig(benchmarks=("aime24",), verbatim_text=True).verbatim_text

@@ -32,11 +32,6 @@ def changed(**parts):
         ({"seed": -1}, "seed=-1"),
         ({"model": {"max_sequence_tokens": 100}}, "exceeds model.max_sequence_tokens=100"),
         ({"data": {"max_prompt_tokens": 150}}, "data.max_prompt_tokens=150"),
-        (
-            {"update": {"mini_batch_prompts": 9, "updates_per_rollout": 3}},
-            "update.mini_batch_prompts=9 with update.updates_per_rollout=3 would train 27 of data.prompts_per_step=32 "
-            "prompts and throw the others away; use --update.updates-per-rollout 4",
-        ),
         ({"update": {"mini_batch_prompts": 33}}, "update.mini_batch_prompts=33 exceeds data.prompts_per_step=32"),
         ({"optimizer": {"offload_fraction": 0.5}}, "offload_fraction=0.5 needs parallel.distributed_optimizer=True"),
         ({"profile": {"tool": "torch", "ranks": (0, 2)}}, "profile.ranks=(0, 2): there are ranks 0 to 1"),
@@ -170,3 +165,12 @@ def test_recipes_differ_in_name_and_algorithm_only(recipe):
     config, reference = recipe(), tiny_cpu.gtpo()
     assert dataclasses.replace(config, name=reference.name, algorithm=reference.algorithm) == reference
     assert recipe is tiny_cpu.gtpo or config.algorithm != reference.algorithm
+
+
+def test_prompts_that_no_update_would_use_are_refused_of_a_new_run_alone():
+    config = changed(update={"mini_batch_prompts": 9, "updates_per_rollout": 3})  # a recorded one can be read
+    with pytest.raises(
+        ConfigError, match=r"would train 27 of data.prompts_per_step=32 .* --update.updates-per-rollout 4"
+    ):
+        config.check_new()
+    changed(update={"mini_batch_prompts": 9, "updates_per_rollout": 4}).check_new()

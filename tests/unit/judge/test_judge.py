@@ -80,6 +80,19 @@ def test_a_reward_model_is_asked_with_the_conversation_for_its_raw_score():
     assert body["use_activation"] is False
 
 
+def test_calls_of_tools_are_sent_as_the_interface_has_them():
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Köln"}}}
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    asked = ({"role": "user", "content": "?"}, said, {"role": "tool", "content": "sunny"})
+    with serving(scores(1.0)) as endpoint:
+        scored(setting(endpoint, MODEL), [dataclasses.replace(one, prompt=asked) for one in rows("sunny")])
+    [(_, body, _)] = endpoint.asked
+    [sent] = body["messages"][1]["tool_calls"]
+    assert sent == {
+        "id": "call_0", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Köln"}'},
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("text", "score"),
     [
