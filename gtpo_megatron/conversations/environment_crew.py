@@ -12,6 +12,7 @@ from gtpo_megatron.conversations.environment_worker import CANCEL_PATIENCE_S
 from gtpo_megatron.conversations.frames import Frame, FrameReader, Kind, packed
 from gtpo_megatron.conversations.messages import Opening, Reply
 from gtpo_megatron.conversations.openai_form import opening_of_json, reply_of_json
+from gtpo_megatron.conversations.verifiers import LOAD_LIMIT_S, is_of_verifiers
 from gtpo_megatron.errors import ConfigError, DataError, WorkerError
 from gtpo_megatron.supervision.process_tree import memory_bytes
 from gtpo_megatron.supervision.running_time import running_time
@@ -40,6 +41,11 @@ class Limits:
     def where(self) -> str:
         """The environment in messages."""
         return f"environment {self.name!r}"
+
+    @property
+    def start_s(self) -> float:
+        """Time in which a worker must be ready; a taskset of verifiers is loaded in it."""
+        return START_LIMIT_S + (LOAD_LIMIT_S if is_of_verifiers(self.name) else 0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -455,7 +461,8 @@ class Worker:
         now = running_time()
         silent_s = now - self._heard_at
         if not self._process_id:
-            return f"its worker took longer than {START_LIMIT_S:g} s" if silent_s > START_LIMIT_S else ""
+            limit = self._limits.start_s
+            return f"its worker took longer than {limit:g} s" if silent_s > limit else ""
         if silent_s > self._limits.timeout_s + CANCEL_PATIENCE_S + SILENCE_PATIENCE_S:
             self.is_silent = True
             return f"its worker did not answer within {self._limits.timeout_s:g} s"

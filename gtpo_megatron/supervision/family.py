@@ -153,8 +153,12 @@ class Family:
             self._report(process.name, pid, how_ended(code))
 
     def _report(self, name: str, pid: int, how: str) -> None:
-        if name and not self._is_closing and not any(is_of(name, expected) for expected in self._expected):
-            self._deaths.append(Death(name, pid, running_time(), self._stage, how))
+        death = Death(name, pid, running_time(), self._stage, how)
+        # of those that do not matter, such as a checkpoint's writers, a long run has thousands
+        if not name or self._is_closing or death.patience_s is None:
+            return
+        if not any(is_of(name, expected) for expected in self._expected):
+            self._deaths.append(death)
 
     def _is_one(self, pid: int) -> bool:
         """Whether a process is the run's: it is named, or its parent is the run's or the driver."""

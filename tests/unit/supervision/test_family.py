@@ -52,6 +52,16 @@ def test_an_orphan_that_is_known_stays_the_runs(family, child_and_grandchild, tm
     assert str(family.cause()).replace(" by SIGKILL", "") == (f"rank 0 (process {child.pid}) died in start")
 
 
+def test_writers_that_have_ended_are_not_kept(family, started):
+    """A long run has thousands, and each end would be looked at every time."""
+    writer = started("sleep", "600")
+    family.knows("checkpoint writer of rank 0", writer.pid)
+    writer.kill()
+    writer.wait()
+    family.look()
+    assert family.seen() == []
+
+
 def test_a_name_ends_with_its_process(family, started):
     engine = started("sleep", "600")
     family.knows("rollout engine", engine.pid)
