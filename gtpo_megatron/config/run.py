@@ -236,7 +236,7 @@ class RunConfig:
         """What only a new run is refused for: recorded ones that have it can be read, and go on.
 
         Raises:
-            ConfigError: no update would use some of the responses, or an environment's prompts would be no templates.
+            ConfigError: no update would use some of the responses, or prompts are to be verbatim beside an environment.
         """
         mini, prompts = self.update.mini_batch_prompts, self.data.prompts_per_step
         updates = self.update.updates_per_rollout
@@ -247,8 +247,7 @@ class RunConfig:
                 f"--update.updates-per-rollout {-(-prompts // mini)}, or --update.mini-batch-prompts 0 for one "
                 "update of all"
             )
-        if self.environment.name:
-            self.environment.check_template(verbatim_text=self.data.verbatim_text, where="data.verbatim_text")
+        self.environment.check_template(verbatim_text=self.data.verbatim_text, where="data.verbatim_text")
 
     def _check_sampling(self) -> None:
         """The actor scores the full distribution; a truncated sampler would make every ratio wrong."""
