@@ -13,11 +13,12 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from gtpo_megatron.conversations.chat_endpoint import the_endpoint
+from gtpo_megatron.conversations.chat_endpoint import UNKNOWN_KEY, the_endpoint
 from gtpo_megatron.conversations.exchange import Ended, Next
 from gtpo_megatron.conversations.messages import Message, Opening, Reply
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.rewards.grade import checked
+from gtpo_megatron.untrusted.text import shown
 
 
 class AgentTurns:
@@ -34,6 +35,17 @@ class AgentTurns:
         self._exchange = self._endpoint.open()
         self._running: asyncio.Task[None] | threading.Thread | None = None
         self._num_errors = 0
+        self._num_unknown = 0
+
+    @property
+    def num_refused(self) -> int:
+        """Requests that were refused so far, and those without an episode's key that came to this process."""
+        return self._exchange.num_refused + self._num_unknown
+
+    @property
+    def first_refusal(self) -> str:
+        """Why the first of them was; "": there is none."""
+        return self._exchange.first_refusal or (UNKNOWN_KEY if self._num_unknown else "")
 
     def reset(self, row: Mapping[str, Any]) -> Any:
         """Starts the agent; what it asks first."""
@@ -88,19 +100,35 @@ class AgentTurns:
         return later()
 
     def _opening(self, does: Next) -> Opening:
+        self._num_unknown += self._endpoint.take_unknown()
         if isinstance(does, Ended):
-            if does.error is not None:
-                raise does.error
-            raise DataError("the agent returned without having asked the policy anything")
+            self._check(does)
+            hint = f"; a request was refused meanwhile: {UNKNOWN_KEY}" if self._num_unknown else ""
+            raise DataError(f"the agent returned without having asked the policy anything{hint}")
         return does
 
     def _reply(self, does: Next) -> Reply:
+        self._num_unknown += self._endpoint.take_unknown()
         if isinstance(does, Opening):
             return Reply(messages=does.messages, token_ids=does.token_ids, num_tool_errors=self._num_errors)
-        if does.error is not None:
-            raise does.error
+        self._check(does)
         reward = checked(does.returned, by="the agent")
         return Reply(reward=reward.value, parts=reward.parts, done=True, num_tool_errors=self._num_errors)
+
+    def _check(self, does: Ended) -> None:
+        """Raises what the agent has raised, or that it returned a reward for a request that was refused."""
+        refusal = f"its request was refused: {why}" if (why := self._exchange.refusal) else ""
+        if does.error is not None:
+            if refusal and _letters(why) not in _letters(str(does.error)):
+                does.error.add_note(refusal)
+            raise does.error
+        if refusal:
+            raise DataError(f"the agent returned {shown(does.returned)}, which is no reward; {refusal}")
+
+
+def _letters(text: str) -> str:
+    """A text without what quoting it adds."""
+    return "".join(filter(str.isalnum, text))
 
 
 def is_agent(function: Callable[..., Any]) -> bool:

@@ -4,7 +4,11 @@ import hmac
 import itertools
 import json
 import os
+import select
+import socket
 import threading
+import traceback
+from collections import deque
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -17,6 +21,7 @@ from gtpo_megatron.conversations.frames import MAX_FRAME_BYTES
 from gtpo_megatron.conversations.token_form import token_answer, token_request_from
 from gtpo_megatron.errors import GTPOError, StageOrderError
 from gtpo_megatron.untrusted.json_text import parse_json
+from gtpo_megatron.untrusted.text import printable
 
 HOST = "127.0.0.1"
 
@@ -28,6 +33,11 @@ _FORMS: Mapping[str, tuple[Callable[[object], Any], Callable[..., Any]]] = {
     "/inference/v1/generate": (token_request_from, token_answer),
 }
 """By path, what reads a request and what writes its answer."""
+
+UNKNOWN_KEY = "the key is not that of an episode under way"
+
+KEYS_KEPT = 4096
+"""Keys of episodes that are over, of which late requests are no surprise."""
 
 DISCARDED_BYTES = 64 << 20
 """Bytes of a request that is too long that are read, so that its client reads the answer."""
@@ -42,6 +52,8 @@ class ChatEndpoint(ThreadingTCPServer):
     def __init__(self) -> None:
         super().__init__((HOST, 0), _Handler)
         self._exchanges: list[Exchange] = []
+        self._over: deque[str] = deque(maxlen=KEYS_KEPT)
+        self._unknown: deque[None] = deque(maxlen=KEYS_KEPT)
         self.numbers = itertools.count(1)  # of answers
         threading.Thread(target=self.serve_forever, name="endpoint", daemon=True).start()
 
@@ -60,12 +72,26 @@ class ChatEndpoint(ThreadingTCPServer):
         """Serves an exchange no longer; its key is no key any more."""
         if exchange in self._exchanges:
             self._exchanges.remove(exchange)
+            self._over.append(exchange.key)
 
     def of_key(self, key: str) -> Exchange | None:
         """The exchange with a key; the time that this takes tells nothing of the keys that there are."""
         given = key.encode()
         found = [one for one in list(self._exchanges) if hmac.compare_digest(one.key.encode(), given)]
         return found[0] if found else None
+
+    def note_unknown(self, key: str) -> None:
+        """Counts a request whose episode nobody can tell, unless that is over."""
+        if key not in list(self._over):
+            self._unknown.append(None)
+
+    def take_unknown(self) -> int:
+        """How many there were since the last call."""
+        count = 0
+        while self._unknown:
+            self._unknown.pop()
+            count += 1
+        return count
 
 
 _lock = threading.Lock()
@@ -115,27 +141,39 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             request = request_from(parse_json(body, "the request", half_pairs=True))
             turn = exchange.ask(request.asked)
+            said = answer(turn, request, number=next(self.server.numbers))
         except StageOrderError as error:
             self._refuse(HTTPStatus.CONFLICT, str(error))
         except GTPOError as error:
             self._refuse(HTTPStatus.BAD_REQUEST, str(error))
+        except Exception as error:  # noqa: BLE001 - a mistake here, which the agent would take for one of the network's
+            traceback.print_exc()
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {printable(error)}")
         else:
-            said = answer(turn, request, number=next(self.server.numbers))
             if isinstance(said, str):
                 self._send(HTTPStatus.OK, "text/event-stream", said)
             else:
                 self._say(said)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
+        """Refuses what is not even looked at: another method, a line that is too long."""
+        self._refuse(HTTPStatus(code), message or HTTPStatus(code).phrase)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Says nothing: an agent's log would have a line per turn."""
 
     def _exchange(self) -> Exchange | None:
         """The exchange whose key the request has; refuses it without one."""
-        scheme, _, key = self.headers.get("Authorization", "").partition(" ")
-        found = self.server.of_key(key.strip()) if scheme.lower() == "bearer" else None
+        found = self.server.of_key(self._key())
         if found is None:
-            self._refuse(HTTPStatus.UNAUTHORIZED, "the key is not that of an episode under way")
+            self._refuse(HTTPStatus.UNAUTHORIZED, UNKNOWN_KEY)
         return found
+
+    def _key(self) -> str:
+        """The key of the request; "" without one."""
+        headers = getattr(self, "headers", None)  # None of a request whose first line is none
+        scheme, _, key = ("" if headers is None else headers.get("Authorization", "")).partition(" ")
+        return str(key.strip()) if scheme.lower() == "bearer" else ""
 
     def _body(self) -> bytes | None:
         """The request's body; refuses it without a length, or with too many bytes."""
@@ -144,17 +182,36 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             self._refuse(HTTPStatus.LENGTH_REQUIRED, "the request has no Content-Length")
             return None
-        if 0 <= size <= MAX_FRAME_BYTES:
-            return self.rfile.read(size)
-        left = min(size, DISCARDED_BYTES)
-        while left > 0 and (data := self.rfile.read(min(left, 1 << 16))):
-            left -= len(data)
+        try:
+            if 0 <= size <= MAX_FRAME_BYTES:
+                return self.rfile.read(size)
+            left = min(size, DISCARDED_BYTES)
+            while left > 0 and (data := self.rfile.read(min(left, 1 << 16))):
+                left -= len(data)
+        except TimeoutError:
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"nothing came of the rest in {self.timeout:g} s")
+            return None
         self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{size} bytes, more than {MAX_FRAME_BYTES}")
         return None
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
+        """Says why; the episode is told before the agent, which may end on it."""
+        exchange = self.server.of_key(self._key())
+        if exchange is None:
+            self.server.note_unknown(self._key())
+        elif not (status is HTTPStatus.CONFLICT and self._has_gone()):  # a client that asked again
+            exchange.refused(why)
         kind = "invalid_request_error" if status is not HTTPStatus.UNAUTHORIZED else "authentication_error"
         self._say(error_body(why, kind=kind), status)
+
+    def _has_gone(self) -> bool:
+        """Whether the client has closed the connection: its patience was lost, and nobody reads what is said here."""
+        watch = select.poll()
+        watch.register(self.connection, select.POLLIN)
+        try:
+            return bool(watch.poll(0)) and not self.connection.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return True
 
     def _say(self, value: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> None:
         self._send(status, "application/json", json.dumps(value))

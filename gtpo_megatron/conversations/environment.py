@@ -130,6 +130,15 @@ class Episode:
         """Whether its methods are run by ``run``."""
         return not self._is_async
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the engine is told of the episode beside openings and replies, as JSON has it."""
+        turns = self._turns
+        if isinstance(turns, AgentTurns):
+            why = _shortened(turns.first_refusal)
+            return {"is_graded_last": True, "num_refused": turns.num_refused, "refusal": why}
+        return {"is_graded_last": isinstance(turns, ToolTurns) and turns.is_graded_last}
+
     async def open(self, row: Mapping[str, Any]) -> Opening:
         """Makes the environment's object and begins the episode.
 
@@ -185,8 +194,14 @@ class Episode:
             if not isinstance(error, DataError):
                 traceback.print_exception(error, file=sys.stderr)
             text = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
-            text = text if len(text) <= REASON_CHARACTERS else f"{text[:REASON_CHARACTERS]}..."
-            raise DataError(f"{self._where}: {what} raised {printable(text)}") from error
+            notes = getattr(error, "__notes__", ())  # what an agent's request was refused for, for instance
+            said = "; ".join(_shortened(one) for one in (text, *notes))
+            raise DataError(f"{self._where}: {what} raised {said}") from error
+
+
+def _shortened(text: str) -> str:
+    """A reason in one line."""
+    return printable(text if len(text) <= REASON_CHARACTERS else f"{text[:REASON_CHARACTERS]}...")
 
 
 def _has_turns(kind: type) -> bool:

@@ -59,6 +59,10 @@ class Event:
         failure: why the episode has ended, in a line; "" if it has not failed.
         is_lost: it has failed through no fault of its own, as far as can be told: it shared a worker.
         seconds: that the environment took.
+        is_graded_last: of an opening: the reward is asked for after the last turn only, so that an episode which a
+            limit ends has none.
+        num_refused: requests of an agent that were refused in the episode so far; None: it has none.
+        refusal: why the first of them was.
     """
 
     episode: int
@@ -67,6 +71,9 @@ class Event:
     failure: str = ""
     is_lost: bool = False
     seconds: float = 0.0
+    is_graded_last: bool = False
+    num_refused: int | None = None
+    refusal: str = ""
 
     def of(self, episode: int) -> "Event":
         """It with another number."""
@@ -441,14 +448,18 @@ class Worker:
         where = self._limits.where
         try:
             body = self._fields(frame)
-            seconds = body.get("seconds", float)
+            told = Event(
+                episode=frame.episode,
+                seconds=body.get("seconds", float),
+                is_graded_last=body.get("is_graded_last", bool, False),
+                num_refused=body.get("num_refused", int) if body.has("num_refused") else None,
+                refusal=body.get("refusal", str, ""),
+            )
             if frame.kind is Kind.FAILED:
-                return Event(episode=frame.episode, failure=body.get("reason", str), seconds=seconds)
+                return replace(told, failure=body.get("reason", str))
             if frame.kind is Kind.OPENING:
-                opening = opening_of_json(body.raw, f"{where}: reset")
-                return Event(episode=frame.episode, opening=opening, seconds=seconds)
-            reply = reply_of_json(body.raw, f"{where}: step")
-            return Event(episode=frame.episode, reply=reply, seconds=seconds)
+                return replace(told, opening=opening_of_json(body.raw, f"{where}: reset"))
+            return replace(told, reply=reply_of_json(body.raw, f"{where}: step"))
         except DataError as error:
             return Event(episode=frame.episode, failure=str(error))
 

@@ -150,11 +150,11 @@ class _Worker:
             given = json.loads(frame.body)
             if frame.kind is Kind.OPEN:
                 opening = await self._limited(served, served.episode.open(given), "reset")
-                self._send(Kind.OPENING, served.number, {"seconds": served.seconds, **opening_json(opening)})
+                self._tell(Kind.OPENING, served, opening_json(opening))
                 return True
             message = turn_of_json(given, "the policy's message")
             reply = await self._limited(served, served.episode.step(message), "step")
-            self._send(Kind.REPLY, served.number, {"seconds": served.seconds, **reply_json(reply)})
+            self._tell(Kind.REPLY, served, reply_json(reply))
             return not reply.done
         except MemoryError:
             self._fail(served, f"{self._where}: MemoryError: the episode needs more memory than its worker has left")
@@ -194,7 +194,19 @@ class _Worker:
             raise DataError(f"{self._where}: {what} took longer than {self._timeout_s:g} s")
 
     def _fail(self, served: _Served, reason: str) -> None:
-        self._send(Kind.FAILED, served.number, {"reason": reason, "seconds": served.seconds})
+        self._tell(Kind.FAILED, served, {"reason": reason})
+
+    def _tell(self, kind: Kind, served: _Served, body: dict[str, Any]) -> None:
+        """Sends what has come of a call, and what the engine is told of the episode beside it.
+
+        Raises:
+            DataError: it is too long; the line names the environment.
+            TypeError, ValueError, RecursionError: JSON does not have it.
+        """
+        try:
+            self._send(kind, served.number, {"seconds": served.seconds, **served.episode.told, **body})
+        except DataError as error:
+            raise DataError(f"{self._where}: a message cannot be sent: {error}") from error
 
     def _send(self, kind: Kind, episode: int = 0, body: dict[str, Any] | None = None) -> None:
         """Sends a frame; the pool reads at all times, so this does not wait for long.

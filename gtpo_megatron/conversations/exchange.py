@@ -36,11 +36,16 @@ class Exchange:
     Attributes:
         key: that the agent's requests have.
         first: what the agent does first.
+        num_refused: requests that were refused while the episode went on.
+        first_refusal: why the first of them was; "" without one.
+        refusal: why the first was that no turn of the policy has followed; "": none, or it was mended.
     """
 
     def __init__(self) -> None:
         self.key = secrets.token_urlsafe(KEY_BYTES)
         self.first = self._next = _future()
+        self.num_refused = 0
+        self.first_refusal = self.refusal = ""
         self._lock = threading.Lock()
         self._ended: Ended | None = None
         self._asked: Opening | None = None  # the request that waits for its answer
@@ -69,7 +74,7 @@ class Exchange:
                 return self._answered[1]
             if self._asked is None:
                 added = self._added_tokens(asked) if asked.token_ids else self._added_messages(asked)
-                self._asked, self._answer = asked, Future()
+                self._asked, self._answer, self.refusal = asked, Future(), ""
                 self._said, self._tools, self._ids = list(asked.messages), asked.tools, asked.token_ids
                 self._next.set_result(added)
             elif asked == self._asked:
@@ -79,6 +84,18 @@ class Exchange:
                 raise StageOrderError("another request of this episode waits for its answer; ask one after the other")
             answer = self._answer
         return answer.result()
+
+    def refused(self, why: str) -> None:
+        """Notes that a request was refused; after the end nothing depends on one any more.
+
+        The agent may catch the error, or be a child process that dies of it, and return a reward all the same. Only a
+        new turn mends it: then what the agent returns is of an answer that it got.
+        """
+        with self._lock:
+            if self._ended is None:
+                self.num_refused += 1
+                self.first_refusal = self.first_refusal or why
+                self.refusal = self.refusal or why
 
     def answer(self, message: Message) -> "Future[Next]":
         """Answers the request that waits; returns what the agent does next."""

@@ -220,11 +220,15 @@ class ToolTurns:
 
     Args:
         environment: as :class:`ToolEnvironment`, which need not be its class.
+
+    Attributes:
+        is_graded_last: the reward is asked for after the last turn only; known once the episode has begun.
     """
 
     def __init__(self, environment: Any) -> None:
         self._environment = environment
         self._earned = 0.0  # by turns with calls
+        self.is_graded_last = False
         self._tools = Tools(getattr(environment, name) for name in tool_names(type(environment)))
 
     def reset(self, row: Mapping[str, Any]) -> Any:
@@ -253,14 +257,18 @@ class ToolTurns:
     def _opening(self, row: Mapping[str, Any], added: Any) -> Opening:
         is_text = added is None or isinstance(added, str)
         opening = _prompt(row, added or "") if is_text else opening_from(added, "reset")
+        self.is_graded_last = self._is_asked()
         return replace(opening, tools=(*opening.tools, *self._tools.schemas))
 
-    def _with_standing(self, reply: Reply) -> Reply:
-        """A reply with the reward so far, where nobody must be asked for it; a property may be a grader."""
+    def _is_asked(self) -> bool:
+        """Whether the reward must be asked for, which happens after the last turn; a property may be a grader."""
         if isinstance(inspect.getattr_static(type(self._environment), "reward", None), property):
-            return reply
-        reward = getattr(self._environment, "reward", None)
-        if reward is None or callable(reward) or callable(getattr(self._environment, "get_reward", None)):
+            return True
+        return any(callable(getattr(self._environment, name, None)) for name in ("reward", "get_reward"))
+
+    def _with_standing(self, reply: Reply) -> Reply:
+        """A reply with the reward so far, where nobody must be asked for it."""
+        if self._is_asked() or (reward := getattr(self._environment, "reward", None)) is None:
             return reply
         found = self._with_reward(reply, reward)
         self._earned += found.reward

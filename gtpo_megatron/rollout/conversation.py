@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from gtpo_megatron.batch import ENVIRONMENT_SECONDS
+from gtpo_megatron.batch import ENDED_UNGRADED, ENVIRONMENT_SECONDS, REQUESTS_REFUSED
 from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.problems import DataConfig
 from gtpo_megatron.conversations.environment import resolve_environment
@@ -20,7 +20,8 @@ from gtpo_megatron.rollout.in_flight import Answer, Outcome
 from gtpo_megatron.rollout.requests import SampleRequest
 
 TURNS, TOOL_ERRORS = "turns", "tool_errors"
-"""Parts of every outcome beside the seconds: turns of the policy, failed calls of tools."""
+"""Parts of every outcome beside the seconds: turns of the policy, failed calls of tools. Those of ``batch.py`` are in
+some only."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -34,6 +35,9 @@ class _Account:
         num_tokens: of prompt, turns and answers.
         writes_tokens: the environment does, instead of messages.
         has_ended: the environment has, so that nothing more can be asked of it.
+        is_ungraded: the environment gives its reward at the end, which has not come; None: turns may have rewards.
+        num_refused: requests of the agent that were refused; None: there is no agent.
+        refusal: why the first was.
     """
 
     stop_ids: tuple[int, ...]
@@ -42,6 +46,9 @@ class _Account:
     num_tokens: int = 0
     writes_tokens: bool = False
     has_ended: bool = False
+    is_ungraded: bool | None = None
+    num_refused: int | None = None
+    refusal: str = ""
     num_turns: int = 0
     reward: float = 0.0
     turn_rewards: list[float] = field(default_factory=list)
@@ -52,8 +59,24 @@ class _Account:
     def outcome(self, failure: str = "") -> Outcome:
         own = {TURNS: float(self.num_turns), TOOL_ERRORS: float(self.num_tool_errors)}
         own[ENVIRONMENT_SECONDS] = self.seconds
-        turn_rewards = tuple(self.turn_rewards)
-        return Outcome(reward=self.reward, turn_rewards=turn_rewards, parts={**self.parts, **own}, failure=failure)
+        some = {ENDED_UNGRADED: self.is_ungraded, REQUESTS_REFUSED: self.num_refused}
+        own |= {name: float(value) for name, value in some.items() if value is not None}
+        return Outcome(
+            reward=self.reward,
+            turn_rewards=tuple(self.turn_rewards),
+            parts={**self.parts, **own},
+            failure=failure,
+            refusal=self.refusal,
+        )
+
+    def take(self, event: Event) -> None:
+        """Takes what an event says beside the opening, the reply or the failure."""
+        self.seconds += event.seconds
+        self.has_ended = bool(event.failure)
+        if event.opening is not None and event.is_graded_last:
+            self.is_ungraded = True
+        if event.num_refused is not None:  # None of a worker that has ended
+            self.num_refused, self.refusal = event.num_refused, event.refusal
 
 
 class Conversation:
@@ -127,8 +150,7 @@ class Conversation:
             account = self._accounts.get(event.episode)
             if account is None:  # forgotten meanwhile
                 continue
-            account.seconds += event.seconds
-            account.has_ended = bool(event.failure)
+            account.take(event)
             try:
                 found[event.episode] = self._answer(account, event)
             except DataError as error:  # the chat template refuses what the environment says
@@ -165,6 +187,8 @@ class Conversation:
         account.reward += account.turn_rewards[-1]
         account.num_tool_errors += reply.num_tool_errors
         account.parts |= reply.parts
+        if reply.done and account.is_ungraded:
+            account.is_ungraded = False
         if reply.done or account.num_turns >= self._config.max_turns:
             return Answer(context_ids=None, outcome=account.outcome())
         assert account.last_turn is not None, "an environment replies to a turn"

@@ -25,12 +25,14 @@ class Outcome:
         turn_rewards: of each of the policy's turns, discounted; () if its turns have no rewards of their own.
         parts: parts of the reward, and counts of what happened, by name.
         failure: why there is no reward; "": there is one.
+        refusal: why the first request of an agent was refused; "": none was.
     """
 
     reward: float = 0.0
     turn_rewards: tuple[float, ...] = ()
     parts: dict[str, float] = field(default_factory=dict)
     failure: str = ""
+    refusal: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

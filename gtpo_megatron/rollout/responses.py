@@ -101,10 +101,16 @@ def _rewards(talks: Sequence[Episode]) -> RewardBatch:
         turn_rewards=tuple(outcome.turn_rewards for outcome in outcomes),
         parts={name: torch.tensor([outcome.parts.get(name, torch.nan) for outcome in outcomes]) for name in names}
         | {ENVIRONMENT_WAIT: torch.tensor([episode.idle_s for episode in talks])},
-        info=tuple(json.dumps({"failure": failure}, ensure_ascii=False) if failure else "" for failure in failures)
-        if any(failures)
-        else (),
+        info=infos if any(infos := tuple(_info(outcome) for outcome in outcomes)) else (),
     )
+
+
+def _info(outcome: Outcome) -> str:
+    """Why there is no reward, or why a request was refused all the same, as JSON; "" of most."""
+    told = {"failure": outcome.failure} if outcome.failure else {}
+    if outcome.refusal and outcome.refusal not in outcome.failure:
+        told["refused"] = outcome.refusal
+    return json.dumps(told, ensure_ascii=False) if told else ""
 
 
 def returned_routing(request: SampleRequest, completion: Any, num_tokens: int, *, experts: Experts) -> Tensor:

@@ -1,5 +1,7 @@
 """(3) Decodes responses and grades them."""
 
+import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, RolloutBatch
+from gtpo_megatron.batch import REQUESTS_REFUSED, Problem, PromptBatch, RewardBatch, RolloutBatch
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.conversations.graded_text import GradedText
 from gtpo_megatron.data.chat_template import load_tokenizer
@@ -15,6 +17,8 @@ from gtpo_megatron.errors import ShapeError
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rewards.reward import RewardScorer, report_failures
+
+logger = logging.getLogger(__name__)
 
 GRADING_SHARE = 0.75
 """Fraction of the stage's deadline after which rows without a verdict count as failed."""
@@ -66,6 +70,7 @@ class RewardGrader:
             rewards = RewardBatch.joined(given).select(torch.tensor(order).argsort().tolist())
             reasons = rewards.info or ("",) * len(order)
             report_failures([text if bool(no) else None for text, no in zip(reasons, rewards.failed, strict=True)])
+            _report_refusals(rewards)
             return rewards
         return self.grade_decoded([response for response in responses if response is not None], prompts)
 
@@ -99,6 +104,23 @@ class RewardGrader:
     def close(self) -> None:
         """Ends the grading processes."""
         self._scorer.close()
+
+
+def _report_refusals(rewards: RewardBatch) -> None:
+    """Logs how many requests of agents were refused, and why the first was: a framework may catch the error."""
+    counts = rewards.parts.get(REQUESTS_REFUSED, torch.zeros(0)).nan_to_num()
+    rows = counts.nonzero().flatten().tolist()
+    if rows:
+        told = json.loads((rewards.info or ("",) * len(counts))[rows[0]] or "{}")
+        logger.warning(
+            "%d requests of agents were refused, in %d of %d episodes, %d of which have no reward: %s (row %d first)",
+            int(counts.sum()),
+            len(rows),
+            len(counts),
+            int(rewards.failed[rows].sum()),
+            told.get("refused", told.get("failure", "")),
+            rows[0],
+        )
 
 
 def _request(response: DecodedResponse, problem: Problem, *, opens_thinking: bool) -> RewardRequest:

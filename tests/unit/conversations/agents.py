@@ -1,6 +1,9 @@
 """Agents written with OpenAI's client, which have never heard of us; the pool's workers import them by name."""
 
 import asyncio
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -78,6 +81,37 @@ def obeys(row, *, base_url, api_key):
         except openai.APIStatusError as error:
             Path(rest).write_text(f"{error.status_code} {error.message}")
     return 0.5
+
+
+CHILD = """
+import openai
+openai.OpenAI().chat.completions.create(model="m", messages=[{"role": "user", "content": "?"}], stop=["x"])
+"""
+
+
+def swallows(row, *, base_url, api_key):
+    """Asks in the forms that its row lists, lets no error out, and returns 0."""
+    asked = client(base_url, api_key).chat.completions
+    messages = [{"role": "user", "content": "hello"}]
+    for form in row["prompt"].split():
+        if form == "child":
+            told = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}
+            subprocess.run([sys.executable, "-c", CHILD], env=os.environ | told, check=False, stderr=subprocess.DEVNULL)
+            continue
+        if form == "raise":
+            raise KeyError("choices")
+        more = {"stop": {"stop": ["x"]}, "choice": {"tool_choice": "none"}}.get(form, {})
+        known = client(base_url, "-").chat.completions if form == "unknown" else asked
+        try:
+            answer = known.create(model="m", messages=messages, **more)
+        except openai.APIStatusError:
+            continue
+        messages += [answer.choices[0].message, {"role": "user", "content": "and?"}]
+    return 0.0
+
+
+async def swallows_async(row, *, base_url, api_key):
+    return await asyncio.to_thread(swallows, row, base_url=base_url, api_key=api_key)
 
 
 def writes_tokens(row, *, base_url, api_key):

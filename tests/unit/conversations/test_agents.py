@@ -95,6 +95,64 @@ def test_what_it_does_wrong_fails_its_episode_in_one_line(obedient, content, fai
     assert "\n" not in event.failure
 
 
+STOP = "its request was refused: stop=['x']: only [] is possible here, since rollout.sampling.stop_strings ends turns"
+
+
+@pytest.fixture(scope="module", params=["swallows", "swallows_async"])
+def swallowing(request):
+    with pool_of(request.param) as pool:
+        yield pool
+
+
+def played(pool, forms):
+    """The last event of an agent that asks in these forms; every answer is `hi`."""
+    pool.open(0, {"prompt": forms})
+    event = wait(pool, 1)[0]
+    while not (event.failure or (event.reply and event.reply.done)):
+        event = said(pool, "hi")[0]
+    return event
+
+
+@pytest.mark.parametrize("forms", ["stop", "child", "ask stop", "ask child", "ask stop choice", "ask ask stop"])
+def test_a_refusal_that_the_agent_catches_fails_its_episode(swallowing, forms):
+    event = played(swallowing, forms)
+    assert STOP in event.failure
+    assert event.num_refused == 1 + ("choice" in forms)
+    assert event.refusal.startswith("stop=['x']")
+    assert "the agent returned 0.0, which is no reward; its request" in event.failure
+
+
+@pytest.mark.parametrize("forms", ["stop ask", "stop choice ask", "ask stop ask", "child ask"])
+def test_a_refusal_that_a_later_turn_mends_is_counted_alone(swallowing, forms):
+    event = played(swallowing, forms)
+    assert (event.failure, event.reply.reward) == ("", 0.0)
+    assert event.num_refused == 1 + ("choice" in forms)
+    assert event.refusal.startswith("stop=['x']")
+
+
+def test_an_error_after_a_refusal_names_both(swallowing):
+    event = played(swallowing, "ask stop raise")
+    assert f"KeyError: 'choices'; {STOP}" in event.failure
+    assert "\n" not in event.failure
+    assert played(swallowing, "ask stop ask raise").failure.endswith("KeyError: 'choices'")
+
+
+def test_a_request_without_the_key_is_counted_and_named_where_nothing_else_was_asked(swallowing):
+    event = played(swallowing, "ask unknown")
+    assert (event.failure, event.num_refused) == ("", 1)
+    assert event.refusal == "the key is not that of an episode under way"
+    event = played(swallowing, "unknown")
+    assert "without having asked the policy anything; a request was refused meanwhile: the key is not" in event.failure
+    assert played(swallowing, "ask").num_refused == 0
+
+
+def test_a_refusal_that_the_client_raises_is_not_said_twice(obedient):
+    opened(obedient, "go")
+    event = said(obedient, "lie")[0]
+    assert event.failure.count("was said before") == 1
+    assert event.num_refused == 1
+
+
 def test_an_episode_that_a_limit_ends_refuses_what_is_asked_of_it(obedient, tmp_path):
     opened(obedient, "go")
     told = tmp_path / "told"
