@@ -14,10 +14,33 @@ _ANSWER_LINE = re.compile(
 
 _DISPLAYED = (("\\[", "\\]"), ("$$", "$$"))
 """Marks of a formula of several lines."""
-_JOINT = re.compile(r"(?:[\s$*]|\\[()])*(?:(?:[,;&]|\b(?:and|or)\b)(?:[\s$*]|\\[()])*)+")
-"""Between two boxes that are one answer."""
-_LONGEST_JOINT = 40
+_END = r"(?![A-Za-z])"
+_FONT = r"\\(?:text|math|operatorname|mbox|hbox)[a-z]*\s*"
+_GAP = rf"(?:[\s$*~]|\\[()\[\],;:!> ]|\\(?:q?quad|thinspace|enspace){_END}|\\(?:begin|end)\s*\{{[a-z]+\*?\}})"
+_WORD = r"(?:[,;]\s*)?(?:and|or)\s*[,;]?"
+_JOINER = rf"(?:[,;]|\\?&|\\(?:land|lor|wedge|vee){_END}|\b(?:and|or)\b|{_FONT}\{{\s*(?:{_WORD}|[,;])\s*\}})"
+_UNIT = (
+    rf"(?:\\%|\^\s*(?:\\circ{_END}|\{{\s*\\circ\s*\}})"
+    rf"|{_FONT}\{{(?!\s*{_WORD}\s*\}})[^{{}}]{{1,20}}\}}(?:\^\{{?\d\}}?)?)"
+)
+_NAMED = (
+    rf"(?:[A-Za-z]|\\(?!q?quad)[A-Za-z]+)(?:_(?:\w|\{{[^{{}}]*\}}))?'*(?:\([^()]*\))?\s*&?\s*(?:=|\\in{_END})\s*&?"
+    r"[\s$]*(?:\\[,;:! ]\s*)*"
+)
+"""``x =`` before a box."""
+_LINE = r"\\\\"
+_JOINT = re.compile(
+    rf"{_GAP}*+{_UNIT}?+{_GAP}*+"
+    rf"(?:(?:{_LINE}{_GAP}*+)?(?:{_JOINER}(?:{_GAP}|{_LINE})*+)++(?:{_NAMED})?|{_LINE}{_GAP}*+{_NAMED})(?<!&)"
+)
+"""Between two boxes that are one answer: a mark or a word, or a new line with a name."""
+_LONGEST_JOINT = 100
 """Characters of it, so that a response of many boxes takes linear time."""
+_NAME_BEFORE = re.compile(
+    rf"(?:^|[$,;&}}\n]|\\[(\[\\]|(?<![A-Za-z\\])[A-Za-z]{{2,}}\s|\\q?quad{_END})\s*(?P<name>{_NAMED})$"
+)
+_LONGEST_NAME = 40
+_BOX_FIRST = re.compile(rf"{_GAP}*+(?:{_NAMED})?\\boxed")
 
 _HOPE = re.compile(r"\bI hope (?:it|this|that) is correct\W*$")
 """Minerva's worked examples end so (arXiv 2206.14858)."""
@@ -38,8 +61,9 @@ def final_answer(response: str) -> str | None:
 
     It is the last ``\boxed{...}``, or the text after ``Answer:`` on its line (or on the next line if there is none),
     whichever comes later; a box inside such a line is that line's answer. Dollar signs, emphasis marks and a full stop
-    around it are removed. Boxes with only "and", "or" or a comma between them are one answer; an empty box is passed
-    over if there is another one; if the last box is never closed there is no answer, because the response was cut.
+    around it are removed. Boxes with only "and", "or" or a comma between them, in text or in mathematics, or
+    on lines with names, are one answer; an empty box is passed over if there is another one; if the last box is never
+    closed there is no answer, because the response was cut.
     """
     filled = _filled_boxes(response)
     line = next(iter(deque(_ANSWER_LINE.finditer(response), maxlen=1)), None)  # the last one
@@ -47,7 +71,19 @@ def final_answer(response: str) -> str | None:
         return _unwrapped(_whole_formula(response, line)) or None
     if not filled or filled[-1].end is None:
         return None
-    return ", ".join(dict.fromkeys(_unwrapped(response[box.start : box.end]) for box in _joined(response, filled)))
+    return _contents(response, _joined(response, filled))
+
+
+def boxed_answer(reference: str) -> str | None:
+    r"""The boxes of a reference that are its answer, or None if it has none or the last one is never closed.
+
+    Boxes are joined as a response's are. A reference that begins with a box is no solution that ends with one: all of
+    its boxes count, whatever stands between them.
+    """
+    filled = _filled_boxes(reference)
+    if not filled or filled[-1].end is None:
+        return None
+    return _contents(reference, filled if _BOX_FIRST.match(reference) else _joined(reference, filled))
 
 
 def last_boxed(text: str) -> str | None:
@@ -94,6 +130,20 @@ def _joined(response: str, boxes: list[_Box]) -> list[_Box]:
             break
         first -= 1
     return boxes[first:]
+
+
+def _contents(text: str, boxes: list[_Box]) -> str:
+    """What is in the boxes; in several also the names before them, so that ``y = 1, x = 2`` is not ``x = 1, y = 2``."""
+    if len(boxes) == 1:
+        return _unwrapped(text[boxes[0].start : boxes[0].end])
+    return ", ".join(dict.fromkeys(_name_of(text, box) + _unwrapped(text[box.start : box.end]) for box in boxes))
+
+
+def _name_of(text: str, box: _Box) -> str:
+    found = _NAME_BEFORE.search(text[max(0, box.begin - _LONGEST_NAME) : box.begin])
+    if found is None or "=" in text[box.start : box.end]:
+        return ""
+    return re.sub(r"[&$\s]|\\[,;:! ]", "", found["name"])
 
 
 def _whole_formula(response: str, line: re.Match[str]) -> str:

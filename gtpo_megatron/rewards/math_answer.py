@@ -15,7 +15,7 @@ from gtpo_megatron.rewards.answers.comparison import equal
 from gtpo_megatron.rewards.answers.reading import is_readable, read
 from gtpo_megatron.rewards.answers.rules import normalised
 from gtpo_megatron.rewards.answers.time_limit import within
-from gtpo_megatron.rewards.final_answer import final_answer, last_boxed
+from gtpo_megatron.rewards.final_answer import boxed_answer, final_answer
 from gtpo_megatron.rewards.function import states
 from gtpo_megatron.rewards.magnitude import is_too_large
 
@@ -106,9 +106,9 @@ def _squeezed(text: str) -> str:
 
 
 def _unwrapped(reference: str) -> str:
-    """The reference without a box, dollar signs or a full stop around it; of GSM8K's, what follows ``####``."""
+    """The reference without boxes, dollar signs or a full stop around it; of GSM8K's, what follows ``####``."""
     reference = reference.rpartition("####")[2].strip()
-    boxed = last_boxed(reference)
+    boxed = boxed_answer(reference)
     return (reference.strip("$") if boxed is None else boxed).strip().rstrip(".").strip("$ ")
 
 

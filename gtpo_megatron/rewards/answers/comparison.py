@@ -6,7 +6,14 @@ from collections.abc import Sequence
 import sympy
 
 from gtpo_megatron.rewards.answers import regions
-from gtpo_megatron.rewards.answers.expressions import Value, expression, same_decimal, same_equation, same_value
+from gtpo_megatron.rewards.answers.expressions import (
+    Value,
+    expression,
+    safely,
+    same_decimal,
+    same_equation,
+    same_value,
+)
 from gtpo_megatron.rewards.answers.numerals import Numeral, numeral, numeral_in_base, numerals_equal
 from gtpo_megatron.rewards.answers.reading import (
     Bracketed,
@@ -144,6 +151,7 @@ def _brackets_equal(reference: Bracketed, given: Bracketed) -> bool:
     return _in_order(reference.items, given.items)
 
 
+@safely(otherwise=False)
 def _ratios_equal(reference: Bracketed, given: Bracketed) -> bool:
     """Whether the parts of two ratios are proportional."""
     values = [[value_of(item) for item in one.items] for one in (reference, given)]
@@ -152,17 +160,19 @@ def _ratios_equal(reference: Bracketed, given: Bracketed) -> bool:
     return all(same_value(a * values[1][0], b * values[0][0]) for a, b in zip(*values, strict=True))
 
 
+@safely(otherwise=False)
 def _ratio_equals(reference: Node, given: Node) -> bool:
     """Whether a ratio of two parts is the other's value."""
     ratio, other = (reference, given) if isinstance(reference, Bracketed) else (given, reference)
     assert isinstance(ratio, Bracketed)
-    values = [value_of(item) for item in (*ratio.items, other)]
+    values: list[Value] = [value_of(item) for item in (*ratio.items, other)]
     if len(ratio.items) != _PAIR or any(value is None for value in values):
         return False
     above, below, quotient = values
     return below != 0 and same_value(above / below, quotient)
 
 
+@safely(otherwise=None)
 def value_of(node: Node) -> Value:
     """The expression of a leaf or a matrix; None of anything else."""
     if isinstance(node, Leaf):

@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
@@ -20,6 +20,9 @@ from gtpo_megatron.rewards.answers.numerals import Numeral, numeral, rounds_to
 
 Value: TypeAlias = Any
 """An expression or a matrix of sympy, which has no types."""
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+Default = TypeVar("Default")
 
 DIGITS = 60
 """Decimal digits of an evaluation."""
@@ -48,6 +51,25 @@ _DEGREES = re.compile(r"(\d+|\{\\frac\{\d+\}\{\d+\}\})\s*\^\s*\\circ")
 _OPAQUE = (AppliedUndef, sympy.Derivative)
 
 
+def safely(*, otherwise: Default) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result | Default]]:
+    """Makes a function of expressions return this where the parser or sympy raises, which raise anything.
+
+    Complex numbers have no order, a number and a matrix no sum: answers that cannot be compared are not equal.
+    """
+
+    def made(function: Callable[Arguments, Result]) -> Callable[Arguments, Result | Default]:
+        @functools.wraps(function)
+        def guarded(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result | Default:
+            try:
+                return function(*arguments, **named)
+            except Exception:  # noqa: BLE001 - see above; what ends a comparison that takes too long is no Exception
+                return otherwise
+
+        return guarded
+
+    return made
+
+
 def prepared(text: str) -> str:
     """The text with what latex2sympy reads in another way: exact decimals, products without a sign, primes."""
     text = _DECIMAL.sub(lambda found: f"{{\\frac{{{found[1]}{found[2]}}}{{1{'0' * len(found[2])}}}}}", text)
@@ -59,14 +81,12 @@ def prepared(text: str) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
+@safely(otherwise=None)
 def expression(text: str) -> Value | None:
     """The expression of a normalised text; None if it is none."""
     if (number := numeral(text)) is not None and not number.is_percent:
         return sympy.Rational(number.value.numerator, number.value.denominator)
-    try:
-        found = latex2sympy(prepared(text), is_real=True, normalization_config=None, conversion_config=_CASE_SENSITIVE)
-    except Exception:  # noqa: BLE001 - the parser raises anything; the text is then no expression
-        return None
+    found = latex2sympy(prepared(text), is_real=True, normalization_config=None, conversion_config=_CASE_SENSITIVE)
     if not isinstance(found, (sympy.Expr, sympy.MatrixBase, sympy.MatrixExpr)):
         return None
     return _evaluable(found)
@@ -88,6 +108,7 @@ def _derived(derivative: sympy.Derivative) -> sympy.Expr:
     return derivative.doit()
 
 
+@safely(otherwise=False)
 def same_value(one: Value, other: Value) -> bool:
     """Whether two expressions have the same value wherever both have one."""
     if one == other:
@@ -100,6 +121,7 @@ def same_value(one: Value, other: Value) -> bool:
     return None not in folded and folded != (one, other) and _same_at_points(*folded)
 
 
+@safely(otherwise=False)
 def same_decimal(decimal: Numeral, value: Value) -> bool:
     """Whether a number with a decimal point is this value, rounded to its last digit; it needs enough digits."""
     if value.free_symbols:
@@ -110,6 +132,7 @@ def same_decimal(decimal: Numeral, value: Value) -> bool:
     return rounds_to(decimal, Fraction(str(number)))
 
 
+@safely(otherwise=False)
 def same_equation(one: tuple[Value, Value], other: tuple[Value, Value], *, is_directed: bool = False) -> bool:
     """Whether two equations, or inequalities in one direction, are the same but for a factor.
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from gtpo_megatron.rewards.answers.expressions import Value, same_value
+from gtpo_megatron.rewards.answers.expressions import Value, safely, same_value
 from gtpo_megatron.rewards.answers.reading import Bracketed, Leaf, Listing, Node, Relation, SetOperation
 
 ValueOf = Callable[[Node], Value]
@@ -32,26 +32,32 @@ class Region:
     symbol: str = ""
 
 
+@safely(otherwise=None)
 def region(node: Node, value_of: ValueOf) -> Region | None:
     """The set of real numbers that an answer is; None if it is none, or one that would take long."""
-    try:
-        return _region(node, value_of)
-    except (TypeError, ValueError, NotImplementedError, AttributeError, RecursionError):
-        return None  # sympy cannot solve it, or compare its ends
+    return _region(node, value_of)
 
 
+@safely(otherwise=False)
 def regions_equal(one: Region, other: Region) -> bool:
     """Whether two sets have the same points and no different symbols."""
     if one.symbol and other.symbol and one.symbol != other.symbol:
         return False
     if one.points == other.points:
         return True
-    a, b = _pieces(one.points), _pieces(other.points)
-    return a is not None and b is not None and len(a) == len(b) and all(map(_piece_equal, a, b))
+    left, right = _pieces(one.points), _pieces(other.points)
+    if left is None or right is None or len(left) != len(right):
+        return False
+    for piece in left:  # disjoint, so each equals at most one; not sorted, as not all numbers have an order
+        found = next((index for index, candidate in enumerate(right) if _piece_equal(piece, candidate)), None)
+        if found is None:
+            return False
+        del right[found]
+    return True
 
 
 def _pieces(points: sympy.Set) -> list[sympy.Set] | None:
-    """Intervals and single points, from the left; None for another set."""
+    """Intervals and single points; None for another set."""
     parts = points.args if isinstance(points, sympy.Union) else (points,)
     flat: list[sympy.Set] = []
     for part in parts:
@@ -61,10 +67,7 @@ def _pieces(points: sympy.Set) -> list[sympy.Set] | None:
             flat.append(part)
         else:
             return None
-    try:
-        return sorted(flat, key=lambda part: float(part.inf))
-    except TypeError:
-        return flat
+    return flat
 
 
 def _piece_equal(one: sympy.Set, other: sympy.Set) -> bool:
