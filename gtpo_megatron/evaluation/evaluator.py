@@ -3,8 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from gtpo_megatron.algorithms.token_batch import is_correct
-from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch
+from gtpo_megatron.batch import ENDED_UNGRADED, Problem, PromptBatch, RewardBatch
 from gtpo_megatron.config.problems import BEST_OF, HELDOUT, EvaluationConfig, metric_names
 from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.evaluation.intervals import bootstrap_interval
@@ -42,6 +44,7 @@ class HeldOutResult:
         num_problems: number of problems.
         samples: ``k``.
         num_failed: responses without a verdict.
+        num_ungraded: episodes that a limit ended before they were graded; their reward is 0.
     """
 
     label: str
@@ -52,6 +55,7 @@ class HeldOutResult:
     num_problems: int
     samples: int
     num_failed: int
+    num_ungraded: int = 0
 
     def metrics(self) -> dict[str, float]:
         """The values by metric name."""
@@ -93,6 +97,7 @@ def evaluate(
     correct = is_correct(rewards.rewards, success_threshold=threshold) & ~rewards.failed
     table = correct.double().reshape(len(problems), config.samples).tolist()
     values = rewards.rewards.double().masked_fill(rewards.failed, 0.0).reshape(len(problems), config.samples).numpy()
+    ungraded = rewards.parts.get(ENDED_UNGRADED, torch.zeros(1))
     interval = bootstrap_interval([sum(row) / len(row) for row in table], seed=config.seed)
     return HeldOutResult(
         label=heldout.label,
@@ -103,4 +108,5 @@ def evaluate(
         num_problems=len(problems),
         samples=config.samples,
         num_failed=int(rewards.failed.sum()),
+        num_ungraded=int((ungraded.nan_to_num() * ~rewards.failed).sum()),
     )

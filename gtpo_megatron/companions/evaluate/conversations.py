@@ -73,7 +73,8 @@ def _played(index: int, episode: RolloutBatch) -> PlayedResponse:
     """A batch of one response."""
     rewards = episode.environment_rewards
     assert rewards is not None
-    failure = json.loads(rewards.info[0])["failure"] if bool(rewards.failed) else None
+    info = rewards.info[0] if rewards.info else ""
+    failure = json.loads(info)["failure"] if bool(rewards.failed) else None
     parts = {name: float(part) for name, part in rewards.parts.items() if bool(part.isfinite())}
     for time in (ENVIRONMENT_SECONDS, ENVIRONMENT_WAIT):  # in which two evaluations differ
         parts.pop(time, None)
@@ -83,6 +84,10 @@ def _played(index: int, episode: RolloutBatch) -> PlayedResponse:
         is_truncated=bool(episode.truncated),
         num_own_tokens=int(episode.own_lengths),
         verdict=Verdict(
-            kind="ok" if failure is None else "error", reward=float(rewards.rewards), parts=parts, failure=failure
+            kind="ok" if failure is None else "error",
+            reward=float(rewards.rewards),
+            parts=parts,
+            info=info if "refused" in json.loads(info or "{}") else "",
+            failure=failure,
         ),
     )

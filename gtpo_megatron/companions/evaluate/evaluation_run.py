@@ -23,11 +23,13 @@ from gtpo_megatron.companions.evaluate.conversations import ConversationSource
 from gtpo_megatron.companions.evaluate.display import EvaluationDisplay, results_table
 from gtpo_megatron.companions.evaluate.evaluated_model import EvaluatedModel
 from gtpo_megatron.companions.evaluate.model_folder import check_can_sample, check_model_folder, model_fingerprint
+from gtpo_megatron.companions.evaluate.remarks import remarks
 from gtpo_megatron.companions.evaluate.results import RESULTS_FILE, EvaluationResult, evaluation_result, write_results
 from gtpo_megatron.companions.evaluate.verdict_file import (
     HEAD_DTYPE,
     TEMPLATE_INPUTS,
     VERDICTS_FILE,
+    GradedResponse,
     MeasuredSet,
     VerdictFile,
     recorded_date,
@@ -165,8 +167,28 @@ def evaluate_model(
                 timing=timing,
             )
             title = f"{model.named}{f' at {model.checkpoint}' if model.checkpoint else ''}, {output / RESULTS_FILE}"
-            console.print(results_table(result, samples=config.samples, ks=config.resolved_ks, title=title))
+            _print_results(
+                console,
+                result,
+                [file.verdicts[one.key] for one in wanted if one.key in file.verdicts],
+                config,
+                title=title,
+            )
     return result
+
+
+def _print_results(
+    console: Console,
+    result: EvaluationResult,
+    graded: Sequence[GradedResponse],
+    config: EvaluateConfig,
+    *,
+    title: str,
+) -> None:
+    """Prints the table, and below it which of the command's responses count as wrong without having been graded."""
+    console.print(results_table(result, samples=config.samples, ks=config.resolved_ks, title=title))
+    for remark in remarks(graded):
+        print_sentence(console, remark)
 
 
 def check_request(config: EvaluateConfig) -> None:

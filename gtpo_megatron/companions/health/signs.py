@@ -216,6 +216,8 @@ def experts(history: History) -> Finding | None:
 
 
 FAILED_AMBER, FAILED_RED = 0.01, 0.1
+REFUSED_AMBER, REFUSED_RED = 0.01, 0.1
+UNGRADED_AMBER, UNGRADED_RED = CUT_AMBER, CUT_RED
 CONTAMINATED_RED = 0.1
 WAIT_AMBER, WAIT_RED = 0.3, 0.6
 ENVIRONMENT_AMBER, ENVIRONMENT_RED = 0.25, 0.5
@@ -236,6 +238,36 @@ def graders(history: History) -> Finding | None:
         level=level_above(failed / responses, FAILED_AMBER, FAILED_RED),
         seen=f"{failed:.0f} of {responses:.0f} responses without a verdict",
         rule=f"last {EDGE_STEPS} steps: amber from {FAILED_AMBER:.0%}, red from {FAILED_RED:.0%}",
+    )
+
+
+def refusals(history: History) -> Finding | None:
+    """Episodes of agents in which a request was refused, whether the agent could go on or not."""
+    refused = history.total("rollout/responses_refused_count", recent=True)
+    responses = history.total("rollout/responses_count", recent=True)
+    if refused is None or not responses:
+        return None
+    return Finding(
+        sign="refused requests",
+        anchor="refused-requests",
+        level=level_above(refused / responses, REFUSED_AMBER, REFUSED_RED),
+        seen=f"in {refused:.0f} of {responses:.0f} episodes",
+        rule=f"last {EDGE_STEPS} steps: amber from {REFUSED_AMBER:.0%}, red from {REFUSED_RED:.0%}",
+    )
+
+
+def ungraded(history: History) -> Finding | None:
+    """Episodes whose reward is 0 because a limit ended them before they were graded."""
+    count = history.total("rollout/responses_ungraded_count", recent=True)
+    responses = history.total("rollout/responses_count", recent=True)
+    if count is None or not responses:
+        return None
+    return Finding(
+        sign="ungraded episodes",
+        anchor="ungraded-episodes",
+        level=level_above(count / responses, UNGRADED_AMBER, UNGRADED_RED),
+        seen=f"{count:.0f} of {responses:.0f} were ended by a limit, with a reward of 0",
+        rule=f"last {EDGE_STEPS} steps: amber from {UNGRADED_AMBER:.0%}, red from {UNGRADED_RED:.0%}",
     )
 
 
@@ -336,6 +368,8 @@ _SIGNS = (
     gradient_norm,
     experts,
     graders,
+    refusals,
+    ungraded,
     waiting,
     environment,
     engines,

@@ -211,6 +211,8 @@ class Controller:
                 f"step {step}: {failed} of {int(scalars['rollout/responses_count'])} responses have no verdict and "
                 f"take no part; log.txt says why"
             )
+        if refused := int(scalars.get("rollout/responses_refused_count", 0)):
+            self._display.note(f"step {step}: requests of agents were refused in {refused} episodes; log.txt says why")
         return scalars
 
     def _draw(self, num: int) -> PromptBatch:

@@ -64,6 +64,11 @@ class HeldOutMeasurement:
             self._display.note(str(result))
             if result.num_failed:
                 self._display.note(f"{result.num_failed} {result.label} responses have no verdict and count as wrong")
+            if result.num_ungraded:
+                self._display.note(
+                    f"{result.num_ungraded} {result.label} episodes were ended by a limit before they were graded, and "
+                    f"have reward 0"
+                )
         return tuple(results)
 
     def contamination(self) -> dict[str, float]:

@@ -2,12 +2,15 @@
 
 import http.client
 import json
+import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
 
+from gtpo_megatron.conversations import chat_endpoint
 from gtpo_megatron.conversations.chat_endpoint import ChatEndpoint
 from gtpo_megatron.conversations.exchange import Ended, Exchange
 from gtpo_megatron.conversations.frames import MAX_FRAME_BYTES
@@ -209,6 +212,98 @@ def test_other_addresses_and_lengths_are_refused(endpoint, exchange):
     assert ask(endpoint, exchange, b" " * (MAX_FRAME_BYTES + 1))[0] == 413
     assert ask(endpoint, exchange, b"", headers={"Content-Length": "-1"})[0] == 413
     assert ask(endpoint, exchange, b"", headers={"Content-Length": "many"})[0] == 411
+
+
+def test_every_refusal_is_noted_until_a_new_turn_mends_it(endpoint, exchange, threads):
+    answered(endpoint, exchange, threads, HELLO, "hi", exchange.first)
+    assert (exchange.num_refused, exchange.refusal) == (0, "")
+    refused = [
+        ask(endpoint, exchange, {"messages": HELLO, "n": 2}),
+        ask(endpoint, exchange, b"{"),
+        ask(endpoint, exchange, {}, path="/v1/responses"),
+        ask(endpoint, exchange, b"", method="GET", path="/v1/models/policy"),
+        ask(endpoint, exchange, b"", method="PUT"),
+        ask(endpoint, exchange, b" " * (MAX_FRAME_BYTES + 1)),
+        ask(endpoint, exchange, b"", headers={"Content-Length": "many"}),
+        ask(endpoint, exchange, {"messages": [*HELLO, *HELLO]}),
+    ]
+    assert [status for status, _ in refused] == [400, 400, 404, 404, 501, 413, 411, 400]
+    assert ask(endpoint, exchange, {"messages": HELLO})[0] == 200, "the last answer again"
+    assert (exchange.num_refused, exchange.refusal.partition(":")[0]) == (8, "n=2"), "and no new turn"
+    asked(endpoint, exchange, threads, [*HELLO, {"role": "assistant", "content": "hi"}, *HELLO])
+    until(lambda: exchange.refusal == "")
+    assert exchange.first_refusal.startswith("n=2")
+    another = ask(endpoint, exchange, {"messages": HELLO})
+    assert (another[0], exchange.num_refused, exchange.refusal.partition(";")[0]) == (
+        409,
+        9,
+        "another request of this episode waits for its answer",
+    )
+    exchange.end(Ended(1.0))
+    assert ask(endpoint, exchange, {"messages": HELLO})[0] == 409
+    assert exchange.num_refused == 9, "nothing depends on those after the end"
+
+
+def until(is_so):
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def waiting_connection(endpoint, exchange):
+    """A request under way, whose answer nobody has read yet."""
+    connection = http.client.HTTPConnection("127.0.0.1", endpoint.server_address[1], timeout=60)
+    connection.request(
+        "POST", "/v1/chat/completions", json.dumps({"messages": HELLO}), {"Authorization": f"Bearer {exchange.key}"}
+    )
+    return connection
+
+
+@pytest.mark.parametrize("has_gone", [False, True])
+def test_a_request_that_another_has_replaced_was_refused_to_a_client_that_still_waits(endpoint, exchange, has_gone):
+    first = waiting_connection(endpoint, exchange)
+    exchange.first.result(60)
+    if has_gone:
+        first.close()
+    replaced = exchange._answer
+    second = waiting_connection(endpoint, exchange)
+    until(lambda: exchange._answer is not replaced)
+    if not has_gone:
+        assert first.getresponse().status == 409
+    exchange.answer(Message(role="assistant", content="hi"))
+    assert second.getresponse().status == 200
+    assert exchange.num_refused == (not has_gone)
+    assert exchange.refusal == ("" if has_gone else "the same was asked again; that request is answered")
+
+
+def test_a_request_that_never_ends_was_refused(endpoint, exchange, monkeypatch):
+    monkeypatch.setattr(chat_endpoint._Handler, "timeout", 0.2)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer {exchange.key}\r\nContent-Length: 10\r\n\r\n{{"
+    with socket.create_connection(endpoint.server_address) as connection:
+        connection.sendall(head.encode())
+        assert b" 408 " in connection.recv(1 << 16)
+    assert exchange.refusal == "nothing came of the rest in 0.2 s"
+
+
+def test_a_mistake_of_the_endpoint_is_no_silence(endpoint, exchange, threads, monkeypatch):
+    def breaks(*_, **__):
+        raise KeyError("ours")
+
+    monkeypatch.setitem(chat_endpoint._FORMS, "/v1/chat/completions", (chat_endpoint.chat_request_from, breaks))
+    reply = asked(endpoint, exchange, threads)
+    exchange.first.result(60)
+    exchange.answer(Message(role="assistant", content="hi"))
+    assert reply.result(60)[0] == 500
+    assert exchange.refusal == "KeyError: 'ours'"
+
+
+def test_requests_without_a_key_are_counted_but_not_late_ones(endpoint, exchange):
+    endpoint.take_unknown()
+    over = endpoint.open()
+    endpoint.forget(over)
+    assert [ask(endpoint, exchange, {"messages": HELLO}, key=key)[0] for key in ("", "-", over.key)] == [401] * 3
+    assert (endpoint.take_unknown(), endpoint.take_unknown(), exchange.num_refused) == (2, 0, 0)
 
 
 def answered(endpoint, exchange, threads, messages, content, doing):

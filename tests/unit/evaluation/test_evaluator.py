@@ -11,13 +11,15 @@ from gtpo_megatron.evaluation.evaluator import HeldOutSet, evaluate
 PROBLEMS = [Problem(problem_id=str(i), prompt_ids=(1,), answer="1") for i in range(4)]
 
 
-def measure(verdicts, failed=(), label="heldout", threshold=0.5):
+def measure(verdicts, failed=(), label="heldout", threshold=0.5, parts=None):
     seen = []
 
     def sample_and_grade(prompts):
         seen.append(prompts)
         return RewardBatch(
-            rewards=torch.tensor(verdicts), failed=torch.tensor([i in failed for i in range(len(verdicts))])
+            rewards=torch.tensor(verdicts),
+            failed=torch.tensor([i in failed for i in range(len(verdicts))]),
+            parts=parts or {},
         )
 
     heldout = HeldOutSet(label=label, problems=PROBLEMS)
@@ -42,7 +44,12 @@ def test_accuracy_by_hand():
 def test_a_response_without_a_verdict_counts_as_wrong_and_is_counted():
     result = measure([1.0] * 8, failed=(0, 1, 2))
     assert result.mean_at_k == pytest.approx((0 + 0.5 + 1 + 1) / 4)
-    assert result.num_failed == 3
+    assert (result.num_failed, result.num_ungraded) == (3, 0)
+
+
+def test_an_episode_that_a_limit_ended_before_it_was_graded_is_counted():
+    ended = torch.tensor([1.0, 1.0, 0.0, 0.0, 1.0, torch.nan, 0.0, 0.0])
+    assert measure([0.0] * 8, failed=(0,), parts={"ended_ungraded": ended}).num_ungraded == 2
 
 
 def test_without_any_verdict_there_is_no_accuracy():

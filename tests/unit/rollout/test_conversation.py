@@ -173,6 +173,7 @@ def test_calls_are_answered_and_the_last_turn_is_graded(made, tokenizer):
     assert (last.context_ids, last.outcome.reward, last.outcome.failure) == (None, 1.0, "")
     assert last.outcome.parts["turns"] == 4
     assert last.outcome.parts["environment_s"] > 0
+    assert "requests_refused" not in last.outcome.parts, "there is no agent"
 
 
 def test_a_game_that_a_limit_ends_has_the_reward_that_it_had_then(made, tokenizer, tmp_path):
@@ -183,6 +184,37 @@ def test_a_game_that_a_limit_ends_has_the_reward_that_it_had_then(made, tokenize
     assert (first.context_ids is None, first.outcome.reward) == (False, 1.5)
     last = said(conversation, tokenizer, CALL % "2")
     assert (last.context_ids, last.outcome.reward, last.outcome.turn_rewards) == (None, 3.0, (1.5, 1.5))
+    assert "ended_ungraded" not in last.outcome.parts, "its reward is its attribute"
+
+
+@pytest.mark.parametrize("name", ["recipes.calculator:Calculator", AGENT])
+def test_an_episode_that_a_limit_ends_before_it_is_graded_says_so(made, tokenizer, name):
+    """Its reward of 0 is nobody's verdict; the same episode with room for one more turn has one."""
+    for max_turns, reward, ungraded in ((1, 0.0, 1.0), (2, 1.0, 0.0)):
+        conversation = made(name, max_turns=max_turns)
+        opened(conversation)
+        last = said(conversation, tokenizer, CALL % "2+3*4")
+        if max_turns == 2:
+            assert last.outcome.parts["ended_ungraded"] == 1.0, "so far"
+            last = said(conversation, tokenizer, "\\boxed{14}<|im_end|>")
+        assert (last.context_ids, last.outcome.reward, last.outcome.failure) == (None, reward, "")
+        assert last.outcome.parts["ended_ungraded"] == ungraded
+
+
+def test_refused_requests_of_an_agent_are_in_its_outcome(made, tokenizer):
+    conversation = made("tests.unit.conversations.agents:swallows")
+    found = {}
+    for episode, forms in enumerate(("ask stop", "stop choice ask", "ask")):
+        opened(conversation, episode, Problem(problem_id="p", prompt_ids=(1,), answer="", prompt=forms))
+        found[forms] = said(conversation, tokenizer, "hi<|im_end|>", episode).outcome
+    assert {forms: one.parts["requests_refused"] for forms, one in found.items()} == {
+        "ask stop": 1.0,
+        "stop choice ask": 2.0,
+        "ask": 0.0,
+    }
+    assert "which is no reward; its request was refused: stop=" in found["ask stop"].failure
+    assert (found["stop choice ask"].failure, found["ask"].refusal) == ("", "")
+    assert found["stop choice ask"].refusal.startswith("stop=")
 
 
 def test_a_turn_that_was_cut_gets_its_end(made, tokenizer, talks):

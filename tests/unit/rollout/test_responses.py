@@ -125,6 +125,19 @@ def test_routing_of_another_number_of_layers_is_refused():
         routing(np.zeros((5, 2, 2)), experts(False, True, True))
 
 
+@pytest.mark.parametrize(
+    ("outcome", "info"),
+    [
+        (Outcome(refusal="n=2"), '{"refused": "n=2"}'),
+        (Outcome(failure="late", refusal="n=2"), '{"failure": "late", "refused": "n=2"}'),
+        (Outcome(failure="refused: n=2", refusal="n=2"), '{"failure": "refused: n=2"}'),
+    ],
+)
+def test_a_refused_request_is_named_also_where_there_is_a_reward(outcome, info):
+    episode = Episode(request=REQUESTS[0], outcome=outcome)
+    assert to_rollout_batch([episode], version=1, entropies=None).environment_rewards.info == (info,)
+
+
 def test_what_others_say_is_in_a_row_but_not_the_policys():
     turns = [
         Turn(context_ids=(1, 2), number=4, completion=completion((7, 8), spans=[span(3, 0, 1), span(4, 1, 2)])),

@@ -16,6 +16,8 @@ SOUND = {
     "rollout/truncated_frac": 0.0,
     "rollout/groups_mixed_frac": 0.8,
     "rollout/reward_failed_count": 0.0,
+    "rollout/responses_refused_count": 0.0,
+    "rollout/responses_ungraded_count": 0.0,
     "rollout/responses_count": 256.0,
     "optimizer/grad_norm": 0.06,
     "optimizer/skipped_count": 0.0,
@@ -94,6 +96,14 @@ CASES = {
     "no number": ("gradient norm", A, {"optimizer/grad_norm": lambda step: None if step == 18 else 0.06}),
     "some without a verdict": ("graders", A, {"rollout/reward_failed_count": late(8.0, 0.0)}),
     "many without a verdict": ("graders", R, {"rollout/reward_failed_count": late(100.0, 0.0)}),
+    "some requests are refused": ("refused requests", A, {"rollout/responses_refused_count": late(8.0, 0.0)}),
+    "many requests are refused": ("refused requests", R, {"rollout/responses_refused_count": late(100.0, 0.0)}),
+    "some episodes are ended ungraded": ("ungraded episodes", A, {"rollout/responses_ungraded_count": late(60.0, 0.0)}),
+    "most episodes are ended ungraded": (
+        "ungraded episodes",
+        R,
+        {"rollout/responses_ungraded_count": late(200.0, 0.0)},
+    ),
     "the trainer waits": ("waiting for responses", A, {"timing/rollout_wait_s": late(4.0, 0.5)}),
     "the trainer hardly works": ("waiting for responses", R, {"timing/rollout_wait_s": late(8.0, 0.5)}),
     "environments hold steps up": (
@@ -115,9 +125,9 @@ CASES = {
 
 def test_a_sound_run_is_green_throughout():
     findings = assess(planted())
-    assert len(findings) == 14
+    assert len(findings) == 16
     assert worst(findings) == Level.GREEN
-    assert in_one_line(findings) == "healthy: all 14 signs are green"
+    assert in_one_line(findings) == "healthy: all 16 signs are green"
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -93,6 +93,23 @@ def test_parts_of_the_reward_are_means_over_the_responses_that_have_them():
     assert "reward/rare_mean" not in found  # only a response without a verdict has it
 
 
+def test_refused_requests_and_ungraded_episodes_are_counted():
+    """A refusal that failed its episode counts too; an episode without a verdict is not ungraded beside that."""
+    batch = RewardBatch(
+        rewards=torch.tensor([1.0, 0.0, 0.0, 0.0]),
+        failed=torch.tensor([False, False, True, True]),
+        parts={
+            "requests_refused": torch.tensor([0.0, 2.0, 3.0, torch.nan]),
+            "ended_ungraded": torch.tensor([0.0, 1.0, 1.0, torch.nan]),
+        },
+    )
+    found = to_scalars(rollout_metrics(handle([1, 1, 2, 2], [1, 1, 1, 1]), batch))
+    assert found["rollout/requests_refused_count"] == 5.0
+    assert found["rollout/responses_refused_count"] == 2.0
+    assert found["rollout/responses_ungraded_count"] == 1.0
+    assert not [name for name in found if name.startswith("reward/")]
+
+
 def test_the_wait_for_environments_is_the_longest_of_all_episodes():
     """One that hung and has no verdict lived through most of it."""
     batch = RewardBatch(

@@ -85,4 +85,23 @@ def test_what_an_environment_gave_is_in_the_responses_order_and_its_failures_are
     assert found.failed.tolist() == [False, True, False]
     assert found.parts["turns"].tolist() == [1.0, 0.0, 3.0]
     assert '1 of 3 responses have no reward: 1 x {"failure": "reset raised"} (row 1)' in caplog.text
+    assert "refused" not in caplog.text
+    grader.close()
+
+
+@pytest.mark.parametrize("info", ['{"refused": "n=2: no"}', '{"failure": "n=2: no"}'])
+def test_refused_requests_are_told_once_with_the_first_reason(caplog, info):
+    given = RewardBatch(
+        rewards=torch.tensor([0.25, 0.0, 0.75]),
+        failed=torch.tensor([False, "failure" in info, False]),
+        parts={"requests_refused": torch.tensor([0.0, 2.0, 1.0])},
+        info=("", info, '{"refused": "stop"}'),
+    )
+    batch = dataclasses.replace(rollouts([70, 71, 70]), environment_rewards=given)
+    handle = RolloutHandle.of_groups(batch, put=lambda chunk: chunk)
+    grader = RewardGrader(Letters(), RewardScorer(RewardConfig(function=f"{__name__}:exact", num_workers=0)))
+    with caplog.at_level("WARNING"):
+        grader.grade(handle, prompts())
+    said = "3 requests of agents were refused, in 2 of 3 episodes, %d of which have no reward: n=2: no (row 1 first)"
+    assert caplog.text.count(said % ("failure" in info)) == 1
     grader.close()
