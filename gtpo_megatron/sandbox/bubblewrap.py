@@ -22,6 +22,8 @@ FOLDER = "/tmp"
 PACKAGES = "/packages"
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _SYSTEM = ("/bin", "/lib", "/lib64", "/lib32", "/sbin")
+_OF_ETC = ("/etc/ld.so.cache", "/etc/alternatives")
+"""Without them no library is found that lies in a folder of its own or behind a link; both only name what /usr has."""
 _INSIDE_ID = "1000"
 
 
@@ -84,7 +86,7 @@ def _options(python: Path, packages: Mapping[str, Path]) -> list[str]:
         *("--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"),
         *(part for name, value in {**ENVIRONMENT, "HOME": FOLDER}.items() for part in ("--setenv", name, value)),
         *("--uid", _INSIDE_ID, "--gid", _INSIDE_ID),
-        # the server makes process namespaces; programs have no capabilities
+        # the server makes process namespaces and mounts a folder for each program; programs have no capabilities
         *("--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"),
         *("--ro-bind", "/usr", "/usr"),
     ]
@@ -93,7 +95,7 @@ def _options(python: Path, packages: Mapping[str, Path]) -> list[str]:
             options += ["--symlink", str(path.readlink()), str(path)]
         elif path.is_dir():
             options += ["--ro-bind", str(path), str(path)]
-    for name in ("/etc/ld.so.cache", "/etc/alternatives"):
+    for name in _OF_ETC:
         options += ["--ro-bind-try", name, name]
     for device in _DEVICES:
         options += ["--dev-bind", device, device]

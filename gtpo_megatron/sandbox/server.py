@@ -9,6 +9,7 @@ import select
 import subprocess
 import tempfile
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, get_args
 
 from gtpo_megatron.errors import DataError, SandboxError
 from gtpo_megatron.sandbox import seccomp
+from gtpo_megatron.sandbox.inside.emptying import remove
 from gtpo_megatron.sandbox.protocol import CaseResult, Job, Limits, Outcome, Status
 from gtpo_megatron.supervision.process_tree import descendants, end_all
 from gtpo_megatron.supervision.worker import END_PATIENCE_S
@@ -44,7 +46,7 @@ SOURCE = (INSIDE / "main.py").read_text(encoding="utf-8")
 
 MODULES = {
     name: (INSIDE / f"{name}.py").read_text(encoding="utf-8")
-    for name in ("confined", "prelude", "values", "remotes", "link", "program", "pytest_shapes", "exam")
+    for name in ("confined", "emptying", "prelude", "values", "remotes", "link", "program", "pytest_shapes", "exam")
 }
 """What ``main.py`` imports, in that order."""
 
@@ -74,8 +76,9 @@ class ProgramServer:
         self._command = command
         self._python = python
         self._is_isolated = is_isolated
-        self._own_folder = None if folder else tempfile.TemporaryDirectory(prefix="programs-")
-        self._folder = folder or str(self._own_folder and self._own_folder.name)
+        self._folder = folder or tempfile.mkdtemp(prefix="programs-")
+        # also at exit, without close()
+        self._remove_folder = None if folder else weakref.finalize(self, _remove, self._folder)
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, job: Job) -> Outcome:
@@ -100,8 +103,8 @@ class ProgramServer:
     def close(self) -> None:
         """Ends the server with all below it."""
         self._end()
-        if self._own_folder is not None:
-            self._own_folder.cleanup()
+        if self._remove_folder is not None:
+            self._remove_folder()
 
     def _start(self) -> None:
         self._end()
@@ -181,6 +184,11 @@ class ProgramServer:
                 if pipe is not None:
                     pipe.close()
         process.wait()
+
+
+def _remove(folder: str) -> None:
+    with contextlib.suppress(OSError):  # a program may have made it somebody else's
+        remove(folder)
 
 
 def _as_bytes(job: Job) -> bytes:

@@ -20,6 +20,7 @@ import select
 import shutil
 import signal
 import sys
+import tempfile
 import time
 import types
 
@@ -33,6 +34,7 @@ CLONE_NEWPID, CLONE_NEWIPC, SIGCHLD = 0x20000000, 0x08000000, 17
 SYS_CLONE = 56
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 MS_NOSUID, MS_NODEV = 2, 4
+MNT_DETACH = 2
 
 MAX_INODES = 4096
 COMPILER_MIB = 4096
@@ -77,19 +79,15 @@ def main():
     os.close(nothing)
     if settings["is_isolated"]:
         called(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
-        size = f"size={settings['file_mib']}m,nr_inodes={MAX_INODES},mode=1777"
-        called(
-            libc.mount(b"tmpfs", settings["folder"].encode(), b"tmpfs", MS_NOSUID | MS_NODEV, size.encode()), "mount"
-        )
     answers.write(b'{"ready": true}\n')
     answers.flush()
     while sizes := taken(jobs, 16):
         job = json.loads(taken(jobs, int.from_bytes(sizes[:8], "big")))
         tests = taken(jobs, int.from_bytes(sizes[8:], "big"))
-        answers.write(run_job(job, tests, settings).strip() + b"\n")
-        answers.flush()
-        forget(tests)
-        clean(settings["folder"])
+        with files(settings) as folder:
+            answers.write(run_job(job, tests, settings | {"folder": folder}).strip() + b"\n")
+            answers.flush()
+            forget(tests)
 
 
 def load(name, text):
@@ -148,14 +146,38 @@ def run_job(job, tests, settings):
     return b"".join(parts) or b'{"failed": "the reaper gave no answer"}'
 
 
-def clean(folder):
-    """Empties the folder of programs, all of which have ended."""
-    for entry in os.scandir(folder):
-        if entry.is_dir(follow_symlinks=False):
-            os.chmod(entry.path, 0o700)
-            shutil.rmtree(entry.path)
-        else:
-            os.unlink(entry.path)
+@contextlib.contextmanager
+def files(settings):
+    """A folder for the files of one program, all of whose processes have ended at its end.
+
+    It is a file system of its own, which is taken away with whatever is in it: nothing has to be emptied. Without
+    namespaces it is a new folder, which stays where it cannot be removed.
+    """
+    if settings["is_isolated"]:
+        path = settings["folder"].encode()
+        size = f"size={settings['file_mib']}m,nr_inodes={MAX_INODES},mode=1777"
+        called(libc.mount(b"tmpfs", path, b"tmpfs", MS_NOSUID | MS_NODEV, size.encode()), "mount")
+        try:
+            yield settings["folder"]
+        finally:
+            libc.umount2(path, MNT_DETACH)
+        return
+    folder = new_folder(settings["folder"])
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):
+            module("emptying").remove(folder)
+
+
+def new_folder(parent):
+    """A new folder in another one, to which a program may have done anything; or elsewhere."""
+    try:
+        os.makedirs(parent, exist_ok=True)
+        os.chmod(parent, 0o700)
+        return tempfile.mkdtemp(dir=parent)
+    except OSError:
+        return tempfile.mkdtemp(prefix="programs-")
 
 
 class Reaper:
