@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-Status = Literal["ok", "error", "timeout", "output", "not run", "skipped", "unused"]
-"""How a case ended: ``ok``; ``error``: it raised, was killed or left with a status; ``timeout``; ``output``: it wrote
-more than it may; ``not run``: an earlier one used up the time; ``skipped``: tests in Python say so; ``unused``: tests
-in Python passed and used nothing of the program."""
+Status = Literal["ok", "error", "timeout", "out of time", "output", "not run", "skipped", "unused"]
+"""How a case ended: ``ok``; ``error``: it raised, was killed or left with a status; ``timeout``: it took longer than a
+case may; ``out of time``: all together did; ``output``: it wrote more than it may; ``not run``: an earlier one used up
+its time or that of all; ``skipped``: tests in Python say so; ``unused``: tests in Python passed and used nothing of the
+program."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,6 +36,8 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 MS_NOSUID, MS_NODEV = 2, 4
 MNT_DETACH = 2
 
+LITERAL_DIGITS = 50_000
+"""Digits of an integer in a program's text; reading one takes time that grows with their square."""
 MAX_INODES = 4096
 COMPILER_MIB = 4096
 DETAIL_BYTES = 2000
@@ -43,6 +45,8 @@ DETAIL_BYTES = 2000
 LINK = 60
 """First of the descriptors by which a program and its tests are connected."""
 PACKAGE = "gtpo_megatron.sandbox.inside"
+OVER = ("timeout", "out of time")
+"""Statuses of the last case that was begun: its own time was over, or that of all."""
 GRACE_S = 5.0
 """Time after a job's limits in which the reaper must have answered."""
 
@@ -71,6 +75,7 @@ def main():
         load(name, text)
     settings["supplied"] = module("prelude").names()
     settings["for_tests"] = module("prelude").for_tests(settings["supplied"])
+    sys.set_int_max_str_digits(LITERAL_DIGITS)
     gc.disable()  # a collection in a fork would copy every page; programs enable it
     gc.freeze()
     nothing = os.open("/dev/null", os.O_RDWR)
@@ -240,7 +245,7 @@ class Reaper:
         results = []
         cases = self.job["cases"]
         while len(results) < len(cases):
-            if any(result["status"] == "timeout" for result in results):
+            if any(result["status"] in OVER for result in results):
                 results.append({"status": "not run"})
                 continue
             case = cases[len(results)]
@@ -361,7 +366,7 @@ class Watched:
         while num_open:
             left = min(due, deadline) - time.monotonic()
             if left <= 0:
-                return "timeout"
+                return "timeout" if due <= deadline else "out of time"
             for descriptor, _ in poll.poll(left * 1000 + 1):
                 part = os.read(descriptor, 1 << 16)
                 name = self.names[descriptor]

@@ -17,8 +17,17 @@ from gtpo_megatron.sandbox.inside import prelude
 from gtpo_megatron.sandbox.inside.link import Link, last_line
 from gtpo_megatron.sandbox.inside.values import EndedError
 
+RECURSION_LIMIT = 50_000
+"""LiveCodeBench's; what calls through C take of the stack (functions with a cache, generators) is some 30 MiB."""
+
 KEPT_BYTES = 1 << 20
 """Printed bytes that wait for the next message; what exceeds them is written at once."""
+
+
+def prepare():
+    """Lifts the limits of Python's own that a right program may meet: depth of calls, digits of integers."""
+    sys.setrecursionlimit(RECURSION_LIMIT)
+    sys.set_int_max_str_digits(0)
 
 
 def fresh_main():
@@ -35,6 +44,7 @@ def fresh_main():
 
 def run_as_main(code, supplied):
     """Runs a program as Python does, and leaves."""
+    prepare()
     module = fresh_main()
     supply(supplied)
     status = 0
@@ -75,6 +85,7 @@ def reporter(nonce):
 
 def load_and_do(code, cases, report, supplied):
     """Loads a program and reports on each call."""
+    prepare()
     module = fresh_main()
     supply(supplied)
     module.__name__ = "program"
