@@ -109,7 +109,7 @@ def _squeezed(text: str) -> str:
 
 
 def _is_words(text: str) -> bool:
-    return _WORDS.search(re.sub(r"\\(?!text)[A-Za-z]+(?:\{[a-z]*matrix\})?", "", text)) is not None
+    return _WORDS.search(re.sub(r"\\(?!text)[A-Za-z]+(?:\{[a-z]*matrix\})?|_\{[^{}]*\}", "", text)) is not None
 
 
 def _plain_words(text: str) -> str:

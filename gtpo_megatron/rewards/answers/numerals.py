@@ -46,6 +46,8 @@ _IN_BASE = re.compile(
     r"|(?:\\text\{)?\s*\(?(?:in )?base[- ](?P<named>\d+|[a-z]+)\)?\s*\}?)"
 )
 
+_DIGITS_IN_TEXT = re.compile(r"\\text\{\s*([0-9A-Za-z]+)\s*\}")
+
 
 @dataclass(frozen=True, slots=True)
 class Numeral:
@@ -100,7 +102,7 @@ def _decimal(digits: str, exponent: int, sign: int, *, is_percent: bool) -> Nume
 
 def numeral_in_base(text: str) -> Numeral | None:
     """The number of a text such as ``204_5`` or ``204 base 5``; None if it is none, or the base lacks a digit."""
-    found = _IN_BASE.fullmatch(text)
+    found = _IN_BASE.fullmatch(_DIGITS_IN_TEXT.sub(r"\1", text))
     name = (found["base"] or found["named"]) if found else ""
     base = _BASES.get(name) or (int(name) if name.isdigit() and len(name) < 3 else 0)
     if found is None or not 2 <= base <= 36:

@@ -12,41 +12,12 @@ from fractions import Fraction
 
 from latex2sympy2_extended.symbols import GREEK_LETTER_MAP
 
-_BRACED = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
-"""A brace with up to two levels of braces in it."""
+from gtpo_megatron.rewards.answers.fonts import BRACED, FONT, FONTED, INDEX, index, of_font
+from gtpo_megatron.rewards.answers.groups import without_groups
+
 _IN_BRACKETS = r"\(((?:[^()]|\([^()]*\))*)\)"
 _TOKEN = r"(?:\d|[A-Za-z]|\\[A-Za-z]+)"
-_FONT = r"\\(?:math(?:rm|bf|it|sf|tt|normal)|text(?:bf|rm|it|sf|tt|normal)?|operatorname\*?|mbox|hbox|boldsymbol|bm)\s*"
-_FUNCTIONS = frozenset(
-    [
-        "sin",
-        "cos",
-        "tan",
-        "cot",
-        "sec",
-        "csc",
-        "arcsin",
-        "arccos",
-        "arctan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "log",
-        "ln",
-        "lg",
-        "exp",
-        "max",
-        "min",
-        "gcd",
-        "lcm",
-        "det",
-    ]
-)
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_COUNTED = re.compile(r"(-?\d[\d,]*(?:\.\d+)?)(\s+(?!(?:and|or|to|plus|minus|base|in base)\b)[A-Za-z][A-Za-z .-]*)")
-"""A number and what is counted, in one font."""
-_NO_UNITS = frozenset("abknpqrvwxyz")
-"""Letters that are symbols in any font."""
 _END = r"(?![A-Za-z])"
 """After a command's name."""
 
@@ -94,24 +65,6 @@ def _rule(reason: str, pattern: str, replacement: str | Callable[[re.Match[str]]
     return Rule(reason, re.compile(pattern), replacement)
 
 
-def _of_font(found: re.Match[str]) -> str:
-    """A letter or a number in another font is itself; a function's name is the function; other words are text."""
-    content = found["content"].strip()
-    if content in _FUNCTIONS:
-        return f"\\{content} "
-    if content == "e":
-        return "{e}"  # Euler's, also before digits
-    if content == "i" or not re.search("[A-Za-z]", content):
-        return content
-    if len(content) == 1 and (content in _NO_UNITS or not re.match(r"\\(?:mathrm|text|operatorname|mbox)", found[0])):
-        return content
-    if joined := re.fullmatch(r",?\s*(and|or)\s*,?", content):
-        return f" {joined[1]} "
-    if counted := _COUNTED.fullmatch(content):
-        return f"{counted[1]}\\text{{{counted[2]}}}"
-    return f"\\text{{{found['content']}}}"
-
-
 def _scaled(found: re.Match[str]) -> str:
     r"""``5 million`` as the product that it is, also where ``\text{ million euros}`` goes on."""
     rest = r"\text{" if found["open"] and not found["close"] else ""
@@ -136,14 +89,22 @@ def _of_array(found: re.Match[str]) -> str:
     return f"\\begin{{{kind}}}{found['rows']}\\end{{{kind}}}"
 
 
+_MONEY = (
+    rf"(?:^|(?<=[=,;]))\s*(?P<inside>{FONT}\{{\s*)?(?:Rs|INR|USD|EUR|GBP|US|HK|NT)\.?(?:\s|~|\\[ ,;])*"
+    r"(?(inside)(?P<close>\}\s*)?)(?=[\d.])"
+)
+_OF_UNITS = r"(?:\\text\{[^{}]*\}(?:\^(?:\{-?\d\}|-?\d))?\s*(?:\\cdot|\\times|/)?\s*)+"
+_UNIT_FRACTION = rf"(?<=[\w}})\]%])\s*\\[dtc]?frac\s*\{{\s*(?:1|{_OF_UNITS})\s*\}}\s*\{{\s*{_OF_UNITS}\s*\}}"
 _THIN = r"(?:\\[,;:!]|\{\\,\}|~|\\ |')\s*"
 
 RULES = (
     _rule("marks of math mode", r"(?<!\\)\\[()\[\]]|(?<!\\)\$+", " "),
     _rule("money", r"\\\$|\\(?:pounds|euro|textdollar)" + _END, ""),
     _rule("sizes of brackets", r"\\m?(?:left|right)" + _END + r"\.?|\\[bB]igg?[lrm]?" + _END, ""),
+    _rule("old fonts", r"\{\s*\\(rm|bf|it|sf|tt)(?![A-Za-z])\s*([^{}]*)\}", r"\\math\1{\2}"),
     _rule("sizes of formulas", r"\\(?:(?:display|text|script)style|(?:no)?limits|rm|bf|it)" + _END, " "),
-    _rule("a comma that is not followed by a space", r"\{\s*,\s*\}|,\\!", ","),
+    _rule("a comma that is not followed by a space", r"(?:\\!)*(?:\{\s*,\s*\}\s*|,\s*\\!)(?:\s|\\[!,])*", ","),
+    _rule("line breaks and blanks at the end", r"\\+\s*$", ""),
     _rule("thin spaces between thousands", rf"(?<![\d.,])\d{{1,3}}(?:{_THIN}\d{{3}})+(?!\d)", _joined),
     _rule("spaces between thousands", r"^\s*-?\d{1,3}(?: \d{3})+\s*$", lambda found: found[0].replace(" ", "")),
     _rule(
@@ -152,20 +113,27 @@ RULES = (
         " ",
     ),
     _rule("colours and frames", r"\\(?:text)?color\s*\{[^{}]*\}", ""),
-    _rule("colours and frames", rf"\\(?:underline|fbox|boxed|ensuremath)\s*(?={_BRACED})", ""),
+    _rule("colours and frames", rf"\\(?:underline|fbox|boxed|ensuremath)\s*(?={BRACED})", ""),
     _rule("unit vectors", r"\\(?:hat|widehat|vec)\s*\{?\s*\\?([ijk])(?:math)?(?![A-Za-z])\s*\}?", r"\1"),
-    _rule("fonts", _FONT + r"\{(?P<content>[^{}]*)\}", _of_font),
+    _rule(
+        "money before a number", _MONEY, lambda found: found["inside"] if found["inside"] and not found["close"] else ""
+    ),
+    _rule("indices", INDEX, index),
+    _rule("fonts", FONTED, of_font),
+    _rule("decimal logarithms", r"\\lg(?![A-Za-z])(?!\s*_)", r"\\log_{10} "),
+    _rule("a unit as a fraction", _UNIT_FRACTION, r"\\text{ unit}"),
     _rule(
         "millions and the like",
         rf"(?<=[\d}}])\s*(?P<open>\\text\{{\s*)?(?P<scale>{'|'.join(_SCALES)})s?(?![A-Za-z])(?P<close>(?(open)\s*\}}))?",
         _scaled,
     ),
-    _rule("an old font", r"\{\s*\\rm\s+(\w+)\s*\}", r"\\text{\1}"),
     _rule("sizes of fractions", r"\\[dtc]frac" + _END, r"\\frac"),
+    _rule("fractions of old TeX", r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+    _rule("binomials of old TeX", r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
     _rule("sizes of binomials", r"\\[dt]binom" + _END, r"\\binom"),
     _rule("a numerator without braces", rf"\\(frac|binom)\s*({_TOKEN})", r"\\\1{\2}"),
-    _rule("a denominator without braces", rf"(\\(?:frac|binom)\s*{_BRACED})\s*({_TOKEN})", r"\1{\2}"),
-    _rule("spaces in a fraction", rf"\\frac\s*({_BRACED})\s*({_BRACED})", r"\\frac\1\2"),
+    _rule("a denominator without braces", rf"(\\(?:frac|binom)\s*{BRACED})\s*({_TOKEN})", r"\1{\2}"),
+    _rule("spaces in a fraction", rf"\\frac\s*({BRACED})\s*({BRACED})", r"\\frac\1\2"),
     _rule("a root as programs write it", r"(?<![A-Za-z\\])sqrt(?=\s*[\d(])", r"\\sqrt "),
     _rule("a root of brackets", rf"\\sqrt\s*(\[\d+\])?\s*{_IN_BRACKETS}", r"\\sqrt\1{\2}"),
     _rule("a root without braces", r"\\sqrt\s*(\[\d+\])?\s*(\d+|[A-Za-z]|\\[A-Za-z]+)", r"\\sqrt\1{\2}"),
@@ -220,7 +188,7 @@ RULES = (
         r"\\(?:pmod|bmod|mod)\s*\{?\s*(\w+)\s*\}?|\(\s*(?:\\text\{\s*)?mod\s*\}?\s*(\w+)\s*\)",
         lambda found: f"\\pmod{{{found[1] or found[2]}}}",
     ),
-    _rule("braces that group nothing", r"(?<![\w\\}^_\])])\{\s*(\w+)\s*\}", r"\1"),
+    _rule("braces that group nothing", r"(?s).+", lambda found: without_groups(found[0])),
     _rule("nothing", r"\{\s*\}", ""),
 )
 """Applied in this order."""

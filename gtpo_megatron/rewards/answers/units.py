@@ -18,13 +18,14 @@ _CHANGES = (
 )
 """Right behind a number these make another one of it."""
 _POWER = r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?"
-_TEXT = r"\\text\{(?![^{}]*\b(?:base|below\s+zero)\b)[^{}]*\}"
+_TEXT = r"\\text\{(?![^{}]*\b(?:base|below\s+zero)\b)(?![^{}]*(?<=[\s{])[-+]?\d)[^{}]*\}"
+"""Without a number in it: ``5\text{ to 6}`` and ``5\text{ ft 6 in}`` are not 5."""
 _NEXT = (
     rf"(?:(?:\s*(?:/|\\cdot|\\times)\s*|\s+(?:per\s+)?)(?:{_TEXT}|(?:{_LONG}|{_SHORT})(?![A-Za-z])|{_WORD}){_POWER}"
     rf"|\s+(?:of|a|the|per|in)(?![A-Za-z]))*"
 )
 _IN_TEXT = re.compile(
-    rf"(?P<number>.*(?:[\d}})\]!A-Za-z%]))\s*(?!\\text\{{\s*{_CHANGES}){_TEXT}{_POWER}{_NEXT}", re.DOTALL
+    rf"(?P<number>.*?(?:[\d}})\]!A-Za-z%]))\s*(?!\\text\{{\s*{_CHANGES}){_TEXT}{_POWER}{_NEXT}", re.DOTALL
 )
 """After anything but an operator."""
 _PLAIN = re.compile(
