@@ -43,8 +43,11 @@ class HttpSandbox:
         results: list[CaseResult] = []
         deadline = time.monotonic() + job.limits.total_s
         for case in job.cases:
-            if time.monotonic() >= deadline or any(one.status == "timeout" for one in results):
+            if any(one.status in ("timeout", "out of time") for one in results):
                 results.append(CaseResult(status="not run"))
+                continue
+            if time.monotonic() >= deadline:
+                results.append(CaseResult(status="out of time"))
                 continue
             mark = secrets.token_hex(16)
             source = _wrapped(job, case, mark) if job.language == "python" else job.source

@@ -18,6 +18,9 @@ class Case:
         stdin: text on its standard input; None: the program is loaded, and the attributes below say what to do with it.
         function: name of a function or of a method of its class ``Solution``, to be called.
         arguments: of the call, as a JSON list.
+        kinds: of the call's arguments and of its result, where they are lists or trees of nodes, see
+            ``inside/nodes.py``; (): as the function's own annotations say.
+        is_exact: what the call returns is told for a comparison by ``==``, see ``inside/returned.py``.
         code: tests in Python, such as assertions; they are run in a process of their own, beside the program.
         test: name of a function, a class or a method ``CLASS.METHOD`` in the code, which is the test; "": the code.
         own: names of Python or of the prelude that mean the program's in these tests, such as ``sum`` where that is
@@ -27,6 +30,8 @@ class Case:
     stdin: str | None = None
     function: str = ""
     arguments: str = "[]"
+    kinds: tuple[str, ...] = ()
+    is_exact: bool = False
     code: str = ""
     test: str = ""
     own: tuple[str, ...] = ()

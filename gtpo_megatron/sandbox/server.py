@@ -46,7 +46,7 @@ SOURCE = (INSIDE / "main.py").read_text(encoding="utf-8")
 
 MODULES = {
     name: (INSIDE / f"{name}.py").read_text(encoding="utf-8")
-    for name in ("confined", "emptying", "prelude", "values", "remotes", "link", "program", "pytest_shapes", "exam")
+    for name in ("confined", "emptying", "nodes", "returned", "prelude", "values", "remotes", "link", "program", "pytest_shapes", "exam")
 }
 """What ``main.py`` imports, in that order."""
 
@@ -200,6 +200,7 @@ def _as_bytes(job: Job) -> bytes:
     num_coded = 0
     for case in job.cases:
         plain: dict[str, Any] = {"stdin": case.stdin, "function": case.function, "arguments": case.arguments}
+        plain |= {"kinds": case.kinds, "is_exact": case.is_exact}
         cases.append(plain | {"is_call": bool(case.function), "place": num_coded})
         num_coded += bool(case.code)
     said = {"source": job.source, "language": job.language, "before": job.before, "prelude": job.prelude}

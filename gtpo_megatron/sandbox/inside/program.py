@@ -15,6 +15,8 @@ import types
 
 from gtpo_megatron.sandbox.inside import prelude
 from gtpo_megatron.sandbox.inside.link import Link, last_line
+from gtpo_megatron.sandbox.inside.nodes import built, kinds_of
+from gtpo_megatron.sandbox.inside.returned import as_exact_json, as_json
 from gtpo_megatron.sandbox.inside.values import EndedError
 
 RECURSION_LIMIT = 50_000
@@ -97,7 +99,7 @@ def load_and_do(code, cases, report, supplied):
         os._exit(1)
     for case in cases:
         try:
-            output = as_json(found(module, case["function"])(*json.loads(case["arguments"])))
+            output = called(module, case)
         except BaseException as error:
             report("error", last_line(error))
         else:
@@ -105,25 +107,26 @@ def load_and_do(code, cases, report, supplied):
     os._exit(0)
 
 
+def called(module, case):
+    """What a call returns, as JSON; arguments and result are LeetCode's nodes where the stub or the program says so."""
+    function = found(module, case["function"])
+    kinds = tuple(case["kinds"]) or kinds_of(function)
+    given = json.loads(case["arguments"])
+    ways = [*kinds[:-1], *[""] * len(given)]
+    value = function(
+        *(
+            built(one, way, lambda name: getattr(module, name, vars(builtins).get(name)))
+            for one, way in zip(given, ways, strict=False)
+        )
+    )
+    return as_exact_json(value) if case["is_exact"] else as_json(value, kinds[-1] if kinds else "")
+
+
 def found(module, name):
     """A function of the program, or a method of its class Solution."""
     if not hasattr(module, name) and hasattr(module, "Solution"):
         return getattr(module.Solution(), name)
     return getattr(module, name)
-
-
-def as_json(value):
-    """A returned value as JSON; sets are sorted, tuples are lists, other objects are their text."""
-
-    def plain(one):
-        if isinstance(one, set | frozenset):
-            return sorted(one)
-        if type(one).__module__ == "numpy" and hasattr(one, "tolist"):
-            return one.tolist()
-        return list(one) if isinstance(one, collections_of_values) else repr(one)
-
-    collections_of_values: tuple = (type({}.keys()), type({}.values()), range, sys.modules["collections"].deque)
-    return json.dumps(value, default=plain)
 
 
 def offer(code, supplied, reading, writing):
