@@ -3,12 +3,13 @@
 import math
 import re
 from dataclasses import field
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gtpo_megatron.config.checks import require_text
-from gtpo_megatron.config.configuration import configuration
+from gtpo_megatron.config.configuration import JsonObject, configuration
 from gtpo_megatron.errors import ConfigError
 
 DEFAULT_TEMPLATE = """\
@@ -31,6 +32,19 @@ Give your reasons in at most three sentences, then write the score alone on the 
 
 REQUEST_FIELDS = ("prompt", "response", "answer", "ended", "num_prompt_tokens", "num_response_tokens")
 """Names in a template that are not columns of the row."""
+
+_IS_SENT = "which is sent with every question"
+_IS_ONE_TEXT = "and one whole text is read of every answer"
+
+SENT_KEYS = {
+    "model": "which judge.model says",
+    "temperature": "which judge.temperature says",
+    "max_tokens": "which judge.max_tokens says",
+    "max_completion_tokens": "which judge.max_tokens says, with judge.token_limit_name",
+    **dict.fromkeys(("messages", "input", "prompt", "use_activation"), _IS_SENT),
+    **dict.fromkeys(("stream", "stream_options", "n"), _IS_ONE_TEXT),
+}
+"""Keys of a request that its further options cannot have, and why."""
 
 _NAME = re.compile(r"(?<!\{)\{([A-Za-z_]\w*)\}(?!\})")
 
@@ -55,10 +69,14 @@ class JudgeConfig:
         template: the question, as a message of the user; ``{prompt}``, ``{response}``, ``{answer}``, ``{ended}``,
             ``{num_prompt_tokens}``, ``{num_response_tokens}`` and ``{column}`` are replaced; other braces stay, doubled
             ones too.
-        score_pattern: regular expression with one group; its last match in the answer is the score.
+        score_pattern: regular expression with one group; its last match in the answer is the score. Empty: the usual
+            forms, see docs/rewards.md.
         full_score: the score that is a reward of 1; scores outside of 0 to this are failures.
-        temperature: of the judge's sampling.
+        temperature: of the judge's sampling; None: not sent, for models that take none.
         max_tokens: longest answer.
+        token_limit_name: by what name ``max_tokens`` is sent; OpenAI's reasoning models take ``max_completion_tokens``.
+        request_options: further keys of every request, such as ``{"reasoning_effort": "low"}`` or
+            ``{"chat_template_kwargs": {"enable_thinking": false}}``.
         timeout_s: limit per request, to the last byte of the answer; ``reward.timeout_s`` is the
             limit per response, retries included.
         max_retries: further attempts if the endpoint cannot be reached, is too busy (429) or fails (5xx), with waits
@@ -72,12 +90,12 @@ class JudgeConfig:
     model: str = ""
     api_key_file: str = ""
     template: str = DEFAULT_TEMPLATE
-    score_pattern: str = (
-        r"(?i)\bscore\b(?:\s*[(\[][^()\[\]]{0,40}[)\]])?\W{1,8}?(-?(?:\d++(?:\.\d++)?|\.\d++))(?!\s*[-\u2013]\s*\d)"
-    )
+    score_pattern: str = ""
     full_score: PositiveFloat = 10.0
-    temperature: NonNegativeFloat = 0.0
+    temperature: NonNegativeFloat | None = 0.0
     max_tokens: PositiveInt = 512
+    token_limit_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    request_options: JsonObject = field(default_factory=dict)
     timeout_s: PositiveFloat = 60.0
     max_retries: NonNegativeInt = 8
     calls_per_step: NonNegativeInt = 0
@@ -91,6 +109,13 @@ class JudgeConfig:
             )
         if "{response}" not in self.template:
             raise ConfigError("judge.template: must have {response} in it, or every response is judged alike")
+        self._check_pattern()
+        if taken := next((name for name in self.request_options if name in SENT_KEYS), None):
+            raise ConfigError(f"judge.request_options: has {taken!r}, {SENT_KEYS[taken]}")
+
+    def _check_pattern(self) -> None:
+        if not self.score_pattern:
+            return
         try:
             groups = re.compile(self.score_pattern).groups
         except re.error as error:
@@ -107,6 +132,12 @@ class JudgeConfig:
     def columns(self) -> tuple[str, ...]:
         """Columns that every row must have for the template."""
         return tuple(name for name in self.names if name not in REQUEST_FIELDS)
+
+    @property
+    def chat_options(self) -> dict[str, Any]:
+        """All that is sent with every question to a chat model, besides the model and the messages."""
+        temperature = {} if self.temperature is None else {"temperature": self.temperature}
+        return {**self.request_options, **temperature, self.token_limit_name: self.max_tokens}
 
     def filled(self, values: dict[str, str]) -> str:
         """The template with these values, in one pass: braces in a value are left as they are."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtpo_megatron.config.reward import JudgeConfig
 from gtpo_megatron.errors import ConfigError, DataError
+from gtpo_megatron.judge.check import CHAT_PATH, check_question, classify_path
 from gtpo_megatron.judge.store import JudgeStore, question_key
 from gtpo_megatron.untrusted.text import shown
 
@@ -123,8 +124,7 @@ class JudgeClient:
         return self._endpoint
 
     async def _answered(self, kind: str, body: dict[str, Any]) -> Answer:
-        root = self.config.url.rstrip("/").removesuffix("/v1")
-        path = f"{root}/classify" if kind == "classify" else "/chat/completions"
+        path = classify_path(self.config.url) if kind == "classify" else CHAT_PATH
         reply = await self._opened_endpoint().asked(path, body)
         return _classified(reply) if kind == "classify" else _said(reply)
 
@@ -162,8 +162,7 @@ class Judge:
             DataError: there is no judge, it cannot be reached, it refuses, its budget is used up, or it answers
                 something else.
         """
-        body = {"temperature": self.config.temperature, "max_tokens": self.config.max_tokens}
-        question = {"messages": [dict(one) for one in messages], **body}
+        question = {"messages": [dict(one) for one in messages], **self.config.chat_options}
         return await self.client.asked("chat", question, budget=self.budget)
 
     async def classify(self, messages: Sequence[Mapping[str, Any]]) -> Answer:
@@ -176,6 +175,7 @@ class Judge:
             DataError: as :meth:`chat`.
         """
         question = {"messages": [_as_sent(one) for one in messages], "use_activation": False}
+        question |= self.config.request_options
         return await self.client.asked("classify", question, budget=self.budget)
 
 
@@ -189,24 +189,31 @@ def _as_sent(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_judge(config: JudgeConfig) -> str:
-    """Checks, before a run starts, that the endpoint answers and has the model.
+    """Checks, before a run starts, that the endpoint has the model and answers one small question as a run asks it.
 
     Returns:
         The model's name.
 
     Raises:
-        ConfigError: there is no URL, no key file, no endpoint, or no such model.
+        ConfigError: there is no URL, no key file, no endpoint, or no such model; or it refuses an option, which the
+            message names.
     """
     if not config.url:
         raise ConfigError("the reward function asks a judge: set reward.judge.url, such as http://HOST:8000/v1")
+    return asyncio.run(_checked(config))
+
+
+async def _checked(config: JudgeConfig) -> str:
+    endpoint = _endpoint(config, max_retries=min(config.max_retries, 3))
     try:
-        models = asyncio.run(_models(config))
-    except TimeoutError as error:
-        raise ConfigError(
-            f"reward.judge.url={config.url!r}: does not answer within {ENDPOINT_PATIENCE_S:g} s; is the judge running?"
-        ) from error
-    except DataError as error:
-        raise ConfigError(f"reward.judge.url: {error}; is the judge running?") from error
+        model = _model_of(await _models(endpoint, config), config)
+        await check_question(endpoint, config, model, patience_s=max(ENDPOINT_PATIENCE_S, config.timeout_s))
+        return model
+    finally:
+        await endpoint.close()
+
+
+def _model_of(models: object, config: JudgeConfig) -> str:
     if not config.model:
         return only_model(models, config.url)
     if config.model not in (names := _names(models, config.url)):
@@ -214,13 +221,16 @@ def check_judge(config: JudgeConfig) -> str:
     return config.model
 
 
-async def _models(config: JudgeConfig) -> object:
-    endpoint = _endpoint(config, max_retries=min(config.max_retries, 3))
+async def _models(endpoint: "Endpoint", config: JudgeConfig) -> object:
     try:
         async with asyncio.timeout(ENDPOINT_PATIENCE_S):
             return await endpoint.asked("/models")
-    finally:
-        await endpoint.close()
+    except TimeoutError as error:
+        raise ConfigError(
+            f"reward.judge.url={config.url!r}: does not answer within {ENDPOINT_PATIENCE_S:g} s; is the judge running?"
+        ) from error
+    except DataError as error:
+        raise ConfigError(f"reward.judge.url: {error}; is the judge running?") from error
 
 
 def _endpoint(config: JudgeConfig, *, max_retries: int) -> "Endpoint":
@@ -261,12 +271,24 @@ def _names(models: object, url: str) -> list[str]:
 def _said(reply: object) -> Answer:
     try:
         choice = reply["choices"][0]  # type: ignore[index]
-        text, ended = choice["message"]["content"], choice.get("finish_reason")
+        text, ended = _text_of(choice["message"]["content"]), choice.get("finish_reason")
     except (TypeError, KeyError, IndexError, AttributeError):
         text = None
     if not isinstance(text, str):
         raise DataError(f"the judge answered {shown(reply)}; expected a chat completion with a text")
     return Answer(text=text, tokens=_tokens(reply), is_cut=ended == "length")
+
+
+def _text_of(content: object) -> object:
+    """The texts of a content in parts, without what the model thinks, which some send as parts of another type."""
+    if not isinstance(content, list):
+        return content
+    texts = [one if isinstance(one, str) else one.get("text") for one in content if _is_text(one)]
+    return "".join(texts) if texts and all(isinstance(one, str) for one in texts) else content
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, str) or (isinstance(part, Mapping) and part.get("type", "text") in ("text", "output_text"))
 
 
 def _classified(reply: object) -> Answer:

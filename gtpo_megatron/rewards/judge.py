@@ -2,7 +2,9 @@
 
 import re
 
+from gtpo_megatron.config.reward import JudgeConfig
 from gtpo_megatron.errors import DataError
+from gtpo_megatron.judge.scores import find_score, without_thinking
 from gtpo_megatron.rewards.function import states
 from gtpo_megatron.rewards.request import Reward, RewardRequest
 from gtpo_megatron.untrusted.text import shown
@@ -34,18 +36,38 @@ async def judge(request: RewardRequest) -> Reward:
             f"the judge's answer was cut before its end: raise reward.judge.max_tokens={config.max_tokens}; "
             f"it ends with ...{shown(answer.text[-200:])}"
         )
-    found = list(re.finditer(config.score_pattern, answer.text))
-    if not found:
-        raise DataError(f"the judge wrote no score: ...{shown(answer.text[-200:])}")
-    written = found[-1][1]
-    try:
-        score = float(written)
-    except (TypeError, ValueError):  # a group that takes no part, or takes more than a number
-        raise DataError(f"the judge wrote the score {shown(written)}; expected a number") from None
+    score = _score(answer.text, config)
     if not 0 <= score <= config.full_score:
         raise DataError(f"the judge wrote a score of {score:g}; expected 0 to {config.full_score:g}")
     parts = {"judge_score": score, "judge_tokens": float(answer.tokens)}
     return Reward(score / config.full_score, parts=parts, info={"judge": answer.text})
+
+
+def _score(text: str, config: JudgeConfig) -> float:
+    """The last score of the answer, in any usual form, or as the user's pattern has it; what is thought is no answer.
+
+    Raises:
+        DataError: there is none.
+    """
+    said = without_thinking(text)
+    if not config.score_pattern:
+        found = find_score(said, full_score=config.full_score)
+        if found is None:
+            raise DataError(_no_score(text, said))
+        return found
+    matches = list(re.finditer(config.score_pattern, said))
+    if not matches:
+        raise DataError(_no_score(text, said))
+    written = matches[-1][1]
+    try:
+        return float(written)
+    except (TypeError, ValueError):  # a group that takes no part, or takes more than a number
+        raise DataError(f"the judge wrote the score {shown(written)}; expected a number") from None
+
+
+def _no_score(text: str, said: str) -> str:
+    where = "" if said == text else " after its thinking" if said.strip() else ", but thinking alone"
+    return f"the judge wrote no score{where}: ...{shown(text[-200:])}"
 
 
 @states(needs_judge=True)

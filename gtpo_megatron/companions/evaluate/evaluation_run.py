@@ -200,7 +200,10 @@ def check_request(config: EvaluateConfig) -> None:
         check_source(ref)  # before a checkpoint is converted
 
 
-SAYS_SCORE = ("template", "score_pattern", "full_score", "temperature", "max_tokens")
+SAYS_SCORE = (
+    *("template", "score_pattern", "full_score"),
+    *("temperature", "max_tokens", "token_limit_name", "request_options"),
+)
 """Settings of a judge that its scores depend on, besides its model."""
 
 SAYS_TURNS = ("name", "max_turns", "max_turn_tokens", "call_form", "discount")

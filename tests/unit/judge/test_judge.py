@@ -11,7 +11,6 @@ import pytest
 
 from gtpo_megatron.config.reward import JudgeConfig, RewardConfig
 from gtpo_megatron.errors import ConfigError, DataError
-from gtpo_megatron.judge import client
 from gtpo_megatron.judge.client import check_judge
 from gtpo_megatron.judge.store import STORE_FILE, JudgeStore, begin_session
 from gtpo_megatron.rewards.function import complaint, needs_answer, run_rewards
@@ -70,6 +69,70 @@ def test_the_template_is_filled_and_the_last_score_counts(num_workers):
     assert (body["model"], body["temperature"], body["max_tokens"], key) == ("m", 0.0, 512, "")
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        [{"type": "text", "text": "Score: 7"}],
+        [{"type": "text", "text": "Score"}, {"type": "text", "text": ": 7"}],
+        [
+            {"type": "thinking", "thinking": [{"type": "text", "text": "Score: 3"}]},
+            {"type": "text", "text": "Score: 7"},
+        ],
+        ["Score: ", {"type": "output_text", "text": "7"}],
+    ],
+)
+def test_a_content_in_parts_is_joined(content):
+    with serving(says(content)) as endpoint:
+        assert scored(setting(endpoint), rows("a")).rewards.tolist() == pytest.approx([0.7])
+
+
+@pytest.mark.parametrize(
+    ("options", "sent"),
+    [
+        ({}, {"temperature": 0.0, "max_tokens": 512}),
+        ({"temperature": None}, {"max_tokens": 512}),
+        ({"token_limit_name": "max_completion_tokens"}, {"temperature": 0.0, "max_completion_tokens": 512}),
+        (
+            {"temperature": None, "request_options": {"reasoning_effort": "low", "top_p": 0.5, "x": {"y": [None]}}},
+            {"max_tokens": 512, "reasoning_effort": "low", "top_p": 0.5, "x": {"y": [None]}},
+        ),
+    ],
+)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_is_sent_with_a_question_is_what_the_options_say(options, sent, num_workers):
+    with serving(says("Score: 7.5")) as endpoint:
+        assert scored(setting(endpoint, num_workers=num_workers, **options), rows("a")).rewards.tolist() == [0.75]
+    [(_, body, _)] = endpoint.asked
+    assert {key: value for key, value in body.items() if key not in ("model", "messages")} == sent
+
+
+def test_further_options_are_sent_to_a_reward_model_too():
+    with serving(scores(1.0)) as endpoint:
+        scored(setting(endpoint, MODEL, request_options={"priority": 3}), rows("a"))
+    assert endpoint.asked[0][1]["priority"] == 3
+
+
+def test_a_question_with_other_options_is_another_question(tmp_path):
+    with serving(says("Score: 7")) as endpoint:
+        for options in (
+            {},
+            {"request_options": {"seed": 1}},
+            {"request_options": {"seed": 2}},
+            {"temperature": None},
+            {"token_limit_name": "max_completion_tokens"},
+            {},
+        ):
+            scored(setting(endpoint, **options), rows("a"), folder=tmp_path)
+        assert len(endpoint.asked) == 5
+
+
+@pytest.mark.parametrize(("pattern", "reward"), [(r"mine: (\d+)", 0.4), ("", 0.7)])
+def test_a_stated_pattern_comes_before_the_usual_forms_and_reads_no_thinking_either(pattern, reward):
+    with serving(says("<think>mine: 9</think>mine: 4\nScore: 7")) as endpoint:
+        batch = scored(setting(endpoint, score_pattern=pattern), rows("a"))
+    assert batch.rewards.tolist() == pytest.approx([reward])
+
+
 def test_a_reward_model_is_asked_with_the_conversation_for_its_raw_score():
     with serving(scores(-3.25)) as endpoint:
         batch = scored(setting(endpoint, MODEL), rows("seven"))
@@ -93,27 +156,6 @@ def test_calls_of_tools_are_sent_as_the_interface_has_them():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [
-        ("Score (0-10): 7", 7.0),
-        ("Score (out of 10): 7", 7.0),
-        ("Score: .5", 0.5),
-        ("**Score**: **7**", 7.0),
-        ("Score: 7/10", 7.0),
-        ("Score (7)", 7.0),
-        ("Score - 7", 7.0),
-        ("My score: 10.", 10.0),
-        ("Score (0-10): good", None),
-        ("Score: 7-8", None),
-        ("score7", None),
-    ],
-)
-def test_scores_as_judges_write_them(text, score):
-    found = re.findall(JudgeConfig().score_pattern, text)
-    assert (float(found[-1]) if found else None) == score
-
-
 def cut(text):
     choice = {"message": {"content": text}, "finish_reason": "length"}
     return Reply(body=json.dumps({"choices": [choice]}))
@@ -132,6 +174,12 @@ HTML = Reply(body="<html>login</html>", kind="text/html")
         (Reply(body="[]"), r"the judge answered \[\]; expected a chat completion"),
         (says(None), "expected a chat completion with a text"),
         (says("I can't say."), 'the judge wrote no score: ..."I can\'t say."'),
+        (says("<think>I would say Score: 9</think>\n\nI cannot decide."), "wrote no score after its thinking: "),
+        (says("<think>... Score: 9 but let me check"), "wrote no score, but thinking alone: "),
+        (says("maybe Score: 3</think>\nI cannot decide."), "wrote no score after its thinking: "),
+        (says("Score: 7\n<think>maybe Score: 3</think>"), "wrote no score, but thinking alone: "),
+        (says("Score: 3/5"), "the judge wrote a score of 3 out of 5; expected 0 to 10"),
+        (says([{"type": "thinking", "thinking": "Score: 7"}]), "expected a chat completion with a text"),
         (says("Score: 11"), "a score of 11; expected 0 to 10"),
         (says("Score: -1"), "a score of -1; expected 0 to 10"),
         (Reply(status=401, body='{"error": {"message": "no key"}}'), "AuthenticationError: .*no key"),
@@ -340,52 +388,6 @@ def test_the_key_comes_from_a_file_and_not_from_the_environment(tmp_path, monkey
             check_judge(setting(endpoint, api_key_file=str(tmp_path / "none")).judge)
 
 
-def test_before_a_run_the_endpoint_must_answer_and_have_the_model():
-    with serving(says("Score: 2")) as endpoint:
-        assert check_judge(setting(endpoint).judge) == check_judge(setting(endpoint, model="m").judge) == "m"
-        with pytest.raises(ConfigError, match=r"model='n': http://127.* has 'm'$"):
-            check_judge(setting(endpoint, model="n").judge)
-        endpoint.models = ["a", "b"]
-        with pytest.raises(ConfigError, match="model is needed: .* has 'a', 'b'$"):
-            check_judge(setting(endpoint).judge)
-        gone = setting(endpoint, max_retries=0).judge
-    with pytest.raises(ConfigError, match="Connect call failed.*is the judge running") as refused:
-        check_judge(gone)
-    assert "\n" not in str(refused.value)
-
-
-def test_a_long_list_of_models_is_one_short_line():
-    with serving(says("Score: 2")) as endpoint:
-        endpoint.models = [f"model-\x1b{number}" for number in range(10_000)]
-        for model in ("", "other"):
-            with pytest.raises(ConfigError, match=r"model-.*and 9990 more$") as refused:
-                check_judge(setting(endpoint, model=model).judge)
-            assert len(str(refused.value)) < 400
-            assert "\x1b" not in str(refused.value)
-
-
-def test_before_a_run_an_endpoint_that_never_ends_its_list_costs_a_limit(monkeypatch):
-    monkeypatch.setattr(client, "ENDPOINT_PATIENCE_S", 0.5)
-    with serving(says("Score: 2")) as endpoint:
-        endpoint.models_reply = Reply(endless=True)
-        with pytest.raises(ConfigError, match=r"does not answer within 0.5 s; is the judge running\?"):
-            check_judge(setting(endpoint, timeout_s=60.0).judge)
-
-
-@pytest.mark.parametrize("content", ["", " \n", "sk-first\nsk-second", "sk-\x1b[31m", "sk-\u00e9", "s" * 5000])
-def test_a_file_that_holds_no_key_is_one_line_without_its_content(content, tmp_path):
-    (tmp_path / "key").write_text(content)
-    with serving(says("Score: 2")) as endpoint, pytest.raises(ConfigError, match="holds no key") as refused:
-        check_judge(setting(endpoint, api_key_file=str(tmp_path / "key")).judge)
-    assert "sk-" not in str(refused.value)
-
-
-@pytest.mark.parametrize("name", [".", "\0"])
-def test_a_key_file_that_cannot_be_read_is_one_line(name, tmp_path):
-    with serving(says("Score: 2")) as endpoint, pytest.raises(ConfigError, match="reward.judge.api_key_file=.*: "):
-        check_judge(setting(endpoint, api_key_file=str(tmp_path / name)).judge)
-
-
 def test_neither_prompt_nor_key_goes_to_a_proxy_or_where_a_redirect_points(tmp_path, monkeypatch):
     (tmp_path / "key").write_text("secret")
     with serving(says("Score: 2")) as other:
@@ -432,11 +434,6 @@ BAD_URLS = (
 )
 
 
-def test_a_host_that_is_none_is_one_line():
-    with pytest.raises(ConfigError, match=r"reward.judge.url='http://xn--.*IDNA"):
-        check_judge(JudgeConfig(url="http://xn--\u00fc..x/v1"))
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -448,6 +445,15 @@ def test_a_host_that_is_none_is_one_line():
         ({"score_pattern": "("}, "score_pattern='\\('"),
         ({"score_pattern": "Score"}, "has 0 groups; expected 1"),
         ({"full_score": 0.0}, "full_score"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"token_limit_name": "max_output_tokens"}, "must be one of 'max_tokens', 'max_completion_tokens'"),
+        ({"request_options": {"seed": float("nan")}}, "request_options"),
+        ({"request_options": ["seed"]}, "request_options"),
+        ({"request_options": {"stream": True}}, "request_options: has 'stream', and one whole text is read"),
+        ({"request_options": {"model": "m"}}, "has 'model', which judge.model says"),
+        ({"request_options": {"messages": []}}, "has 'messages', which is sent with every question"),
+        ({"request_options": {"temperature": 1.0}}, "has 'temperature', which judge.temperature says"),
+        ({"request_options": {"max_completion_tokens": 9}}, "which judge.max_tokens says, with judge.token_limit_name"),
         ({"max_retries": -1}, "max_retries"),
     ],
 )

@@ -164,4 +164,6 @@ def test_verdicts_of_another_judge_or_question_are_another_evaluation():
     assert of("a", url="http://h/v1") == of("a", url="http://other/v1"), "it may have moved"
     assert of("a") != of("b")
     assert of("a") != of("a", template="Is {response} right?")
+    assert of("a") != of("a", request_options={"reasoning_effort": "low"})
+    assert of("a") != of("a", token_limit_name="max_completion_tokens")
     assert of("") == of("", template="Is {response} right?"), "nobody is asked"
