@@ -1,7 +1,7 @@
 r"""Decides whether a given answer equals the reference, part by part of their structure."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import sympy
 
@@ -9,27 +9,33 @@ from gtpo_megatron.rewards.answers import regions
 from gtpo_megatron.rewards.answers.expressions import (
     Value,
     expression,
+    is_about,
     safely,
     same_decimal,
     same_equation,
     same_value,
 )
-from gtpo_megatron.rewards.answers.numerals import Numeral, numeral, numeral_in_base, numerals_equal
-from gtpo_megatron.rewards.answers.reading import (
+from gtpo_megatron.rewards.answers.nodes import (
     Bracketed,
+    Clock,
     Leaf,
     Listing,
     Matrix,
     Node,
+    Quantified,
     Relation,
     SetOperation,
-    is_name,
 )
+from gtpo_megatron.rewards.answers.numerals import Numeral, numeral, numeral_in_base, numerals_equal
+from gtpo_megatron.rewards.answers.reading import NOON, is_name, renamed
 from gtpo_megatron.rewards.answers.units import without_letter
 
 _WORDS = re.compile(r"\\text\{|[A-Za-z]{4,}|[A-Za-z]{2,}[ -]+[A-Za-z]{2,}")
 _FLIPPED = {"<": ">", ">": "<", r"\leq": r"\geq", r"\geq": r"\leq", "=": "=", r"\neq": r"\neq"}
 _PAIR = 2
+_INTEGERS = r"\mathbb{Z}"
+_ABOUT = r"\approx"
+_DEGREES = re.compile(r"(?P<number>.*\S)\s*\^\s*\\circ\s*")
 
 
 def equal(reference: Node, given: Node) -> bool:
@@ -37,12 +43,9 @@ def equal(reference: Node, given: Node) -> bool:
     if reference == given:
         return True
     reference, given = _without_one_item(reference), _without_one_item(given)
-    if isinstance(reference, Relation) or isinstance(given, Relation):
-        return _relations_equal(reference, given)
-    if isinstance(reference, SetOperation) or isinstance(given, SetOperation):
-        return _regions_equal(reference, given)
-    if isinstance(reference, Listing) or isinstance(given, Listing):
-        return _listings_equal(reference, given) or _regions_equal(reference, given)
+    for kind, compare in _BY_KIND:
+        if isinstance(reference, kind) or isinstance(given, kind):
+            return compare(reference, given)
     match reference, given:
         case Leaf(), Leaf():
             return leaves_equal(reference.text, given.text)
@@ -59,7 +62,44 @@ def equal(reference: Node, given: Node) -> bool:
     return _values_equal(reference, given)
 
 
+def _members_equal(reference: Node, given: Node) -> bool:
+    r"""Compares answers for each member of a set, whose symbol has any name: ``n\pi, n \in \mathbb{Z}``.
+
+    The condition may be left out; a given answer may add only that the symbol is an integer.
+    """
+    match reference, given:
+        case Quantified(), Quantified():
+            same = renamed(given, reference.symbol)
+            return reference.domain == given.domain and same is not None and equal(reference.answer, same)
+        case Quantified(), _:
+            return equal(reference.answer, given)
+        case _, Quantified():
+            return given.domain == _INTEGERS and equal(reference, given.answer)
+    return False
+
+
+def _times_equal(reference: Node, given: Node) -> bool:
+    return _times(reference) & _times(given) != set()
+
+
+def _times(node: Node) -> set[tuple[int, ...]]:
+    """The times of day that an answer may mean: both halves, if it has no mark and an hour up to 12."""
+    if isinstance(node, Clock):
+        return {(node.hour, *node.rest)}
+    parts = node.items if isinstance(node, Bracketed) and node.left == ":" else (node, Leaf("0"))
+    texts = [part.text for part in parts if isinstance(part, Leaf)]
+    if len(texts) != len(parts) or not all(text.isdecimal() for text in texts):
+        return set()
+    hour, *rest = map(int, texts)
+    hours = {hour} if hour == 0 or hour > NOON else {hour % NOON, hour % NOON + NOON}
+    return {(one, *rest) for one in hours}
+
+
 def _listings_equal(reference: Node, given: Node) -> bool:
+    return _items_equal(reference, given) or _regions_equal(reference, given)
+
+
+def _items_equal(reference: Node, given: Node) -> bool:
     """Compares a list with another one, or with a tuple: in any order, unless the reference is the tuple."""
     match reference, given:
         case Listing(), Listing():
@@ -94,10 +134,20 @@ def leaves_equal(reference: str, given: str) -> bool:
         return False
     if reference.isalpha() and given.isalpha() and len(reference) > 1 and reference.casefold() == given.casefold():
         return True
-    x, y = expression(reference), expression(given)
+    x, y = _values(reference, given)
     if x is None or y is None:
         return False
     return same_value(x, y) or _is_rounded(a, y) or _is_rounded(b, x)
+
+
+def _values(reference: str, given: str) -> tuple[Value, Value]:
+    r"""The expressions of two leaves; of ``60^\circ`` beside a multiple of pi its radians."""
+    texts = [reference, given]
+    for text, other in ((reference, given), (given, reference)):
+        degrees = _DEGREES.fullmatch(text)
+        if degrees and r"\pi" in other and not _DEGREES.fullmatch(other):
+            texts[texts.index(text)] = rf"\frac{{({degrees['number']})\pi}}{{180}}"
+    return expression(texts[0]), expression(texts[1])
 
 
 def _is_rounded(number: Numeral | None, value: Value) -> bool:
@@ -190,7 +240,41 @@ def _values_equal(reference: Node, given: Node) -> bool:
 
 
 def _relations_equal(reference: Node, given: Node) -> bool:
-    """Compares equations and inequalities; the right side alone counts where the left is a name of it."""
+    r"""Compares equations and inequalities, with or without a number that rounds a side: ``\sqrt2 \approx 1.4``."""
+    readings = [(one, other) for one in _rounded_or_not(reference) for other in _rounded_or_not(given)]
+    return any(equal(one, other) for one, other in readings[1:]) or _as_written(*map(_with_equals, (reference, given)))
+
+
+def _rounded_or_not(node: Node) -> list[Node]:
+    """The relation; if it ends in a number that is about another side, also the relation without that number."""
+    if not isinstance(node, Relation) or node.signs[-1] != _ABOUT:
+        return [node]
+    *rest, before, last = node.sides
+    if _rounds(last, before):
+        kept, signs = (*rest, before), node.signs[:-1]
+    elif not rest and _rounds(before, last):
+        kept, signs = (last,), ()
+    else:
+        return [node]
+    return [node, Relation(kept, signs) if signs else kept[0]]
+
+
+def _with_equals(node: Node) -> Node:
+    """The relation in which a name may be about its value."""
+    if not isinstance(node, Relation):
+        return node
+    return Relation(node.sides, tuple("=" if sign == _ABOUT else sign for sign in node.signs))
+
+
+def _rounds(node: Node, exact: Node) -> bool:
+    """Whether a side is a number that rounds, or cuts, the value of another one to its last digit."""
+    number = numeral(node.text) if isinstance(node, Leaf) else None
+    value = value_of(exact)
+    return number is not None and value is not None and is_about(number, value)
+
+
+def _as_written(reference: Node, given: Node) -> bool:
+    """Compares two of which one is a relation; the right side alone counts where the left is a name of it."""
     named, given_named = _named(reference), _named(given)
     if named and given_named:
         if _names_equal(named[0], given_named[0]):
@@ -215,7 +299,7 @@ def _relations_equal(reference: Node, given: Node) -> bool:
 
 def _named(node: Node) -> tuple[Node, Node] | None:
     """Name and value of ``x = 5``, ``f(x) = x + 1``, ``(x, y) = (1, 2)`` or ``5 = x``; None of anything else."""
-    if not isinstance(node, Relation) or set(node.signs) - {"=", r"\in", r"\equiv"}:
+    if not isinstance(node, Relation) or set(node.signs) - {"=", _ABOUT, r"\in", r"\equiv"}:
         return None
     first, last = node.sides[0], node.sides[-1]
     if _is_named(first):
@@ -276,3 +360,13 @@ def _chains_equal(reference: Relation, given: Relation) -> bool:
 def _regions_equal(reference: Node, given: Node) -> bool:
     one, other = regions.region(reference, value_of), regions.region(given, value_of)
     return one is not None and other is not None and regions.regions_equal(one, other)
+
+
+_BY_KIND: tuple[tuple[type[Node], Callable[[Node, Node], bool]], ...] = (
+    (Quantified, _members_equal),
+    (Clock, _times_equal),
+    (Relation, _relations_equal),
+    (SetOperation, _regions_equal),
+    (Listing, _listings_equal),
+)
+"""What compares two parts of which one is of this kind; the first that fits."""

@@ -133,6 +133,23 @@ def same_decimal(decimal: Numeral, value: Value) -> bool:
 
 
 @safely(otherwise=False)
+def is_about(number: Numeral, value: Value) -> bool:
+    """Whether a number, of any length, is not this value but is it when rounded, or cut, to the number's last digit."""
+    if value.free_symbols or (found := _number(value)) is None or not found.is_real:
+        return False
+    exact, hundred = Fraction(str(found)), 100 if number.is_percent else 1
+    place = number.last_place or Fraction(10) ** _trailing_zeros(number.value)
+    written, place = number.value / hundred, place / hundred
+    is_cut = abs(written) <= abs(exact) < abs(written) + place and written * exact >= 0
+    return written != exact and (is_cut or abs(written - exact) <= place / 2)
+
+
+def _trailing_zeros(number: Fraction) -> int:
+    digits = str(number)
+    return len(digits) - len(digits.rstrip("0")) if number and digits.lstrip("-").isdecimal() else 0
+
+
+@safely(otherwise=False)
 def same_equation(one: tuple[Value, Value], other: tuple[Value, Value], *, is_directed: bool = False) -> bool:
     """Whether two equations, or inequalities in one direction, are the same but for a factor.
 

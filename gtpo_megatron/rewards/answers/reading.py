@@ -1,13 +1,23 @@
 r"""Reads the structure of a normalised answer: lists, brackets, equations and inequalities, unions of sets, matrices.
 
-What has no structure is a :class:`Leaf`: a number, an expression or words.
+What has no structure is a :class:`~gtpo_megatron.rewards.answers.nodes.Leaf`: a number, an expression or words.
 """
 
 import functools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from gtpo_megatron.rewards.answers.nodes import (
+    Bracketed,
+    Clock,
+    Leaf,
+    Listing,
+    Matrix,
+    Node,
+    Quantified,
+    Relation,
+    SetOperation,
+)
 from gtpo_megatron.rewards.answers.units import without_units
 
 MAX_ITEMS = 200
@@ -17,92 +27,12 @@ MAX_DEPTH = 30
 """Brackets in brackets of an answer that is read; a parser needs many calls for each."""
 
 
-class Node:
-    """A part of an answer."""
-
-    __slots__ = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf(Node):
-    """A number, an expression or words.
-
-    Attributes:
-        text: normalised, without a unit.
-    """
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Listing(Node):
-    r"""Several answers in any order: ``1, 2``, ``1 or 2``, ``\{1, 2\}``, ``3 \pm 1``.
-
-    Attributes:
-        items: at least one.
-        is_and: joined by "and": of inequalities all hold, else one of them.
-        is_set: written in braces.
-    """
-
-    items: tuple[Node, ...]
-    is_and: bool = False
-    is_set: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Bracketed(Node):
-    """A tuple, a vector, an interval or a ratio: items in this order.
-
-    Attributes:
-        items: at least two.
-        left: bracket; ``:`` of a ratio.
-        right: bracket.
-    """
-
-    items: tuple[Node, ...]
-    left: str
-    right: str
-
-
-@dataclass(frozen=True, slots=True)
-class Relation(Node):
-    r"""A chain ``a = b < c`` or ``x \in S``.
-
-    Attributes:
-        sides: at least two.
-        signs: one less: ``=``, ``<``, ``>``, ``\leq``, ``\geq``, ``\neq``, ``\in``.
-    """
-
-    sides: tuple[Node, ...]
-    signs: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SetOperation(Node):
-    r"""Sets joined by ``\cup``, ``\cap`` or ``\setminus``, from the left.
-
-    Attributes:
-        parts: at least two.
-        signs: one less.
-    """
-
-    parts: tuple[Node, ...]
-    signs: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix(Node):
-    """Rows of entries."""
-
-    rows: tuple[tuple[Node, ...], ...]
-
-
 _TOKEN = r"\\begin\{\w+\*?\}|\\end\{\w+\*?\}|\\[{}]|\\(?:langle|rangle)|\\[A-Za-z]+|\\.|[()\[\]{}]"
 _OPENING = ("(", "[", "{", r"\{", r"\langle")
 _CLOSING = (")", "]", "}", r"\}", r"\rangle")
-_AND_OR = r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])"
+_AND_OR = r"(?:(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|&(?!\s*[=<>]))"
 _SEPARATOR = rf"[,;]\s*{_AND_OR}|[,;]|{_AND_OR}"
-_RELATION = r"\\(?:leq|geq|neq|in|equiv)(?![A-Za-z])|[=<>]"
+_RELATION = r"\\(?:leq|geq|neq|in|equiv|approx)(?![A-Za-z])|[=<>]"
 _SET_SIGN = r"\\(?:cup|cap|setminus|backslash)(?![A-Za-z])"
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _MATRIX = re.compile(r"\\begin\{[pbBV]?matrix\}(?P<rows>.*)\\end\{[pbBV]?matrix\}", re.DOTALL)
@@ -118,8 +48,29 @@ _CONDITION = re.compile(
     r"(?:(?:for|where|when|if|with|assuming|as|since)\b[^()]*|[^()]*(?:[<>=]|\\(?:leq|geq|neq|in)(?![A-Za-z]))[^()]*)\)$"
 )
 """A note of signs: ``(x > 0)``, ``(for n \\geq 1)``."""
+NOON = 12
+"""Hours of half a day."""
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_TIME = re.compile(
+    r"(?:\\text\{\s*)?(?P<hour>\d{1,2})(?P<rest>(?::\d\d){0,2})(?P<gap>\s*(?:\\text\{\s*)?)"
+    r"(?P<half>[AaPp]\.?\s?[Mm])\.?\s*\}?"
+)
+_QUANTIFIER = (
+    r"(?:\\text\{\s*,?\s*(?:where|for|with)\b[a-z ]*\}|\\forall"
+    r"|(?:where|for|with)\b(?:\s+(?:all|any|every|each|some))?)"
+)
+_SYMBOL = r"(?P<symbol>[A-Za-z])"
+_SETS = r"(?P<set>\\mathbb\{[A-Z]\}(?:\^\{?\\?[+*]\}?|_\S+)?|[ZNQRC])"
+_MEMBERS = re.compile(
+    rf"(?P<answer>.+?)\s*(?:(?:[,;]\s*)?{_QUANTIFIER}|[,;]|(?P<open>\())\s*(?:{_QUANTIFIER}\s*)?"
+    rf"(?:{_SYMBOL}\s*(?:\\in\s*{_SETS}|(?:\\text\{{)?\s*is an(?:y)? integer\s*\}}?)"
+    r"|(?:\\text\{\s*)?(?:any |all |every )?integers?\s*\}?\s*(?P<behind>[A-Za-z]))\s*(?(open)\))",
+    re.DOTALL,
+)
+_UNEQUAL = re.compile(r"[<>]|\\(?:leq|geq|neq|in)(?![A-Za-z])")
+_LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 _NAME = re.compile(
-    r"(?:m\s*)?(?:\\(?:angle|triangle|overline|vec|hat|bar|mathbf|mathbb|mathcal|text|operatorname)\s*)*"
+    r"(?:m\s*)?(?:\\(?:Delta|angle|triangle|overline|vec|hat|bar|mathbf|mathbb|mathcal|text|operatorname)\s*)*"
     r"(?:[A-Za-z]|[A-Z]{2,}|[A-Za-z]{4,}|sum|max|min|\\[A-Za-z]+|\{[A-Za-z][A-Za-z .'-]*\}"
     r"|[A-Za-z]{2,}(?: [A-Za-z]{2,})+)"
     r"(?:_(?:\w|\{[^{}]*\})|\^\{-1\}|'+)*(?:\s*\((?:[^()]|\([^()]*\))*\))?"
@@ -182,11 +133,37 @@ def is_readable(text: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def read(text: str) -> Node:
     """The structure of a normalised answer."""
+    return _for_members(text) or _listing_of(text)
+
+
+def _listing_of(text: str) -> Node:
     text = _without_sentence(text)
     text = _NOTE.sub("", text)
     if len(split(text, _SEPARATOR)[0]) == 1:  # of several answers each has its condition
         text = _CONDITION.sub("", text)
     return _listing(_without_thousands(text))
+
+
+def _for_members(text: str) -> Quantified | None:
+    r"""Reads ``n\pi, n \in \mathbb{Z}``; None if the text has no such condition, or the answer has one of its own."""
+    found = _MEMBERS.fullmatch(text)
+    if found is None or _UNEQUAL.search(found["answer"]):
+        return None
+    symbol = found["symbol"] or found["behind"]
+    if symbol not in _LETTERS.findall(found["answer"]):
+        return None
+    domain = (found["set"] or "Z").strip()
+    domain = f"\\mathbb{{{domain}}}" if len(domain) == 1 else domain
+    return Quantified(read(found["answer"]), found["answer"], symbol, domain)
+
+
+def renamed(members: Quantified, symbol: str) -> Node | None:
+    """The answer with its symbol in place of this one; None if it has that one already."""
+    if symbol == members.symbol:
+        return members.answer
+    if symbol in _LETTERS.findall(members.text):
+        return None
+    return read(_LETTERS.sub(lambda found: symbol if found[0] == members.symbol else found[0], members.text))
 
 
 def _without_sentence(text: str) -> str:
@@ -216,12 +193,12 @@ def _listing(text: str) -> Node:
     first, rest = nodes[0], nodes[1:]
     if (
         isinstance(first, Relation)
-        and first.signs in (("=",), (r"\in",))
+        and first.signs in (("=",), (r"\approx",), (r"\in",))
         and not any(isinstance(n, Relation) for n in rest)
     ):
         # n = 1, 2, 3: the name belongs to all of them
         return Relation((first.sides[0], Listing((first.sides[1], *rest), is_set=True)), first.signs)
-    return Listing(nodes, is_and=bool(signs) and all(sign.endswith("and") for sign in signs))
+    return Listing(nodes, is_and=bool(signs) and all(sign.endswith(("and", "&")) for sign in signs))
 
 
 def _relation(text: str) -> Node:
@@ -245,12 +222,12 @@ def _union(text: str) -> Node:
 
 
 def _whole(text: str) -> Node:
-    """Reads the content of one pair of brackets, a matrix, a ratio, two values of a sign, or a leaf."""
+    """Reads the content of a text or of one pair of brackets, a matrix, a ratio, two values of a sign, or a leaf."""
+    if (words := _in_words(text)) is not None:
+        return words
     text = without_units(text)
-    if found := _MATRIX.fullmatch(text):
-        rows = [row for row in _matrix_rows(found["rows"]) if any(row)]
-        if rows:
-            return Matrix(tuple(tuple(_listing(entry) for entry in row) for row in rows))
+    if (matrix := _matrix(text)) is not None:
+        return matrix
     if (inner := _inside(text)) is not None:
         left, content, right = inner
         pieces = [piece for piece in split(content, "[,;]")[0] if piece]
@@ -269,13 +246,35 @@ def _whole(text: str) -> Node:
     return Leaf(text)
 
 
+def _in_words(text: str) -> Node | None:
+    r"""Reads a time, or a list in one text such as ``\text{A, B, and C}``; None of anything else."""
+    words = _TEXT.fullmatch(text)
+    if words and len(split(words[1], _SEPARATOR)[0]) > 1:
+        return _listing(words[1].strip())
+    return _time(text)
+
+
+def _time(text: str) -> Clock | None:
+    """Reads a time with its half of the day; ``5am`` is a product."""
+    found = _TIME.fullmatch(text)
+    if found is None or not (found["rest"] or "text" in found["gap"] or (found["gap"] and not found["half"].islower())):
+        return None
+    hour = int(found["hour"])
+    if hour < 13:
+        hour = hour % 12 + (12 if found["half"][0] in "Pp" else 0)
+    return Clock(hour, tuple(map(int, found["rest"].split(":")[1:])) or (0,)) if hour < 24 else None
+
+
 def _signed(text: str, plus: str) -> str:
     text = text.replace(plus, "+").replace(r"\mp" if plus == r"\pm" else r"\pm", "-")
     return re.sub(r"^\s*\+\s*", "", text).strip()
 
 
-def _matrix_rows(text: str) -> list[list[str]]:
-    return [list(split(row, "&")[0]) for row in split(text, r"\\\\(?:\[[^\]]*\])?")[0]]
+def _matrix(text: str) -> Matrix | None:
+    found = _MATRIX.fullmatch(text)
+    lines = split(found["rows"], r"\\\\(?:\[[^\]]*\])?")[0] if found else []
+    rows = [row for row in (split(line, "&")[0] for line in lines) if any(row)]
+    return Matrix(tuple(tuple(_listing(entry) for entry in row) for row in rows)) if rows else None
 
 
 def _inside(text: str) -> tuple[str, str, str] | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import sympy
 
 from gtpo_megatron.rewards.answers.expressions import Value, safely, same_value
-from gtpo_megatron.rewards.answers.reading import Bracketed, Leaf, Listing, Node, Relation, SetOperation
+from gtpo_megatron.rewards.answers.nodes import Bracketed, Leaf, Listing, Node, Relation, SetOperation
 
 ValueOf = Callable[[Node], Value]
 

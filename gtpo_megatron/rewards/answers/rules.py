@@ -33,6 +33,7 @@ _CHARACTERS = {
     **dict.fromkeys("°º", r"^\circ "),
     **{"√": r"\sqrt ", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]", "∞": r"\infty "},
     **{"≤": r"\leq ", "⩽": r"\leq ", "≥": r"\geq ", "⩾": r"\geq ", "≠": r"\neq ", "≈": r"\approx ", "±": r"\pm "},
+    **{"≃": r"\simeq ", "≅": r"\cong ", "≐": r"\doteq ", "∼": r"\sim ", "∀": r"\forall "},  # noqa: RUF001
     **{"∓": r"\mp ", "∪": r"\cup ", "∩": r"\cap ", "∖": r"\setminus ", "∅": r"\emptyset ", "∈": r"\in "},  # noqa: RUF001
     **{"ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}"},  # noqa: RUF001
     **{"⟨": r"\langle ", "⟩": r"\rangle ", "∠": r"\angle ", "△": r"\triangle ", "∧": " and ", "∨": " or "},  # noqa: RUF001
@@ -147,11 +148,17 @@ RULES = (
     _rule("unequal", r"\\ne" + _END + r"|!=|\\not\s*=", r"\\neq "),
     _rule("less", r"\\lt" + _END, "<"),
     _rule("more", r"\\gt" + _END, ">"),
-    _rule("equal", r"==|\\approx" + _END, "="),
+    _rule("equal", r"==", "="),
+    _rule("about", r"\\(?:approx(?:eq)?|simeq|doteq|thickapprox)" + _END, r"\\approx "),
+    _rule(
+        "about a number",
+        rf"\\(?:sim|cong){_END}(?=\s*[-+]?[\d.,]+(?:\\text{BRACED}|[\s%]|\\%|\^\\circ)*$)",
+        r"\\approx ",
+    ),
     _rule("infinity", r"\\infin" + _END + r"|(?<![A-Za-z\\])(?:infinity|infty|inf|oo)" + _END, r"\\infty "),
     _rule("the empty set", r"\\varnothing" + _END + r"|\\\{\s*\\\}", r"\\emptyset "),
     _rule("the reals in words", r"^\s*(?:\\text\{)?\s*all reals?(?: numbers?)?\s*\}?\s*$", r"\\mathbb{R}"),
-    _rule("and, or", r"\\(?:land|wedge)" + _END, " and "),
+    _rule("and, or", r"\\(?:land|wedge)" + _END + r"|(?<!\\)\\&", " and "),
     _rule("and, or", r"\\(?:lor|vee)" + _END, " or "),
     _rule("dots", r"\\[lc]?dots" + _END, "..."),
     _rule(
@@ -165,6 +172,7 @@ RULES = (
     _rule("a quotient", r"\\div" + _END, "/"),
     _rule("times ten to the", r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times "),
     _rule("degrees", r"\^\s*\{\s*\\circ\s*\}|\\degree" + _END, r"^\\circ "),
+    _rule("degrees in words", r"(?<=[\d})])\s*(?:\\text\{\s*degrees?\s*\}|degrees?\s*$)", r"^\\circ "),
     _rule("an exponent without braces", r"\^\s*([-+]?\d+)", r"^{\1}"),
     _rule("an exponent in brackets", rf"\^\s*{_IN_BRACKETS}", r"^{\1}"),
     _rule("an index without braces", r"_\s*(\d\d+)", r"_{\1}"),
