@@ -28,6 +28,7 @@ from gtpo_megatron.conversations.openai_form import opening_from, reply_from
 from gtpo_megatron.conversations.tools import ToolEnvironment, ToolTurns, check_tools, is_called_off, row_complaint
 from gtpo_megatron.conversations.verifiers import TasksetAgent, is_of_verifiers, parse_taskset
 from gtpo_megatron.errors import ConfigError, DataError
+from gtpo_megatron.untrusted.raised import text_of
 from gtpo_megatron.untrusted.text import printable
 
 REASON_CHARACTERS = 500
@@ -193,7 +194,7 @@ class Episode:
                 raise
             if not isinstance(error, DataError):
                 traceback.print_exception(error, file=sys.stderr)
-            text = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+            text = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {text_of(error)}"
             notes = getattr(error, "__notes__", ())  # what an agent's request was refused for, for instance
             said = "; ".join(_shortened(one) for one in (text, *notes))
             raise DataError(f"{self._where}: {what} raised {said}") from error

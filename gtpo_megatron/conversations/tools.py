@@ -19,6 +19,7 @@ from gtpo_megatron.conversations.messages import Message, Opening, Reply, ToolCa
 from gtpo_megatron.conversations.openai_form import opening_from
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.rewards.grade import checked
+from gtpo_megatron.untrusted.raised import text_of
 from gtpo_megatron.untrusted.text import printable, shown
 
 RESULT_CHARACTERS = 100_000
@@ -170,7 +171,7 @@ class Tools:
         except BaseException as error:  # whatever else the tool raises, the model is told
             if is_called_off(error):
                 raise
-            return _cut(f"Error: {type(error).__name__}: {error}"), True
+            return _cut(f"Error: {type(error).__name__}: {text_of(error)}"), True
 
 
 def is_called_off(error: BaseException) -> bool:

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Sized
 from collections.abc import Set as AnySet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any, Literal, SupportsFloat
@@ -19,6 +19,7 @@ from gtpo_megatron.rewards.function import Form, RewardFunction
 from gtpo_megatron.rewards.request import Reward, RewardRequest
 from gtpo_megatron.sandbox.choose import LazySandbox
 from gtpo_megatron.supervision.running_time import running_time
+from gtpo_megatron.untrusted.raised import text_of
 from gtpo_megatron.untrusted.text import printable, shown
 
 LARGEST_REWARD = 1e6
@@ -84,10 +85,16 @@ class RewardCaller:
 
     def grade(self, requests: Sequence[RewardRequest]) -> list[Verdict]:
         """Grades rows; one verdict per row, whatever the functions do."""
-        columns = [self._called(function, [self._given(row) for row in requests]) for function in self._functions]
+        columns = [
+            self._called(function, [self._given(function, row) for row in requests]) for function in self._functions
+        ]
         if len(columns) == 1 and self._functions[0].weight == 1.0:
             return columns[0]
         return [_summed(self._functions, verdicts) for verdicts in zip(*columns, strict=True)]
+
+    def limit_s(self, requests: Sequence[RewardRequest]) -> float:
+        """Seconds that a call with these rows may take: the limit of a row, or what a function says that one needs."""
+        return max(self._limit_of(function, row) for function in self._functions for row in requests)
 
     def close(self) -> None:
         """Ends the event loop, the sandbox and the judge's connection."""
@@ -95,10 +102,19 @@ class RewardCaller:
         self._runner.close()
         self._sandbox.close()
 
-    def _given(self, request: RewardRequest) -> RewardRequest:
+    def _limit_of(self, function: RewardFunction, request: RewardRequest) -> float:
+        stated = function.statement.limit_s
+        if stated is None:
+            return self._timeout_s
+        try:
+            return max(self._timeout_s, stated(replace(request, limit_s=self._timeout_s)))
+        except Exception:  # noqa: BLE001 - the row cannot be read, which grading it says
+            return self._timeout_s
+
+    def _given(self, function: RewardFunction, request: RewardRequest) -> RewardRequest:
         """Makes the request that one function gets: it shares nothing with another function or another response."""
         judge = Judge(self._judge, budget=request.judge_budget)
-        return request.fresh(limit_s=self._timeout_s, sandbox=self._sandbox, judge=judge)
+        return request.fresh(limit_s=self._limit_of(function, request), sandbox=self._sandbox, judge=judge)
 
     def _called(self, function: RewardFunction, requests: Sequence[RewardRequest]) -> list[Verdict]:
         if function.form is Form.COLUMNS:
@@ -249,7 +265,7 @@ def _verdict(call: Callable[[], Reward], *, kind: Literal["error", "call"] = "er
     except _LateError as error:
         return Verdict(kind, failure=str(error))
     except Exception as error:  # noqa: BLE001 - any failure of the user's function fails these rows only
-        return Verdict(kind, failure=f"{type(error).__name__}: {_shortened(printable(error))}")
+        return Verdict(kind, failure=f"{type(error).__name__}: {_shortened(printable(text_of(error)))}")
     if len(info) > INFO_CHARACTERS:
         info = json.dumps({"cut": info[:INFO_CHARACTERS]})
     return Verdict("ok", reward.value, dict(reward.parts), info)

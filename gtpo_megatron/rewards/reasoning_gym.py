@@ -73,8 +73,8 @@ def task_score(request: RewardRequest) -> Reward:
     The answer is looked for where the prompt asks for it, see :func:`answer_asked_for`. A row of another data set, with
     no task of reasoning-gym in its columns, is graded as mathematics.
 
-    Parts: ``accuracy``, 1 if the answer is correct, else 0; ``answered``, whether there is an answer. An answer at
-    which the scorer raises is wrong, and the info says what it raised.
+    Parts: ``accuracy``, 1 if the answer is correct, else 0; ``answered``, whether there is an answer;
+    ``scorer_raised``, whether the scorer did. An answer at which it raises is wrong, and the info says what it raised.
     """
     task = request.columns.get("task")
     if not isinstance(task, Mapping) or not _is_task(task):
@@ -93,7 +93,7 @@ def task_score(request: RewardRequest) -> Reward:
     if math.isclose(score, 1.0, abs_tol=FULL_SCORE_TOLERANCE):
         score = 1.0
     parts = {"accuracy": float(score == 1.0), "answered": float(answer is not None)}
-    return Reward(score, parts, info)
+    return Reward(score, parts | {"scorer_raised": float("scorer" in info)}, info)
 
 
 def answer_asked_for(prompt: str, response: str, *, content: str | None = None, is_number: bool = False) -> str | None:

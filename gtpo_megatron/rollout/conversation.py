@@ -19,9 +19,9 @@ from gtpo_megatron.errors import DataError, RolloutError
 from gtpo_megatron.rollout.in_flight import Answer, Outcome
 from gtpo_megatron.rollout.requests import SampleRequest
 
-TURNS, TOOL_ERRORS = "turns", "tool_errors"
-"""Parts of every outcome beside the seconds: turns of the policy, failed calls of tools. Those of ``batch.py`` are in
-some only."""
+TURNS, TOOL_ERRORS, MALFORMED = "turns", "tool_errors", "malformed_calls"
+"""Parts of every outcome beside the seconds: turns of the policy, calls of tools that failed as the environment counts
+them, and calls that could not be read, which an environment may pass over. Those of ``batch.py`` are in some only."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -53,14 +53,17 @@ class _Account:
     reward: float = 0.0
     turn_rewards: list[float] = field(default_factory=list)
     num_tool_errors: int = 0
+    num_malformed: int = 0
     seconds: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
 
     def outcome(self, failure: str = "") -> Outcome:
-        own = {TURNS: float(self.num_turns), TOOL_ERRORS: float(self.num_tool_errors)}
-        own[ENVIRONMENT_SECONDS] = self.seconds
-        some = {ENDED_UNGRADED: self.is_ungraded, REQUESTS_REFUSED: self.num_refused}
-        own |= {name: float(value) for name, value in some.items() if value is not None}
+        counts = {
+            **{TURNS: self.num_turns, TOOL_ERRORS: self.num_tool_errors, MALFORMED: self.num_malformed},
+            **{ENDED_UNGRADED: self.is_ungraded, REQUESTS_REFUSED: self.num_refused},
+            ENVIRONMENT_SECONDS: self.seconds,
+        }
+        own = {name: float(value) for name, value in counts.items() if value is not None}
         return Outcome(
             reward=self.reward,
             turn_rewards=tuple(self.turn_rewards),
@@ -141,6 +144,7 @@ class Conversation:
             self._pool.step(episode, Message(role="assistant", sampled=sampled))
         else:
             turn = self._bridge.parse(token_ids, is_truncated=is_cut, tools=account.tools, stop_ids=account.stop_ids)
+            account.num_malformed += len(turn.malformed_calls)
             self._pool.step(episode, replace(turn, sampled=sampled))
 
     def answers(self, *, within_s: float) -> dict[int, Answer]:

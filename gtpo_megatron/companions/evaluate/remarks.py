@@ -1,11 +1,12 @@
 """What the figures of an evaluation do not tell: which responses count as wrong without having been graded."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 
 from gtpo_megatron.batch import ENDED_UNGRADED, REQUESTS_REFUSED
-from gtpo_megatron.companions.evaluate.verdict_file import GradedResponse
+from gtpo_megatron.companions.evaluate.verdict_file import VERDICTS_FILE, GradedResponse
+from gtpo_megatron.untrusted.fields import Fields
+from gtpo_megatron.untrusted.json_text import parse_json
 
 
 def remarks(responses: Sequence[GradedResponse]) -> list[str]:
@@ -13,6 +14,9 @@ def remarks(responses: Sequence[GradedResponse]) -> list[str]:
 
     Args:
         responses: that the command wanted, as far as they are there.
+
+    Raises:
+        DataError: what the file says of a refused request is damaged.
     """
     found = []
     failures = Counter(one.failure for one in responses if one.failure is not None)
@@ -38,4 +42,5 @@ def remarks(responses: Sequence[GradedResponse]) -> list[str]:
 
 def _refusal(response: GradedResponse) -> str:
     """Why a request was refused: of an episode that failed of it, the failure says so."""
-    return str(json.loads(response.info or "{}").get("refused", response.failure))
+    where = f"{VERDICTS_FILE}: info of {response.problem_id}"
+    return Fields(parse_json(response.info or "{}", where), where).get("refused", str, response.failure or "not known")

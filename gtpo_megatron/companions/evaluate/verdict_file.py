@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from gtpo_megatron.batch import REQUESTS_REFUSED
 from gtpo_megatron.companions.evaluate.model_folder import FINGERPRINT_FORM
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.untrusted.fields import Fields, as_kind, as_record
@@ -228,7 +229,10 @@ class VerdictFile:
 
     def _remember(self, verdict: GradedResponse) -> None:
         self.outdated.pop(verdict.key, None)
-        self.verdicts[verdict.key] = verdict if verdict.failure is not None else replace(verdict, response="", info="")
+        if verdict.failure is None:  # to save memory; why a request was refused is said at the end
+            info = verdict.info if verdict.parts.get(REQUESTS_REFUSED) else ""
+            verdict = replace(verdict, response="", info=info)
+        self.verdicts[verdict.key] = verdict
 
     def _write(self, record: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(record, ensure_ascii=False) + "\n")

@@ -227,17 +227,28 @@ _CONTAMINATED = "_contaminated_count"
 
 
 def graders(history: History) -> Finding | None:
-    """Responses without a verdict, which take no part in the update."""
+    """Responses without a verdict, which take no part in the update, and in a held-out set count as wrong."""
     failed = history.total("rollout/reward_failed_count", recent=True)
     responses = history.total("rollout/responses_count", recent=True)
     if failed is None or not responses:
         return None
+    level, seen = (
+        level_above(failed / responses, FAILED_AMBER, FAILED_RED),
+        f"{failed:.0f} of {responses:.0f} responses",
+    )
+    for label in labels_among(name for row in history.rows for name in row):
+        if (values := history.values(f"eval/{label}_failed_count")) and values[-1]:
+            level, seen = (
+                max(level, Level.AMBER),
+                f"{seen}, {values[-1]:.0f} in the last measurement of {set_name(label)}",
+            )
     return Finding(
         sign="graders",
         anchor="graders",
-        level=level_above(failed / responses, FAILED_AMBER, FAILED_RED),
-        seen=f"{failed:.0f} of {responses:.0f} responses without a verdict",
-        rule=f"last {EDGE_STEPS} steps: amber from {FAILED_AMBER:.0%}, red from {FAILED_RED:.0%}",
+        level=level,
+        seen=f"{seen} without a verdict",
+        rule=f"last {EDGE_STEPS} steps: amber from {FAILED_AMBER:.0%}, or if one of a held-out set has none, which "
+        f"counts as wrong; red from {FAILED_RED:.0%}",
     )
 
 

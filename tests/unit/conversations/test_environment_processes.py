@@ -137,7 +137,8 @@ def test_an_episode_that_blocks_has_a_thread_of_its_own_and_several_are_called_a
         ("exit", "step raised SystemExit: 3"),
         ("give nan", "expected a finite number"),
         ("give done-with-messages", "done with messages"),
-        ("give long", "bytes of JSON, more than 4194304"),
+        ("give long", "Obedient': a message cannot be sent: 5243"),
+        ("give group", "of a TaskGroup (1 sub-exception): ValueError: no such unit"),
     ],
 )
 def test_what_is_wrong_with_an_answer_fails_its_episode_alone(obedient, what, said):

@@ -241,6 +241,17 @@ def test_a_result_is_cut_and_is_what_a_tokenizer_takes():
     assert len(content) < RESULT_CHARACTERS + 100
 
 
+def test_the_model_reads_what_a_group_of_exceptions_is_made_of():
+    def together() -> str:
+        """Does several things."""
+        raise ExceptionGroup("of a TaskGroup", [ValueError("no such unit"), ExceptionGroup("more", [KeyError("a")])])
+
+    assert answer(together) == (
+        "Error: ExceptionGroup: of a TaskGroup (2 sub-exceptions): ValueError: no such unit; "
+        "ExceptionGroup: more (1 sub-exception): KeyError: 'a'"
+    )
+
+
 def test_no_answer_is_made_of_too_little_memory():
     def greedy() -> str:
         """Takes all."""

@@ -102,11 +102,11 @@ def test_a_score_of_one_is_correct_and_others_are_partial():
     record = record_of("chain_sum?size=1")
     reference = record["answer"]
     reward = score(record, reference)
-    assert (reward.value, reward.parts) == (1.0, {"accuracy": 1.0, "answered": 1.0})
+    assert (reward.value, reward.parts) == (1.0, {"accuracy": 1.0, "answered": 1.0, "scorer_raised": 0.0})
     assert score(record, f"{reference}.0").value == 1.0  # the task's own leniency
     reward = score(record, "12345")
     assert 0 <= reward.value < 1
-    assert reward.parts == {"accuracy": 0.0, "answered": 1.0}
+    assert reward.parts == {"accuracy": 0.0, "answered": 1.0, "scorer_raised": 0.0}
     reward = task_score(request_of(record, str(reference)))
     assert (reward.value, reward.parts["answered"]) == (0.0, 0.0)
     assert task_score(request_of(record, f" {reference}.", "How many?")).value == 1.0
@@ -126,7 +126,7 @@ def test_the_reference_scores_one_and_nonsense_does_not(task):
     assert score(record, record["answer"]).value == 1.0
     reward = score(record, "zzz")
     assert reward.value < 1
-    assert ("scorer" in reward.info) == (task == "prime_factorization")
+    assert ("scorer" in reward.info) == (task == "prime_factorization") == reward.parts["scorer_raised"]
 
 
 def test_an_answer_is_never_run(tmp_path):

@@ -168,7 +168,7 @@ def test_calls_are_answered_and_the_last_turn_is_graded(made, tokenizer):
     wrong = said(conversation, tokenizer, CALL % "2+")
     assert "Error: ValueError: '2+' is no sum" in tokenizer.decode(wrong.context_ids)
     broken = said(conversation, tokenizer, "<tool_call>\n{</tool_call><|im_end|>")
-    assert broken.outcome.parts["tool_errors"] == 2
+    assert (broken.outcome.parts["tool_errors"], broken.outcome.parts["malformed_calls"]) == (2, 1)
     last = said(conversation, tokenizer, "\\boxed{14}<|im_end|>")
     assert (last.context_ids, last.outcome.reward, last.outcome.failure) == (None, 1.0, "")
     assert last.outcome.parts["turns"] == 4
@@ -215,6 +215,13 @@ def test_refused_requests_of_an_agent_are_in_its_outcome(made, tokenizer):
     assert "which is no reward; its request was refused: stop=" in found["ask stop"].failure
     assert (found["stop choice ask"].failure, found["ask"].refusal) == ("", "")
     assert found["stop choice ask"].refusal.startswith("stop=")
+
+
+def test_calls_that_cannot_be_read_are_counted_where_the_environment_does_not(made, tokenizer, talks):
+    conversation = made(talks)
+    opened(conversation)
+    broken = said(conversation, tokenizer, "<tool_call>\n{</tool_call><|im_end|>")
+    assert (broken.outcome.parts["tool_errors"], broken.outcome.parts["malformed_calls"]) == (0, 1)
 
 
 def test_a_turn_that_was_cut_gets_its_end(made, tokenizer, talks):

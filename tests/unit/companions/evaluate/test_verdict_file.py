@@ -193,6 +193,16 @@ def test_parts_and_what_the_reward_said_are_in_the_file(tmp_path):
     assert again.verdicts["x", "x-0", 0].parts == {"tests_passed": 0.5}
 
 
+def test_why_a_request_was_refused_stays_at_hand(tmp_path):
+    told = {"info": '{"refused": "n=2"}'}
+    file = written(
+        tmp_path,
+        graded("x-0", 0, parts={"requests_refused": 1.0}, **told),
+        graded("x-0", 1, parts={"requests_refused": 0.0}, **told),
+    )
+    assert [file.verdicts["x", "x-0", sample].info for sample in (0, 1)] == [told["info"], ""]
+
+
 def session_of(folder, source, *verdicts):
     """A command that graded these with a reward function whose file has this digest."""
     file = open_file(folder, reward_source=source)

@@ -96,6 +96,7 @@ CASES = {
     "no number": ("gradient norm", A, {"optimizer/grad_norm": lambda step: None if step == 18 else 0.06}),
     "some without a verdict": ("graders", A, {"rollout/reward_failed_count": late(8.0, 0.0)}),
     "many without a verdict": ("graders", R, {"rollout/reward_failed_count": late(100.0, 0.0)}),
+    "held-out responses have no verdict": ("graders", A, {"eval/heldout_failed_count": late(3.0, 0.0)}),
     "some requests are refused": ("refused requests", A, {"rollout/responses_refused_count": late(8.0, 0.0)}),
     "many requests are refused": ("refused requests", R, {"rollout/responses_refused_count": late(100.0, 0.0)}),
     "some episodes are ended ungraded": ("ungraded episodes", A, {"rollout/responses_ungraded_count": late(60.0, 0.0)}),
