@@ -96,6 +96,10 @@ def olympiad_answer(record: Record, place: str) -> str:
     return ", ".join(answer_text(part, place, "final_answer").replace("$", "").strip(" .") for part in parts)
 
 
+LIVECODEBENCH_GRADER: dict[str, object] = {"comparison": "livecodebench", "time_limit": 6}
+"""How its own grader compares outputs, and the seconds that it gives to a test."""
+
+
 def humaneval_row(record: Record, place: str, source: str) -> Row:
     """HumanEval (arXiv 2107.03374): the beginning of a function, and a function ``check``."""
     stub, entry_point = text_field(record, ("prompt",), place), text_field(record, ("entry_point",), place)
@@ -120,7 +124,7 @@ def livecodebench_row(record: Record, place: str, source: str) -> Row:
     """LiveCodeBench (arXiv 2403.07974): public tests as JSON, private ones packed."""
     question = text_field(record, ("question_content",), place)
     kept = ("public_test_cases", "private_test_cases", "metadata", "starter_code")
-    columns = {name: record.get(name) for name in kept}
+    columns = {name: record.get(name) for name in kept} | LIVECODEBENCH_GRADER
     return _code_row(question, columns, place, source, optional_text(record, "question_id"))
 
 

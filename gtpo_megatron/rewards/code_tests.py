@@ -4,9 +4,7 @@
 that passes. In both, a response is correct if all pass. docs/rewards.md has the shapes of tests.
 """
 
-import ast
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -14,17 +12,19 @@ from typing import Any, Literal, cast
 
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.rewards.function import states
+from gtpo_megatron.rewards.outputs import judged
 from gtpo_megatron.rewards.program_block import program_in
 from gtpo_megatron.rewards.program_tests import ProgramTest, ProgramTests, tests_of
 from gtpo_megatron.rewards.request import Reward, RewardRequest
+from gtpo_megatron.rewards.stubs import completed
 from gtpo_megatron.sandbox.protocol import CaseResult, Job, Limits
 from gtpo_megatron.untrusted.text import printable
 
-RELATIVE_TOLERANCE = ABSOLUTE_TOLERANCE = 1e-6
-"""Of floating-point numbers, in outputs and returned values."""
-
 SHARE_OF_LIMIT = 0.8
 """Fraction of the row's time that its program may take, compiling included."""
+
+SHARE_PER_TEST = 0.1
+"""Fraction of ``reward.timeout_s`` that each test of a row pays for, so that a right program may have many."""
 
 SHOWN_TESTS = 24
 """Tests whose verdicts the report shows."""
@@ -35,7 +35,6 @@ READ_ROWS = 16
 """Rows whose tests are kept; the responses of a group follow one another and share their row."""
 
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 
 def complaint(columns: Mapping[str, Any]) -> str:
@@ -47,7 +46,19 @@ def complaint(columns: Mapping[str, Any]) -> str:
     return ""
 
 
-@states(success_threshold=1.0, complaint=complaint, needs_sandbox=True)
+def limit_s(request: RewardRequest) -> float:
+    """How long a row may take: its limit grows with its tests, and a benchmark's tests have all the time that it gives.
+
+    Args:
+        request: the row, with ``reward.timeout_s`` as its limit.
+    """
+    tests = _tests_of(request.columns_json)
+    total_s = len(tests.tests) * max(SHARE_PER_TEST * request.limit_s, tests.case_s if tests.comparison else 0.0)
+    parts = 1 if tests.language == "python" else 2  # half of it is the compiler's
+    return max(request.limit_s, parts * total_s / SHARE_OF_LIMIT)
+
+
+@states(success_threshold=1.0, complaint=complaint, needs_sandbox=True, limit_s=limit_s)
 def code_tests(request: RewardRequest) -> Reward:
     """1 if the program passes all tests, else 0; parts and info say which tests it passed.
 
@@ -59,7 +70,7 @@ def code_tests(request: RewardRequest) -> Reward:
     return Reward(float(reward.value == 1.0), reward.parts, reward.info)
 
 
-@states(success_threshold=1.0, complaint=complaint, needs_sandbox=True)
+@states(success_threshold=1.0, complaint=complaint, needs_sandbox=True, limit_s=limit_s)
 def share_of_tests(request: RewardRequest) -> Reward:
     """The fraction of tests that the program passes.
 
@@ -80,8 +91,8 @@ def share_of_tests(request: RewardRequest) -> Reward:
         raise DataError("all tests of the row are skipped: no program could earn it")
     share = sum(one == "passed" for one in counted) / len(counted)
     runs = any(result.status == "ok" for result in outcome.results)
-    info = {"tests": verdicts[:SHOWN_TESTS]} | _missing(outcome.results)
-    return _reward(share, has_code=True, runs=runs, info=info)
+    info = {"tests": verdicts[:SHOWN_TESTS]} | _missing(outcome.results) | _late(outcome.results)
+    return _reward(share, has_code=True, runs=runs, info=info, is_late=bool(_late(outcome.results)))
 
 
 @lru_cache(maxsize=READ_ROWS)
@@ -100,6 +111,13 @@ def _verdicts(tests: ProgramTests, results: Sequence[CaseResult]) -> list[str]:
     return ["passed" if result.status == "unused" and is_tested else verdict(test, result) for test, result in pairs]
 
 
+def _late(results: Sequence[CaseResult]) -> dict[str, str]:
+    """Values of the report for a program that was ended by the time of all tests, none of which took too long."""
+    if any(result.status == "out of time" for result in results):
+        return {"time": "its tests together took longer than the row may; raise reward.timeout_s"}
+    return {}
+
+
 def _missing(results: Sequence[CaseResult]) -> dict[str, str]:
     """Values of the report for a package that the sandbox lacks."""
     for result in results:
@@ -116,77 +134,12 @@ def verdict(test: ProgramTest, result: CaseResult) -> str:
         return "the test used nothing of the program"
     if result.status != "ok":
         return f"{result.status}: {result.detail[:120]}" if result.detail else result.status
-    if test.output is not None:
-        return "passed" if same_output(test.output, result.output) else "wrong output"
-    if test.value is not None:
-        return "passed" if _same_value(json.loads(test.value), _value(result.output)) else "wrong value"
-    return "passed"
-
-
-def same_output(expected: str, given: str) -> bool:
-    """Whether two outputs have the same words line by line, with floats within the tolerance.
-
-    White space between words does not count, as in most contests' checkers; empty lines do, but for the last ones.
-    """
-    wanted, found = ([line.rstrip() for line in text.rstrip().splitlines()] for text in (expected, given))
-    if wanted == found:
-        return True
-    wanted_words, found_words = ([line.split() for line in lines] for lines in (wanted, found))
-    return [len(line) for line in wanted_words] == [len(line) for line in found_words] and all(
-        _same_word(one, other)
-        for line, other_line in zip(wanted_words, found_words, strict=True)
-        for one, other in zip(line, other_line, strict=True)
-    )
-
-
-def _same_word(expected: str, given: str) -> bool:
-    if expected == given:
-        return True
-    if not ("." in expected or "e" in expected.lower()):  # an integer must be given exactly
-        return False
-    if not (_NUMBER.fullmatch(expected) and _NUMBER.fullmatch(given)):
-        return False
-    return _is_close(float(expected), float(given))
-
-
-def _is_close(one: float, other: float) -> bool:
-    try:
-        return math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
-    except OverflowError:  # an integer beyond all floats
-        return False
-
-
-def _value(text: str) -> Any:
-    """A returned value; one that is no JSON equals nothing."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return float("nan")
-
-
-def _same_value(expected: Any, given: Any) -> bool:
-    """Equality of JSON values with tolerance of floats; a list of one value also stands for the value itself.
-
-    TACO and APPS write some returned values so, lists among them.
-    """
-    return _equal(expected, given) or (isinstance(expected, list) and len(expected) == 1 and _equal(expected[0], given))
-
-
-def _equal(expected: Any, given: Any) -> bool:
-    if isinstance(expected, bool) or isinstance(given, bool):
-        return expected is given
-    if isinstance(expected, int | float) and isinstance(given, int | float):
-        return expected == given or (isinstance(expected, float) and _is_close(expected, given))
-    if isinstance(expected, list) and isinstance(given, list):
-        return len(expected) == len(given) and all(map(_equal, expected, given))
-    if isinstance(expected, dict) and isinstance(given, dict):
-        return expected.keys() == given.keys() and all(_equal(expected[key], given[key]) for key in expected)
-    return type(expected) is type(given) and bool(expected == given)
+    return judged(test, result.output)
 
 
 def _job(program: str, tests: ProgramTests, limit_s: float) -> Job:
     """The program with what it lacks of its stub, and the tests' cases; limits are within the row's."""
-    program, before = _completed(program, tests)
+    program, before = completed(program, tests.stub, tests.entry_point)
     share = SHARE_OF_LIMIT * limit_s
     total_s = share if tests.language == "python" else share / 2
     limits = Limits(
@@ -197,28 +150,6 @@ def _job(program: str, tests: ProgramTests, limit_s: float) -> Job:
     return Job(source=program, language=language, cases=cases, limits=limits, before=before, prelude=tests.prelude)
 
 
-def _completed(program: str, tests: ProgramTests) -> tuple[str, str]:
-    """The program, behind its stub if it is the body only; and what of the stub is run before it, so that it has it."""
-    if not tests.stub.strip() or tests.language != "python":
-        return program, ""
-    if program[:1] in (" ", "\t"):
-        return f"{tests.stub.rstrip()}\n{program}", ""
-    for end in ("", "\n    pass", "\n        pass"):
-        try:
-            tree = ast.parse(tests.stub.rstrip() + end)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-        names = {tests.entry_point.partition("(")[0], tests.entry_point.rpartition(".")[2]}
-        tree.body = [one for one in tree.body if not ({getattr(one, "name", "")} | _methods(one)) & names]
-        return program, ast.unparse(tree)
-    return program, "\n".join(one for one in tests.stub.splitlines() if one.startswith(("import ", "from ")))
-
-
-def _methods(node: ast.stmt) -> set[str]:
-    return (
-        {one.name for one in node.body if isinstance(one, ast.FunctionDef)} if isinstance(node, ast.ClassDef) else set()
-    )
-
-
-def _reward(share: float, *, has_code: bool, runs: bool, info: Mapping[str, Any]) -> Reward:
-    return Reward(share, {"tests_passed": share, "has_code": float(has_code), "runs": float(runs)}, info)
+def _reward(share: float, *, has_code: bool, runs: bool, info: Mapping[str, Any], is_late: bool = False) -> Reward:
+    parts = {"tests_passed": share, "has_code": float(has_code), "runs": float(runs), "out_of_time": float(is_late)}
+    return Reward(share, parts, info)

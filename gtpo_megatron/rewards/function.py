@@ -57,6 +57,8 @@ class Statement:
         needs_sandbox: it runs programs, so a sandbox must be there before the run starts.
         needs_judge: it asks ``reward.judge``, which must answer before the run starts.
         fills_template: it asks with ``reward.judge.template``, so rows must have what is named there.
+        limit_s: seconds that grading a row may take where that is more than ``reward.timeout_s``, which is the
+            request's ``limit_s``.
     """
 
     success_threshold: float | None = None
@@ -66,6 +68,7 @@ class Statement:
     needs_sandbox: bool = False
     needs_judge: bool = False
     fills_template: bool = False
+    limit_s: Callable[[RewardRequest], float] | None = None
 
 
 def states(
@@ -77,6 +80,7 @@ def states(
     needs_sandbox: bool = False,
     needs_judge: bool = False,
     fills_template: bool = False,
+    limit_s: Callable[[RewardRequest], float] | None = None,
 ) -> Callable[[Function], Function]:
     """A decorator with which a reward function says what decides success and what it needs, see :class:`Statement`."""
     statement = Statement(
@@ -87,6 +91,7 @@ def states(
         needs_sandbox=needs_sandbox,
         needs_judge=needs_judge,
         fills_template=fills_template,
+        limit_s=limit_s,
     )
 
     def decorate(function: Function) -> Function:

@@ -5,7 +5,9 @@ column                                  shape
 ======================================  ===================================================================
 ``tests``, ``test_cases``,              ``{"inputs": [...], "outputs": [...]}``, with ``fn_name`` for calls;
 ``input_output``, ``ground_truth``,     or a list of ``{"input": ..., "output": ...}``; or a list of
-``reward_model.ground_truth``           assertions; each of them also as JSON text
+``unit_tests``, ``official_tests``,     assertions; each of them also as JSON text
+``reward_model.ground_truth``
+``verification_info``                   ``{"language": ..., "test_cases": [...]}``, which are as ``tests``
 ``public_tests``, ``private_tests``,    ``{"input": [...], "output": [...]}`` (CodeContests)
 ``generated_tests``
 ``public_test_cases``,                  as ``tests``, the second also packed as LiveCodeBench has it; ``metadata``
@@ -21,20 +23,24 @@ column                                  shape
 import base64
 import binascii
 import json
+import math
 import pickletools
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gtpo_megatron.errors import DataError
+from gtpo_megatron.rewards.stubs import kinds_in
 from gtpo_megatron.rewards.written_tests import cases_of_text
 from gtpo_megatron.sandbox.protocol import Case
 from gtpo_megatron.untrusted.json_text import parse_json
 from gtpo_megatron.untrusted.text import printable, shown
 
-COLUMNS = ("tests", "test_cases", "input_output", "ground_truth")
+COLUMNS = (
+    *("tests", "test_cases", "input_output", "ground_truth", "unit_tests", "official_tests", "verification_info"),
+)
 GROUPS = ("public_tests", "private_tests", "generated_tests", "public_test_cases", "private_test_cases")
 
 TEXTS = (
@@ -53,6 +59,14 @@ TEXTS = (
 
 MAX_UNPACKED_BYTES = 256 << 20
 
+LIVECODEBENCH = "livecodebench"
+"""In the column ``comparison``: outputs and values are compared as its own grader does."""
+
+_DURATION = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(ms|milliseconds?|s|secs?|seconds?)?\b.*", re.IGNORECASE)
+
+_OTHER_ANSWERS = ("generated_checker", "interaction_format")
+"""Columns of open-r1/codeforces for problems with several right outputs, or with a judge that answers."""
+
 _CODE = re.compile(r"\bassert|^\s*(?:def|class|import|from)\s|\w\(", re.MULTILINE)
 """What tells a text of Python from a packed one."""
 
@@ -67,11 +81,13 @@ class ProgramTest:
         case: what is done with the program.
         output: expected standard output; None if something else is expected.
         value: expected returned value as JSON; None if something else is expected.
+        comparison: whose comparison decides: "" is ours, else :data:`LIVECODEBENCH`.
     """
 
     case: Case
     output: str | None = None
     value: str | None = None
+    comparison: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +100,7 @@ class ProgramTests:
         entry_point: function that the tests call; "" if they use standard input.
         stub: beginning of a program that the problem gives, for programs that lack it.
         case_s: seconds per test; 0: not stated.
+        comparison: of the tests, see :class:`ProgramTest`.
         prelude: as in ``Job``.
     """
 
@@ -92,6 +109,7 @@ class ProgramTests:
     entry_point: str = ""
     stub: str = ""
     case_s: float = 0.0
+    comparison: str = ""
     prelude: str | None = None
 
 
@@ -108,21 +126,52 @@ def tests_of(columns: Mapping[str, Any]) -> ProgramTests:
             f"no tests: expected one of the columns {', '.join((*COLUMNS, *GROUPS))}, test_list or test; the row has "
             f"{printable(', '.join(columns)) or 'none'}"
         )
-    language = str(columns.get("language") or "python").lower()
+    language = str(columns.get("language") or _nested(columns, "verification_info", "language") or "python").lower()
     if language not in _LANGUAGES:
         raise DataError(f"language is {shown(language)}; expected python or cpp")
-    if _LANGUAGES[language] == "cpp" and any(test.case.stdin is None for test in found):
+    is_python = _LANGUAGES[language] == "python"
+    if not is_python and any(test.case.stdin is None for test in found):
         raise DataError("tests of C++ programs must have input and output; calls and assertions are for Python")
-    limit = columns.get("time_limit")
+    comparison = str(columns.get("comparison") or "")
+    if comparison not in ("", LIVECODEBENCH):
+        raise DataError(f"comparison is {shown(comparison)}; expected {LIVECODEBENCH}, or no such column")
     called = next((test.case.function for test in found if test.case.function), "")
+    stub = _stub(columns)
     return ProgramTests(
-        tests=tuple(found),
+        tests=tuple(_as_compared(test, comparison, stub) for test in found),
         language=_LANGUAGES[language],
         entry_point=called or str(columns.get("entry_point") or ""),
-        stub=str(columns.get("stub") or columns.get("starter_code") or ""),
-        case_s=float(limit) if isinstance(limit, int | float) and limit > 0 else 0.0,
+        stub=stub if is_python else "",
+        case_s=_seconds(columns.get("time_limit")),
+        comparison=comparison,
         prelude=_prelude(columns.get("prelude")),
     )
+
+
+def _stub(columns: Mapping[str, Any]) -> str:
+    return str(columns.get("stub") or columns.get("starter_code") or "")
+
+
+def _as_compared(test: ProgramTest, comparison: str, stub: str) -> ProgramTest:
+    """A test with what the row says of its comparison, and of its arguments that are nodes."""
+    case = test.case
+    if case.function:
+        case = replace(case, kinds=kinds_in(stub, case.function), is_exact=comparison == LIVECODEBENCH)
+    return replace(test, case=case, comparison=comparison)
+
+
+def _seconds(limit: Any) -> float:
+    """A time limit: a number, a text such as ``2.0 seconds``, or ``{"seconds": 2, "nanos": 0}`` (CodeContests)."""
+    if isinstance(limit, Mapping) and limit.keys() & {"seconds", "nanos"}:
+        seconds, nanos = (limit.get(name) or 0 for name in ("seconds", "nanos"))
+        limit = seconds + nanos / 1e9 if isinstance(seconds, int | float) and isinstance(nanos, int | float) else limit
+    if isinstance(limit, str) and (found := _DURATION.fullmatch(limit)):
+        limit = float(found[1]) / (1000 if (found[2] or "").lower().startswith("m") else 1)
+    if limit in (None, "", 0):
+        return 0.0
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
+        raise DataError(f"time_limit is {shown(limit)}; expected seconds, such as 2, '2 seconds' or {{'seconds': 2}}")
+    return float(limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +197,18 @@ def _prelude(value: Any) -> str | None:
     return str(value)
 
 
+def _nested(columns: Mapping[str, Any], name: str, key: str) -> Any:
+    """A value in a column that is an object, or the JSON text of one."""
+    value = columns.get(name)
+    if isinstance(value, str) and value.strip().startswith("{"):
+        value = parse_json(value, name, half_pairs=True)
+    return value.get(key) if isinstance(value, Mapping) else None
+
+
 def _of_columns(columns: Mapping[str, Any], asked: _Asked) -> list[ProgramTest]:
-    model = columns.get("reward_model")
-    truth = model.get("ground_truth") if isinstance(model, Mapping) else None
+    truth = _nested(columns, "reward_model", "ground_truth")
+    if columns.get("official_tests"):
+        _check_one_answer(columns)
     if isinstance(columns.get("test"), str) and columns["test"].strip() and columns.get("entry_point"):
         return _of_code(columns["test"], "test", asked)  # beside it LeetCodeDataset has examples that are no input
     for name, value in (*((name, columns.get(name)) for name in COLUMNS), ("reward_model.ground_truth", truth)):
@@ -164,6 +222,15 @@ def _of_columns(columns: Mapping[str, Any], asked: _Asked) -> list[ProgramTest]:
     if isinstance(columns.get("test"), str) and columns["test"].strip():
         return _of_code(columns["test"], "test", asked)
     return [test for name in GROUPS for test in _parsed(columns.get(name), name, asked)]
+
+
+def _check_one_answer(columns: Mapping[str, Any]) -> None:
+    """Refuses a problem of open-r1/codeforces whose right outputs are not known by one output for each input."""
+    for name in _OTHER_ANSWERS:
+        if columns.get(name):
+            raise DataError(f"{name} says that more than one output is right, or that a judge answers; it is not run")
+    if columns.get("input_mode") == "file":
+        raise DataError("input_mode is 'file'; expected stdio: programs read standard input")
 
 
 def _parsed(value: Any, name: str, asked: _Asked) -> list[ProgramTest]:
@@ -203,6 +270,8 @@ def _from_text(text: str, name: str) -> Any:
 def _of_lists(value: Mapping[str, Any], name: str, asked: _Asked) -> list[ProgramTest]:
     """``{"inputs": [...], "outputs": [...]}`` and its relatives, or a text of tests under a key."""
     function = str(value.get("fn_name") or value.get("function") or asked.function)
+    if "test_cases" in value:
+        return _parsed(value["test_cases"], f"{name}.test_cases", replace(asked, function=function))
     inputs = value.get("inputs", value.get("input"))
     outputs = value.get("outputs", value.get("output"))
     if inputs is None and outputs is None:
@@ -275,15 +344,11 @@ def _of_code(code: str, name: str, asked: _Asked) -> list[ProgramTest]:
 def _entry_point(columns: Mapping[str, Any], function: str) -> str:
     """Argument of ``check``: ``entry_point`` or the function, of ``Solution`` if the starter code says so."""
     named = str(columns.get("entry_point") or function)
-    starter = str(columns.get("starter_code") or columns.get("stub") or "")
+    starter = _stub(columns)
     in_class = re.search(rf"^class Solution\b.*\n[ \t]+def {re.escape(named)}\b", starter, re.MULTILINE | re.DOTALL)
     return f"Solution().{named}" if named.isidentifier() and in_class else named
 
 
 def _function_name(columns: Mapping[str, Any]) -> str:
     """The function that tests call, where it is beside them."""
-    metadata = columns.get("metadata")
-    if isinstance(metadata, str) and metadata.strip().startswith("{"):
-        metadata = parse_json(metadata, "metadata", half_pairs=True)
-    named = metadata.get("func_name") if isinstance(metadata, Mapping) else None
-    return str(columns.get("fn_name") or named or "")
+    return str(columns.get("fn_name") or _nested(columns, "metadata", "func_name") or "")

@@ -35,7 +35,8 @@ class Ready(NamedTuple):
 def main() -> None:
     """Entry point of the child, whose argument is JSON: a descriptor and the limits.
 
-    It answers a list of ``RewardRequest`` with a list of ``Verdict`` until the connection is closed.
+    It answers a list of ``RewardRequest`` with a list of ``Verdict`` until the connection is closed; before it, with
+    the seconds that they may take where that is more than the limit of a row.
     """
     told = json.loads(sys.argv[1])
     limits = told["limits"]
@@ -58,7 +59,10 @@ def main() -> None:
     connection.send(Ready(os.getpid(), takes_several(functions), any(one.is_async for one in functions)))
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
-            verdicts = caller.grade(connection.recv())
+            requests = connection.recv()
+            if (limit_s := caller.limit_s(requests)) > limits["timeout_s"]:
+                connection.send(limit_s)
+            verdicts = caller.grade(requests)
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError, ValueError):  # the function may have closed them
                     stream.flush()  # what it printed belongs to these rows

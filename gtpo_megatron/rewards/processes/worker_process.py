@@ -128,9 +128,13 @@ class WorkerProcess:
         try:
             child.connection.send(requests)
             was_sent = True
-            limit = running_time() + self._limits.timeout_s + (ASYNC_PATIENCE_S if ready.is_async else 0.0)
-            share = limit if budget is None else max(budget.row_deadline() for _ in requests)
-            found = child.receive(min(limit, share), watched=ready.process_id)
+            began, limit_s = running_time(), self._limits.timeout_s
+            patience_s = ASYNC_PATIENCE_S if ready.is_async else 0.0
+            share = math.inf if budget is None else max(budget.row_deadline() for _ in requests)
+            found = child.receive(min(began + limit_s + patience_s, share), watched=ready.process_id)
+            if isinstance(found, float):  # its rows may take longer
+                limit_s = found
+                found = child.receive(min(began + limit_s + patience_s, share), watched=ready.process_id)
         except (EOFError, OSError):
             status = self._replace(patience_s=EXIT_PATIENCE_S)
             # it may have died while it was idle, not because of these rows
@@ -139,9 +143,9 @@ class WorkerProcess:
         else:
             if found is None:
                 stat = process_stat(ready.process_id)
-                reason = f"took longer than {self._limits.timeout_s:g} s"
+                reason = f"took longer than {limit_s:g} s"
                 late = _failed(reason, is_disturbed=stat is not None and stat.state == "T")
-                found = late if share >= limit else OVER_BUDGET
+                found = late if share >= began + limit_s + patience_s else OVER_BUDGET
                 self._replace()
         verdicts = [found] * len(requests) if isinstance(found, Verdict) else found
         if any(verdict.kind == "memory" for verdict in verdicts):

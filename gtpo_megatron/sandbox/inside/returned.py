@@ -11,7 +11,7 @@ from typing import Any
 
 from gtpo_megatron.sandbox.inside.nodes import unbuilt
 
-ITERATED: tuple[Any, ...] = (Iterator, range, deque, KeysView, ValuesView, ItemsView, type({}.keys()), type({}.values()))
+ITERATED: tuple[Any, ...] = (Iterator, range, deque, KeysView, ValuesView, ItemsView)
 """What is taken for the list of what it yields: generators, ``map``, ``zip`` and the like are iterators."""
 
 NOTHING = float("nan")

@@ -6,8 +6,9 @@ import shutil
 import pytest
 
 from gtpo_megatron.config.reward import RewardConfig
-from gtpo_megatron.rewards.code_tests import code_tests, same_output, share_of_tests
+from gtpo_megatron.rewards.code_tests import code_tests, share_of_tests
 from gtpo_megatron.rewards.function import complaint, resolve_rewards
+from gtpo_megatron.rewards.outputs import same_output
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rewards.reward import RewardScorer
 from gtpo_megatron.sandbox.bubblewrap import BubblewrapSandbox
