@@ -1,35 +1,25 @@
 """Tests that are written in Python: assertions, ``check(candidate)``, pytest's functions and classes, unittest's cases.
 
-A text is read, not run, when a set is read: what would run no test, and what the sandbox could not do, is refused then.
+A text is read, not run, when a set is read: what would run no test, or test nothing, is refused then. Which tests there
+are pytest decides, when they are run.
 """
 
 import ast
 import builtins
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.sandbox.inside import prelude
-from gtpo_megatron.sandbox.inside.exam import MODULES
-from gtpo_megatron.sandbox.inside.pytest_shapes import FIXTURES, OFFERED
+from gtpo_megatron.sandbox.inside.test_runner import MODULES
+from gtpo_megatron.sandbox.packages import DEFAULT, FRAMEWORK
 from gtpo_megatron.sandbox.protocol import Case
 from gtpo_megatron.untrusted.text import printable
 
 _SUPPLIED = frozenset(prelude.for_tests(prelude.names()))
 _KNOWN = frozenset(vars(builtins)) | _SUPPLIED
 """Names that mean Python's or the prelude's in tests, whatever a program calls so."""
-
-_UNKNOWN_FIXTURES = (
-    "caplog",
-    "capfd",
-    "capsysbinary",
-    "mocker",
-    "recwarn",
-    "tmpdir",
-    "tmp_path_factory",
-    "pytestconfig",
-)
-_STREAMS = ("sys.stdin", "sys.stdout", "sys.stderr", "builtins.input")
-"""What tests may replace outside the program: it reads and prints by the tests' streams."""
 
 _RUNNERS = ("unittest.main", "pytest.main", "main", "sys.exit")
 """Calls that run the tests of a text, which are run one by one here."""
@@ -38,7 +28,7 @@ _DOING = (ast.Assert, ast.Raise, ast.For, ast.While, ast.With, ast.AsyncFor, ast
 
 
 def cases_of_text(code: str, where: str, *, entry_point: str = "") -> list[Case]:
-    """The tests in a text, each a case of its own: functions and methods one by one, else the text.
+    """The text as a case: its tests are what pytest finds in it, else the text is one.
 
     Args:
         code: Python.
@@ -46,7 +36,7 @@ def cases_of_text(code: str, where: str, *, entry_point: str = "") -> list[Case]
         entry_point: what an uncalled ``check`` is called with; "": not known.
 
     Raises:
-        DataError: it is no Python, would run no test, or uses what the sandbox does not have.
+        DataError: it is no Python, would run no test, or would test nothing.
     """
     try:
         tree = ast.parse(code)
@@ -55,9 +45,9 @@ def cases_of_text(code: str, where: str, *, entry_point: str = "") -> list[Case]
         raise DataError(
             f"{where}: its tests are no Python{f' (line {line})' if line else ''}: {printable(error)}"
         ) from error
-    _check_usable(tree, where)
-    named = list(_named_tests(tree))
-    if not named and not _does_something(tree):
+    tests = list(_tests_in(tree.body))
+    is_found = bool(tests) or _makes_tests(tree)
+    if not is_found and not _does_something(tree):
         check = next((one.name for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == "check"), None)
         if check is None:
             raise DataError(
@@ -70,10 +60,9 @@ def cases_of_text(code: str, where: str, *, entry_point: str = "") -> list[Case]
             )
         code = f"{code}\ncheck({entry_point})"
         tree = ast.parse(code)
-    if reason := _vain(tree, named):
+    if reason := _vain(tree, tests):
         raise DataError(f"{where} would test nothing: {reason}; no program could earn it, or every one would")
-    own = _own_names(tree, entry_point)
-    return [Case(code=code, test=test, own=own) for test in named or [""]]
+    return [Case(code=code, expects_tests=is_found, own=_own_names(tree, entry_point))]
 
 
 def _content(tree: ast.Module) -> str:
@@ -98,7 +87,7 @@ def _is_doing(statement: ast.stmt) -> bool:
     return ast.unparse(statement.value.func) not in (*_RUNNERS, "print")
 
 
-def _vain(tree: ast.Module, named: list[str]) -> str:
+def _vain(tree: ast.Module, tests: Sequence[tuple[ast.stmt, Any]]) -> str:
     """Why tests that are run test no program; "" if they may."""
     walked = list(ast.walk(tree))
     decorators = {id(part) for one in walked for part in ast.walk(one) if part in getattr(one, "decorator_list", [])}
@@ -111,10 +100,10 @@ def _vain(tree: ast.Module, named: list[str]) -> str:
     modules = {alias.name for one in walked if isinstance(one, ast.Import) for alias in one.names}
     loaded = {one.id for one in walked if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
     free = loaded - _bound_names(tree) - {"print", "__name__"}
-    if not (free or _of_program(tree) or set(MODULES) & (texts | modules)):
+    if not (free or _of_program(tree) or set(MODULES) & texts or any(map(_is_program, modules))):
         return "it names nothing that a program could define"
-    skipped = {name for name in named if _is_skipped(tree, name)}
-    return "all of its tests are skipped" if named and skipped == set(named) else ""
+    is_skipped = bool(tests) and all(_is_skipped(one, owners) for one, owners in tests)
+    return "all of its tests are skipped" if is_skipped else ""
 
 
 def _is_called_for_result(call: ast.Call, defined: set[str]) -> bool:
@@ -122,65 +111,49 @@ def _is_called_for_result(call: ast.Call, defined: set[str]) -> bool:
     return name not in (*_RUNNERS, "print", "super") and name not in defined and not name.startswith("super()")
 
 
-def _is_skipped(tree: ast.Module, test: str) -> bool:
-    """Whether a test, or its class, has a mark that skips it always."""
-    owner, _, name = test.rpartition(".")
-    marked = [
-        one
-        for one in ast.walk(tree)
-        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and one.name in (owner, name)
-    ]
+def _is_skipped(function: ast.AST, owners: Sequence[ast.ClassDef]) -> bool:
+    """Whether a test, or a class of it, has a mark that skips it always."""
     return any(
         ast.unparse(mark).partition("(")[0] in ("pytest.mark.skip", "unittest.skip", "mark.skip", "skip")
-        for one in marked
-        for mark in one.decorator_list
+        for one in (function, *owners)
+        for mark in getattr(one, "decorator_list", [])
     )
 
 
-def _named_tests(tree: ast.Module) -> Iterator[str]:
-    """Functions ``test...``, and methods ``CLASS.test...`` of test classes, inherited ones too."""
-    classes = {one.name: one for one in tree.body if isinstance(one, ast.ClassDef)}
-    for one in tree.body:
-        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) and _is_test(one):
-            yield one.name
-        if isinstance(one, ast.ClassDef) and not _hides_tests(one):
-            family = list(_family(one, classes, set()))
-            is_unit = any(_is_test_case(base) for member in family for base in member.bases)
-            if not is_unit and not one.name.startswith("Test"):
-                continue
-            methods = dict.fromkeys(
-                part.name
-                for member in reversed(family)
-                for part in member.body
-                if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) and _is_test(part)
-            )
-            yield from (f"{one.name}.{name}" for name in methods)
-            if is_unit and not methods and any(_is_doing(part) for part in tree.body):
-                yield one.name  # methods that are made when it runs
+def _tests_in(body: Sequence[ast.stmt], owners: tuple[ast.ClassDef, ...] = ()) -> Iterator[tuple[ast.stmt, Any]]:
+    """What pytest may find a test in, with the classes that it is in: definitions, and names that are assigned.
+
+    pytest decides which are tests, when they are run; here is asked whether there may be any.
+    """
+    for one in body:
+        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) and one.name.startswith("test"):
+            yield one, owners
+        elif isinstance(one, ast.ClassDef):
+            if not _hides_tests(one) and (one.name.startswith("Test") or one.bases):
+                yield from _tests_in(one.body, (*owners, one))
+        elif isinstance(one, ast.Assign | ast.AnnAssign):
+            targets = one.targets if isinstance(one, ast.Assign) else [one.target]
+            names = [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+            if any(name.startswith(("test", "Test")) and name.strip("est") for name in names):
+                yield one, owners
+        else:
+            for part in ("body", "orelse", "finalbody", "handlers"):
+                inner = getattr(one, part, [])
+                yield from _tests_in([line for each in inner for line in getattr(each, "body", [each])]
+                                     if part == "handlers" else inner, owners)  # fmt: skip
 
 
-def _is_test(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    is_fixture = any("fixture" in ast.unparse(one) for one in function.decorator_list)
-    return function.name.startswith("test") and not is_fixture
+def _makes_tests(tree: ast.Module) -> bool:
+    """Whether tests may be made when the text runs: by ``setattr``, ``globals()`` or ``type``."""
+    calls = {ast.unparse(one.func) for one in ast.walk(tree) if isinstance(one, ast.Call)}
+    return bool(calls & {"setattr", "globals", "type", "load_tests"}) and any(
+        isinstance(one, ast.Constant) and isinstance(one.value, str) and one.value.startswith("test")
+        for one in ast.walk(tree)
+    )
 
 
 def _hides_tests(kind: ast.ClassDef) -> bool:
     return any(isinstance(one, ast.Assign) and ast.unparse(one) == "__test__ = False" for one in kind.body)
-
-
-def _family(kind: ast.ClassDef, classes: dict[str, ast.ClassDef], seen: set[str]) -> Iterator[ast.ClassDef]:
-    """A class, and those of its bases that the text defines."""
-    if kind.name in seen:
-        return
-    seen.add(kind.name)
-    yield kind
-    for base in kind.bases:
-        if isinstance(base, ast.Name) and base.id in classes:
-            yield from _family(classes[base.id], classes, seen)
-
-
-def _is_test_case(base: ast.expr) -> bool:
-    return ast.unparse(base).rpartition(".")[2].endswith("TestCase")
 
 
 def _own_names(tree: ast.Module, entry_point: str) -> tuple[str, ...]:
@@ -199,8 +172,14 @@ def _own_names(tree: ast.Module, entry_point: str) -> tuple[str, ...]:
 
 def _of_program(tree: ast.Module) -> list[ast.alias]:
     """Names that the text imports from the program."""
-    found = (one for one in ast.walk(tree) if isinstance(one, ast.ImportFrom) and one.module in MODULES)
-    return [alias for one in found for alias in one.names]
+    found = (one for one in ast.walk(tree) if isinstance(one, ast.ImportFrom))
+    return [alias for one in found if one.level or _is_program(one.module or "") for alias in one.names]
+
+
+def _is_program(module: str) -> bool:
+    """Whether a module is none of Python's or of the sandbox's, so that it is the program under its own name."""
+    first = module.partition(".")[0]
+    return first in MODULES or not (first in sys.stdlib_module_names or first in (*DEFAULT, *FRAMEWORK))
 
 
 def _bound_names(tree: ast.Module) -> set[str]:
@@ -217,72 +196,3 @@ def _bound_names(tree: ast.Module) -> set[str]:
         elif isinstance(one, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and one.name:
             found.add(one.name)
     return found
-
-
-def _check_usable(tree: ast.Module, where: str) -> None:
-    """Raises DataError for what tests in another process than the program's can not do, or the sandbox lacks."""
-    bound = _bound_names(tree) - {alias.asname or alias.name for alias in _of_program(tree)}
-    imports = {
-        (alias.asname or alias.name): alias.name
-        for one in ast.walk(tree)
-        if isinstance(one, ast.Import)
-        for alias in one.names
-    }
-    fixtures = {
-        one.name for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and not one.name.startswith("test")
-    }
-    for one in ast.walk(tree):
-        if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name) and imports.get(one.value.id) == "pytest":
-            _check_offered(one.attr, where)
-        if isinstance(one, ast.ImportFrom) and one.module == "pytest":
-            for alias in one.names:
-                _check_offered(alias.name, where)
-        if isinstance(one, ast.FunctionDef) and _is_test(one):
-            unknown = {arg.arg for arg in one.args.args} & set(_UNKNOWN_FIXTURES) - fixtures
-            if unknown:
-                raise DataError(
-                    f"{where}: {one.name} has the fixture {min(unknown)!r}; the sandbox has {', '.join(FIXTURES)}"
-                )
-        if isinstance(one, ast.ClassDef):
-            _check_bases(one, bound, where)
-        if isinstance(one, ast.Call):
-            _check_patch(one, imports, where)
-
-
-def _check_offered(name: str, where: str) -> None:
-    if name not in OFFERED:
-        raise DataError(f"{where}: it uses pytest.{name}; the sandbox has pytest's {', '.join(OFFERED)}")
-
-
-def _check_bases(kind: ast.ClassDef, bound: set[str], where: str) -> None:
-    for base in kind.bases:
-        name = ast.unparse(base).partition(".")[0].partition("[")[0]
-        if name in MODULES or (name not in bound and name not in _KNOWN):
-            raise DataError(
-                f"{where}: class {kind.name} is made of the program's {printable(ast.unparse(base))}, which is in "
-                f"another process; tests may make and call a program's classes, not derive from them"
-            )
-
-
-def _check_patch(call: ast.Call, imports: dict[str, str], where: str) -> None:
-    """A test may replace what is in the program, and the streams; the program would not see anything else replaced."""
-    name = ast.unparse(call.func)
-    method = name.rpartition(".")[2]
-    is_patch = method == "patch" or name.endswith(("patch.object", "patch.dict", "monkeypatch.setattr"))
-    is_environment = name.endswith(("monkeypatch.setenv", "monkeypatch.delenv", "monkeypatch.syspath_prepend"))
-    if not (is_patch or is_environment) or not (call.args or is_environment):
-        return
-    target = "" if is_environment else ast.unparse(call.args[0]).strip("'\"")
-    if name.endswith(("patch.object", "monkeypatch.setattr")) and isinstance(call.args[0], ast.Name | ast.Attribute):
-        first, _, rest = target.partition(".")
-        dotted = ".".join(part for part in (imports.get(first, first), rest) if part)
-        attribute = ast.unparse(call.args[1]).strip("'\"") if len(call.args) > 1 else ""
-        if first not in imports or f"{dotted}.{attribute}" in _STREAMS or dotted.partition(".")[0] in MODULES:
-            return
-        target = f"{dotted}.{attribute}"
-    elif target in _STREAMS or target.partition(".")[0] in MODULES or name.endswith("patch.dict"):
-        return
-    raise DataError(
-        f"{where}: it replaces {printable(target or 'the environment')}, which the program does not see: it is in "
-        f"another process; tests may replace what is in solution, and {', '.join(_STREAMS)}"
-    )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gtpo_megatron.errors import SandboxError
 from gtpo_megatron.sandbox import seccomp
-from gtpo_megatron.sandbox.packages import is_open_to_all, packages_for
+from gtpo_megatron.sandbox.packages import framework, is_open_to_all, packages_for
 from gtpo_megatron.sandbox.protocol import Case, Job, Outcome
 from gtpo_megatron.sandbox.server import ENVIRONMENT, NOBODY, ProgramServer
 
@@ -20,6 +20,7 @@ INSTALL = (
 
 FOLDER = "/tmp"
 PACKAGES = "/packages"
+TESTING = "/framework"
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _SYSTEM = ("/bin", "/lib", "/lib64", "/lib32", "/sbin")
 _OF_ETC = ("/etc/ld.so.cache", "/etc/alternatives")
@@ -45,7 +46,7 @@ class BubblewrapSandbox:
             raise SandboxError(f"no seccomp filter for {os.uname().machine}, only for {seccomp.MACHINE}")
         python = _interpreter()
         command = [bwrap, *_options(python, packages_for(packages, python))]
-        self._server = ProgramServer(command, python=str(python), is_isolated=True, folder=FOLDER, packages=(PACKAGES,))
+        self._server = ProgramServer(command, python=str(python), is_isolated=True, folder=FOLDER, packages=(PACKAGES,), framework=(TESTING,))
 
     def run(self, job: Job) -> Outcome:
         """Runs a job, see ``Sandbox``."""
@@ -102,8 +103,9 @@ def _options(python: Path, packages: Mapping[str, Path]) -> list[str]:
     prefix = Path(sys.base_prefix)
     if python.is_relative_to(prefix) and not prefix.is_relative_to("/usr"):
         options += ["--ro-bind", str(prefix), str(prefix)]
-    for name, path in packages.items():
-        options += ["--ro-bind", str(path), f"{PACKAGES}/{name}"]
+    for folder, found in ((PACKAGES, packages), (TESTING, framework())):
+        for name, path in found.items():
+            options += ["--ro-bind", str(path), f"{folder}/{name}"]
     return [*options, "--dir", FOLDER, "--remount-ro", "/", "--chdir", "/"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from gtpo_megatron.errors import ConfigError, SandboxError
 from gtpo_megatron.sandbox.bubblewrap import BubblewrapSandbox, check_bubblewrap
 from gtpo_megatron.sandbox.http_service import HttpSandbox
-from gtpo_megatron.sandbox.packages import packages_for
+from gtpo_megatron.sandbox.packages import framework, packages_for
 from gtpo_megatron.sandbox.protocol import Job, Outcome, Sandbox
 from gtpo_megatron.sandbox.server import ProgramServer
 
@@ -74,7 +74,16 @@ class UnsafeSandbox:
         self._packages = tempfile.TemporaryDirectory(prefix="packages-")
         for name, path in found.items():
             (Path(self._packages.name) / name).symlink_to(path)
-        self._server = ProgramServer([], python=sys.executable, is_isolated=False, packages=(self._packages.name,))
+        self._framework = tempfile.TemporaryDirectory(prefix="framework-")
+        for name, path in framework().items():
+            (Path(self._framework.name) / name).symlink_to(path)
+        self._server = ProgramServer(
+            [],
+            python=sys.executable,
+            is_isolated=False,
+            packages=(self._packages.name,),
+            framework=(self._framework.name,),
+        )
 
     def run(self, job: Job) -> Outcome:
         """Runs a job, see ``Sandbox``."""
@@ -84,3 +93,4 @@ class UnsafeSandbox:
         """Ends all of its processes."""
         self._server.close()
         self._packages.cleanup()
+        self._framework.cleanup()

@@ -3,23 +3,30 @@
 Each becomes one program, which does what ``alone.py`` says, and prints what became of the case after a mark.
 """
 
+import base64
+import contextlib
 import json
 import secrets
 import time
 import urllib.error
 import urllib.request
+import zlib
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, cast, get_args
 
 from gtpo_megatron.errors import DataError, SandboxError
 from gtpo_megatron.sandbox.protocol import Case, CaseResult, Job, Outcome, Status
-from gtpo_megatron.sandbox.server import INSIDE, MODULES
+from gtpo_megatron.sandbox.inside.test_reports import Progress
+from gtpo_megatron.sandbox.server import INSIDE, MODULES, result_of
 from gtpo_megatron.untrusted.json_text import parse_json
 from gtpo_megatron.untrusted.text import printable, shown
 
 ATTEMPTS = 3
 FIRST_WAIT_S = 0.5
 """Wait after the first failed attempt; it doubles."""
+PREPARING_S = 5.0
+"""Time beyond a case's own limit in which a service loads pytest and what runs tests."""
 PATIENCE_S = 15.0
 """Time beyond the service's own limits after which a request has failed."""
 MAX_ANSWER_BYTES = 64 << 20
@@ -57,7 +64,7 @@ class HttpSandbox:
                     "language": _LANGUAGES[job.language],
                     "stdin": case.stdin or "",
                     "compile_timeout": job.limits.compile_s,
-                    "run_timeout": job.limits.case_s,
+                    "run_timeout": job.limits.case_s + (PREPARING_S if case.code else 0.0),
                     "memory_limit_MB": job.limits.memory_mib,
                 },
                 job.limits.compile_s + job.limits.case_s + PATIENCE_S,
@@ -111,14 +118,15 @@ class HttpSandbox:
 def _wrapped(job: Job, case: Case, mark: str) -> str:
     """A program of its own that does what a case says, as :mod:`.alone` does."""
     modules = MODULES | {"alone": (INSIDE / "alone.py").read_text(encoding="utf-8")}
+    packed = base64.b64encode(zlib.compress(json.dumps(modules).encode())).decode()
     given = {"source": job.source, "before": job.before, "prelude": job.prelude, "mark": mark, "case": asdict(case)}
     return (
-        f"import json, sys, types\n"
+        f"import base64, json, sys, types, zlib\n"
         f"_package = 'gtpo_megatron.sandbox.inside.'\n"
         f"for _name in ('gtpo_megatron', 'gtpo_megatron.sandbox', 'gtpo_megatron.sandbox.inside'):\n"
         f"    sys.modules[_name] = types.ModuleType(_name)\n"
         f"    sys.modules[_name].__path__ = []\n"
-        f"for _name, _text in json.loads({json.dumps(modules)!r}).items():\n"
+        f"for _name, _text in json.loads(zlib.decompress(base64.b64decode({packed!r}))).items():\n"
         f"    _made = sys.modules[_package + _name] = types.ModuleType(_package + _name)\n"
         f"    setattr(sys.modules[_package[:-1]], _name, _made)\n"
         f"    exec(compile(_text, _name + '.py of the sandbox', 'exec'), vars(_made))\n"
@@ -137,12 +145,14 @@ def _result(ran: dict[str, Any], case: Case, mark: str, output_bytes: int) -> Ca
             why = detail or f"left with {shown(ran.get('return_code'))}"
             return CaseResult(status="error", output=output, detail=why)
         return CaseResult(status="ok", output=output, detail=detail)
-    _, found, said = output.rpartition(mark)
-    try:
-        report = parse_json(said.partition("\n")[0], "the report of a program", half_pairs=True) if found else {}
-    except DataError:
-        report = {}
-    report = report if isinstance(report, dict) else {}
+    reports = list(_reports(output, mark))
+    if case.code:
+        progress = Progress(1)
+        with contextlib.suppress(KeyError, TypeError, IndexError):  # a report of another shape is none
+            progress.take(reports, "error", detail or "the program ended before its tests")
+        [plain] = progress.results()
+        return result_of(plain)
+    report = reports[-1] if reports else {}
     status = "error" if report.get("status") == "unloaded" else report.get("status")
     if status not in get_args(Status):
         return CaseResult(status="error", detail=detail or "the program ended before its tests")
@@ -151,3 +161,14 @@ def _result(ran: dict[str, Any], case: Case, mark: str, output_bytes: int) -> Ca
         output=str(report.get("output", "")),
         detail=printable(report.get("detail", ""))[:DETAIL_CHARACTERS],
     )
+
+
+def _reports(output: str, mark: str) -> Iterator[dict[str, Any]]:
+    """What a program's process has reported, in lines that begin with the mark."""
+    for part in output.split(mark)[1:]:
+        try:
+            report = parse_json(part.partition("\n")[0], "the report of a program", half_pairs=True)
+        except DataError:
+            continue
+        if isinstance(report, dict):
+            yield report

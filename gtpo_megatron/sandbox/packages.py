@@ -15,6 +15,30 @@ DEFAULT = ("numpy", "sortedcontainers")
 COMPILED = ("numpy",)
 """Those of them that another version of Python could not import."""
 
+FRAMEWORK = (
+    "pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "pytest_asyncio", "pytest_mock",
+    "typing_extensions", "backports",
+)  # fmt: skip
+"""What runs tests in Python: pytest with what it imports, and two plugins; all of it pure Python."""
+
+
+def framework() -> dict[str, Path]:
+    """The packages of :data:`FRAMEWORK` that are installed here, by the names under which they are put into a folder.
+
+    Their folders of metadata go along, because one asks for its own version.
+    """
+    found: dict[str, Path] = {}
+    for name in FRAMEWORK:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            continue
+        path = Path(spec.origin)
+        path = path.parent if path.name == "__init__.py" else path
+        folder = path.resolve() if path.is_dir() else path.resolve().parent
+        if os.geteuid() != 0 or is_open_to_all(folder):
+            found |= {one.name: one for one in (path.resolve(), *path.resolve().parent.glob(f"{name}-*.dist-info"))}
+    return found
+
 
 def packages_for(folder: str, python: Path) -> dict[str, Path]:
     """Files and folders by the names under which they are put into one folder of the sandbox.

@@ -21,8 +21,8 @@ class Case:
         kinds: of the call's arguments and of its result, where they are lists or trees of nodes, see
             ``inside/nodes.py``; (): as the function's own annotations say.
         is_exact: what the call returns is told for a comparison by ``==``, see ``inside/returned.py``.
-        code: tests in Python, such as assertions; they are run in a process of their own, beside the program.
-        test: name of a function, a class or a method ``CLASS.METHOD`` in the code, which is the test; "": the code.
+        code: tests in Python: what pytest collects in it, or else the text itself, such as assertions.
+        expects_tests: pytest must find a test in the code.
         own: names of Python or of the prelude that mean the program's in these tests, such as ``sum`` where that is
             the function to be written.
     """
@@ -33,7 +33,7 @@ class Case:
     kinds: tuple[str, ...] = ()
     is_exact: bool = False
     code: str = ""
-    test: str = ""
+    expects_tests: bool = False
     own: tuple[str, ...] = ()
 
 
@@ -80,6 +80,22 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TestResult:
+    """Result of a test that pytest has collected.
+
+    Attributes:
+        name: of the test, as ``CLASS::METHOD[PARAMETERS]``.
+        status: how it ended.
+        detail: the exception.
+    """
+
+    __test__ = False
+    name: str
+    status: Status
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CaseResult:
     """Result of a case.
 
@@ -87,11 +103,13 @@ class CaseResult:
         status: how it ended.
         output: standard output, or the returned value as JSON; bytes that are not UTF-8 are replaced.
         detail: the exception or the end of standard error.
+        tests: those that pytest has collected in the code, in order; none if it finds none, or they could not be run.
     """
 
     status: Status
     output: str = ""
     detail: str = ""
+    tests: tuple[TestResult, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,10 +119,12 @@ class Outcome:
     Attributes:
         results: one per case; empty if the program does not compile.
         compile_error: what the compiler said; "" if it compiled.
+        apart: why the program was not in the interpreter of its tests in Python; "" if it was, or if there are none.
     """
 
     results: tuple[CaseResult, ...] = ()
     compile_error: str = ""
+    apart: str = ""
 
 
 class Sandbox(Protocol):

@@ -18,7 +18,7 @@ from typing import Any, get_args
 from gtpo_megatron.errors import DataError, SandboxError
 from gtpo_megatron.sandbox import seccomp
 from gtpo_megatron.sandbox.inside.emptying import remove
-from gtpo_megatron.sandbox.protocol import CaseResult, Job, Limits, Outcome, Status
+from gtpo_megatron.sandbox.protocol import CaseResult, Job, Limits, Outcome, Status, TestResult
 from gtpo_megatron.supervision.process_tree import descendants, end_all
 from gtpo_megatron.supervision.worker import END_PATIENCE_S
 from gtpo_megatron.untrusted.json_text import parse_json
@@ -46,7 +46,22 @@ SOURCE = (INSIDE / "main.py").read_text(encoding="utf-8")
 
 MODULES = {
     name: (INSIDE / f"{name}.py").read_text(encoding="utf-8")
-    for name in ("confined", "emptying", "nodes", "returned", "prelude", "values", "remotes", "link", "program", "pytest_shapes", "exam")
+    for name in (
+        *(
+            "confined",
+            "emptying",
+            "nodes",
+            "returned",
+            "prelude",
+            "values",
+            "remotes",
+            "link",
+            "program",
+            "plain_tables",
+            "scopes",
+        ),
+        *("written_text", "plain", "frozen", "pytest_session", "test_runner", "together", "apart", "test_reports"),
+    )
 }
 """What ``main.py`` imports, in that order."""
 
@@ -61,6 +76,7 @@ class ProgramServer:
         is_isolated: the server has its own namespaces.
         folder: where programs may write, as the server sees it; "": a temporary one of this process.
         packages: folders from which programs may import, as the server sees them.
+        framework: folders with pytest, which runs tests in Python.
     """
 
     def __init__(
@@ -71,7 +87,9 @@ class ProgramServer:
         is_isolated: bool,
         folder: str = "",
         packages: Sequence[str] = (),
+        framework: Sequence[str] = (),
     ) -> None:
+        self._framework = list(framework)
         self._packages = list(packages)
         self._command = command
         self._python = python
@@ -113,6 +131,7 @@ class ProgramServer:
             "folder": self._folder,
             "file_mib": Limits().file_mib,
             "packages": self._packages,
+            "framework": self._framework,
             "modules": MODULES,
             "program_filter": base64.b64encode(seccomp.build_filter(may_fork=False)).decode(),
             "compiler_filter": base64.b64encode(seccomp.build_filter(may_fork=True)).decode(),
@@ -195,7 +214,7 @@ def _as_bytes(job: Job) -> bytes:
     """A job for the server: two lengths, the job without the text of its tests, and that text."""
     texts = list(dict.fromkeys(case.code for case in job.cases if case.code))
     places = {text: place for place, text in enumerate(texts)}
-    coded = [[places[case.code], case.test, case.own] for case in job.cases if case.code]
+    coded = [[places[case.code], case.expects_tests, case.own] for case in job.cases if case.code]
     cases: list[dict[str, Any]] = []
     num_coded = 0
     for case in job.cases:
@@ -204,8 +223,8 @@ def _as_bytes(job: Job) -> bytes:
         cases.append(plain | {"is_call": bool(case.function), "place": num_coded})
         num_coded += bool(case.code)
     said = {"source": job.source, "language": job.language, "before": job.before, "prelude": job.prelude}
-    told = [{**said, "cases": cases, **asdict(job.limits)}, {"texts": texts, "cases": coded}]
-    parts = [json.dumps(one).encode() for one in told]
+    parts = [json.dumps({**said, "cases": cases, **asdict(job.limits)}).encode()]
+    parts.append(json.dumps({"texts": texts, "cases": coded}).encode() if coded else b"")
     return b"".join([*(len(part).to_bytes(8, "big") for part in parts), *parts])
 
 
@@ -220,12 +239,25 @@ def _outcome(answer: Any, num_cases: int) -> Outcome:
     results = answer.get("results")
     if not isinstance(results, list) or len(results) != num_cases or not all(isinstance(one, dict) for one in results):
         raise SandboxError(f"the sandbox answered {shown(answer)}; expected {num_cases} results")
-    return Outcome(results=tuple(_result(one) for one in results))
+    return Outcome(results=tuple(result_of(one) for one in results), apart=printable(answer.get("apart", "")))
 
 
-def _result(plain: dict[str, Any]) -> CaseResult:
-    if plain.get("status") not in get_args(Status):
-        raise SandboxError(f"the sandbox answered the status {shown(plain.get('status'))}")
+def result_of(plain: dict[str, Any]) -> CaseResult:
+    """A result of a case as the server, or the process of a service, has it.
+
+    Raises:
+        SandboxError: a status is none.
+    """
+    tests = plain.get("tests") or []
+    for one in (plain, *tests):
+        if one.get("status") not in get_args(Status):
+            raise SandboxError(f"the sandbox answered the status {shown(one.get('status'))}")
     return CaseResult(
-        status=plain["status"], output=str(plain.get("output", "")), detail=printable(plain.get("detail", ""))
+        status=plain["status"],
+        output=str(plain.get("output", "")),
+        detail=printable(plain.get("detail", "")),
+        tests=tuple(
+            TestResult(name=printable(one["name"]), status=one["status"], detail=printable(one["detail"]))
+            for one in tests
+        ),
     )

@@ -1,13 +1,14 @@
 """One case of a program in a process of its own, as an HTTP service runs it; what became of it is printed after a mark.
 
-Runs inside a service; needs the standard library only. The program is a child of the process with the tests.
+Runs inside a service; needs the standard library, and for tests in Python pytest. A program that is not plain is a child
+of the process with its tests.
 """
 
 import json
 import os
 import signal
 
-from gtpo_megatron.sandbox.inside import exam, prelude, program
+from gtpo_megatron.sandbox.inside import apart, frozen, plain, prelude, program, pytest_session, together
 
 
 def main(given):
@@ -25,12 +26,31 @@ def main(given):
     if case["stdin"] is not None:
         program.run_as_main(code, supplied)
 
-    def report(status, detail="", output=""):
-        said = json.dumps({"status": status, "detail": detail, "output": output})
-        os.write(1, f"{given['mark']}{said}\n".encode())
+    def say(said):
+        os.write(1, f"{given['mark']}{json.dumps(said)}\n".encode())
 
     if case["function"]:
+        report = lambda status, detail="", output="": say({"status": status, "detail": detail, "output": output})  # noqa: E731
         program.load_and_do(code, [case], report, supplied)
+    test(code, given, supplied, say)
+    os._exit(0)
+
+
+def test(code, given, supplied, say):
+    """Runs the tests of the case."""
+    case = given["case"]
+    cases = [{"number": 0, "skip": 0, "code": case["code"], "expects": case["expects_tests"], "own": case["own"]}]
+    session = pytest_session.prepared(os.getcwd()) if "est" in case["code"] else ""  # no test has another name
+    origins = prelude.origins(supplied) if given["prelude"] is None else dict.fromkeys(supplied)
+    reading = plain.read([given["before"], given["source"]], lambda name: name in case["code"], origins)
+    for_tests = prelude.for_tests(supplied)
+    if not reading.reason and frozen.can_freeze():
+        program.fresh_main()
+        together.examine(
+            code, cases, kinds=together.prepare(), imports=reading.imports, own_names=reading.own_names,
+            for_program=supplied, supplied=for_tests, report=say, session=session,
+        )  # fmt: skip
+        return
     pipes = [os.pipe(), os.pipe()]
     child = os.fork()
     if child == 0:
@@ -40,12 +60,14 @@ def main(given):
                 os.close(descriptor)
             case.clear()
             given.clear()
+            cases.clear()
             program.offer(code, supplied, pipes[0][0], pipes[1][1])
         finally:
             os._exit(1)
     for descriptor in (pipes[0][0], pipes[1][1]):
         os.close(descriptor)
     program.fresh_main()
-    exam.examine([case], prelude.for_tests(supplied), pipes[1][0], pipes[0][1], report)
+    apart.examine(
+        cases, pipes[1][0], pipes[0][1], imports=reading.imports, supplied=for_tests, report=say, session=session
+    )
     os.kill(child, signal.SIGKILL)
-    os._exit(0)

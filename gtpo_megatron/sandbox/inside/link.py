@@ -83,6 +83,7 @@ class Link:
         self.raised_here, self.raised_there = {}, {}
         self.named, self.mixed = set(), set()
         self.num_asked = 0
+        self.has_ended = False
         self.served = {}
         self.printed = None
 
@@ -122,18 +123,25 @@ class Link:
         """Sends a request and waits for its answer, which is returned or raised."""
         with self.lock:
             self.num_asked += 1
-            memo = Memo()
-            message = {"op": op, "of": of, "name": name, "args": self.encode(list(args), memo)}
-            if kwargs:
-                message["kwargs"] = self.encode(dict(kwargs), memo)
-            self.send(message)
-            while "op" in (answer := self.receive()):
-                self.serve(answer)
-            for key, contents in answer.get("changed", {}).items():
-                self._fill(memo.objects[int(key)], contents, memo)
-            if "raise" in answer:
-                raise self._error(answer["raise"])
-            return self.decode(answer["ok"], memo)
+            try:
+                return self._answered(op, of, name, args, kwargs)
+            except EndedError:  # which tests may catch
+                self.has_ended = True
+                raise
+
+    def _answered(self, op, of, name, args, kwargs):
+        memo = Memo()
+        message = {"op": op, "of": of, "name": name, "args": self.encode(list(args), memo)}
+        if kwargs:
+            message["kwargs"] = self.encode(dict(kwargs), memo)
+        self.send(message)
+        while "op" in (answer := self.receive()):
+            self.serve(answer)
+        for key, contents in answer.get("changed", {}).items():
+            self._fill(memo.objects[int(key)], contents, memo)
+        if "raise" in answer:
+            raise self._error(answer["raise"])
+        return self.decode(answer["ok"], memo)
 
     def serve(self, message):
         """Answers a request."""

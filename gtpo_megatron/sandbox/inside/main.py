@@ -5,10 +5,11 @@ Three kinds of processes::
     server   reads jobs from a pipe, one line of JSON each; nothing of a job runs in it
     reaper   per job: process 1 of a process namespace of its own, so that all that the job starts ends with it
     program  per case, or per run of calls or tests: limits, no capabilities, seccomp, then the untrusted code
-    exam     beside a program that has tests in Python: likewise, and the tests (see exam.py and link.py)
+    tests    in Python: in the process of a plain program (see plain.py and together.py), or beside one that is not,
+             likewise limited (see apart.py and link.py)
 
 The server and the reaper read what a program writes, and do not act on it. What a case returned is compared outside,
-and the text of tests is in no memory that a program has, so a program does not learn what is expected of it.
+and the text of tests is in no memory that a program may look into, so it does not learn what is expected of it.
 """
 
 import contextlib
@@ -42,6 +43,8 @@ MAX_INODES = 4096
 COMPILER_MIB = 4096
 DETAIL_BYTES = 2000
 """Bytes kept of standard error."""
+MANY = 1 << 20
+"""Cases of which each has its own time, so that only the time for all counts."""
 LINK = 60
 """First of the descriptors by which a program and its tests are connected."""
 PACKAGE = "gtpo_megatron.sandbox.inside"
@@ -89,10 +92,23 @@ def main():
     while sizes := taken(jobs, 16):
         job = json.loads(taken(jobs, int.from_bytes(sizes[:8], "big")))
         tests = taken(jobs, int.from_bytes(sizes[8:], "big"))
+        if tests and "session" not in settings:
+            make_ready_for_tests(settings)
         with files(settings) as folder:
             answers.write(run_job(job, tests, settings | {"folder": folder}).strip() + b"\n")
             answers.flush()
             forget(tests)
+
+
+def make_ready_for_tests(settings):
+    """Loads what tests in Python need, once, and before any of them is read."""
+    sys.path += settings["framework"]
+    settings["session"] = module("pytest_session").prepared(settings["folder"])
+    module("plain_tables").prepare()
+    settings["origins"] = module("prelude").origins(settings["supplied"])
+    settings["kinds"] = module("together").prepare() if module("frozen").can_freeze() else []
+    gc.collect()
+    gc.freeze()
 
 
 def load(name, text):
@@ -192,6 +208,7 @@ class Reaper:
         self.job = job
         self.tests = tests
         self.settings = settings
+        self.reading = None
         os.chdir(settings["folder"])
         self.deadline = time.monotonic() + job["total_s"]
 
@@ -203,7 +220,7 @@ class Reaper:
             return {"compile_error": str(error)[:DETAIL_BYTES] or "it does not compile"}
         except NoCompilerError as error:
             return {"failed": str(error)}
-        return {"results": run}
+        return {"results": run, "apart": self.reading.reason if self.reading else ""}
 
     def python(self):
         """Cases of a Python program, which is compiled once."""
@@ -257,47 +274,104 @@ class Reaper:
                 if following["stdin"] is not None or following["is_call"] != case["is_call"]:
                     break
                 run.append(following)
-            nonce = os.urandom(16).hex()
             if case["is_call"]:
+                nonce = os.urandom(16).hex()
                 results += self.watch(loaded(run, nonce), run, stdin="", nonce=nonce)
             else:
-                results += self.exam(run, nonce)
+                results += self.tested(run)
         return results
 
-    def exam(self, run, nonce):
-        """The results of tests in Python, in a process beside the program's."""
-        pipes = [os.pipe(), os.pipe()]
-        tests = self.tests
+    def tested(self, run):
+        """The results of tests in Python; a program that has ended is begun anew behind the test in which it did."""
+        progress = module("test_reports").Progress(len(run))
+        self.read()
+        while left := progress.unfinished():
+            reports, status, detail = self.examined(run, left)
+            progress.take(reports, status, detail)
+        return progress.results()
 
-        def offered():
-            forget(tests)
-            module("program").offer(self.code, self.supplied, LINK, LINK + 1)
+    def read(self):
+        """Finds out whether the program may share an interpreter with its tests, from its text and theirs."""
+        if self.reading is not None:
+            return
+        known = self.settings["origins"] if self.job["prelude"] is None else dict.fromkeys(self.supplied)
+        self.reading = module("plain").read(
+            [self.job["before"], self.job["source"]], lambda name: name.encode() in self.tests, known
+        )
+        if not self.settings["kinds"]:
+            self.reading.reason = "its interpreter cannot be frozen"
 
-        def examined():
-            given = json.loads(tests)
-            cases = [{"code": given["texts"][at], "test": test, "own": own} for at, test, own in given["cases"]]
+    def examined(self, run, left):
+        """The reports of one process of tests, and how it ended.
+
+        Args:
+            run: the cases.
+            left: their numbers in ``run``, and how many of their tests were run.
+        """
+        nonce = os.urandom(16).hex()
+        reading, supplied, session = self.reading, self.for_tests, self.settings["session"]
+
+        def begun():
+            given = json.loads(self.tests)
+            cases = [(at, skip, *given["cases"][run[at]["place"]]) for at, skip in left]
             module("program").fresh_main()
-            report = module("program").reporter(nonce)
-            module("exam").examine([cases[one["place"]] for one in run], self.for_tests, LINK, LINK + 1, report)
+            return [
+                {"number": at, "skip": skip, "code": given["texts"][text], "expects": expects, "own": own}
+                for at, skip, text, expects, own in cases
+            ]
+
+        def together():
+            module("together").examine(
+                self.code, begun(), kinds=self.settings["kinds"], imports=reading.imports, own_names=reading.own_names,
+                for_program=self.supplied, supplied=supplied, report=module("test_runner").reporter(nonce),
+                session=session,
+            )  # fmt: skip
             os._exit(0)
 
-        theirs, ours = (pipes[0][0], pipes[1][1]), (pipes[1][0], pipes[0][1])
-        return self.watch(examined, run, stdin="", nonce=nonce, link=ours, beside=(offered, theirs))
+        def offered():
+            forget(self.tests)
+            module("program").offer(self.code, self.supplied, LINK, LINK + 1)
 
-    def watch(self, body, run, *, stdin, nonce=None, may_fork=False, limits=None, link=(), beside=None):
+        def apart():
+            module("apart").examine(
+                begun(), LINK, LINK + 1, imports=reading.imports, supplied=supplied,
+                report=module("test_runner").reporter(nonce), session=session,
+            )  # fmt: skip
+            os._exit(0)
+
+        if not reading.reason:
+            seen, ended, status = self.observe(together, stdin="", nonce=nonce)
+        else:
+            pipes = [os.pipe(), os.pipe()]
+            theirs, ours = (pipes[0][0], pipes[1][1]), (pipes[1][0], pipes[0][1])
+            seen, ended, status = self.observe(apart, stdin="", nonce=nonce, link=ours, beside=(offered, theirs))
+        detail = b"".join(seen.written["err"])[-DETAIL_BYTES:].decode("utf-8", "replace")
+        return seen.reports, ended or "error", detail or left_with(status)
+
+    def watch(self, body, run, *, stdin, nonce=None, may_fork=False, limits=None):
         """Runs a process; the results of at least one case, up to the one at which it ended.
 
         With a nonce, the process reports each case by a line on descriptor 3; else its exit is the only result.
+        """
+        seen, ended, status = self.observe(
+            body, stdin=stdin, nonce=nonce, may_fork=may_fork, limits=limits, num_cases=len(run)
+        )
+        return seen.results(ended, status, num=len(run))
+
+    def observe(
+        self, body, *, stdin, nonce=None, may_fork=False, limits=None, link=(), beside=None, num_cases=MANY
+    ):
+        """Runs a process to its end; what it has written, the limit that it broke or None, and its exit code.
 
         Args:
             body: what it does.
-            run: the cases.
             stdin: its standard input.
-            nonce: see above.
+            nonce: what its reports begin with, which it makes on descriptor 3.
             may_fork: it is a compiler.
             limits: other ones than the job's.
             link: its descriptors from ``LINK`` on.
             beside: body and link of a second process, which ends with it.
+            num_cases: each has its own time of the processor.
         """
         limits = self.job | (limits or {})
         given = os.memfd_create("stdin")
@@ -313,7 +387,7 @@ class Reaper:
                 try:
                     # a second process has no descriptor 3: it reports nothing
                     self.enter([*streams[:number], *ends], [*range(number), *range(LINK, LINK + len(ends))])
-                    module("confined").confine(limits, self.settings, num_cases=len(run), may_fork=may_fork)
+                    module("confined").confine(limits, self.settings, num_cases=num_cases, may_fork=may_fork)
                     what()
                 except BaseException as error:
                     os.write(2, f"{type(error).__name__}: {error}"[:DETAIL_BYTES].encode("utf-8", "replace"))
@@ -332,7 +406,7 @@ class Reaper:
             os.waitpid(process, 0)
         for reading, _ in pipes.values():
             os.close(reading)
-        return seen.results(ended, os.waitstatus_to_exitcode(status), num=len(run))
+        return seen, ended, os.waitstatus_to_exitcode(status)
 
     def enter(self, descriptors, numbers):
         """Gives this process these descriptors by these numbers, and no others."""

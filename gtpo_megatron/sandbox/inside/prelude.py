@@ -115,3 +115,16 @@ def for_tests(supplied: dict[str, Any]) -> dict[str, Any]:
             not callable(value) or isinstance(value, type) or getattr(value, "__module__", "") in ("typing", "program")
         )
     }
+
+
+def origins(supplied: dict[str, Any]) -> dict[str, tuple[str, str] | None]:
+    """Module and name of each supplied name ("" for a module); None for those that are no module's.
+
+    Args:
+        supplied: as :func:`names` gives them without a text.
+    """
+    found: dict[str, tuple[str, str] | None] = dict.fromkeys(supplied)
+    for name in STARRED:
+        public = vars(importlib.import_module(name))
+        found |= {one: (name, one) for one in supplied if one in public and public[one] is supplied[one]}
+    return found | {name: (name, "") for name in MODULES if name in supplied}

@@ -1,0 +1,208 @@
+"""What a program may use that shares an interpreter with its tests (see :mod:`.plain`): modules, names, bases, methods.
+
+All of it is lists of what is allowed, but for a few names that are never. Runs inside the sandbox; needs the standard
+library only.
+"""
+
+import builtins
+import importlib
+import types
+import unittest
+from functools import lru_cache
+
+WHOLE = (
+    "math", "cmath", "itertools", "heapq", "bisect", "string", "re", "random", "statistics", "copy", "datetime", "time",
+    "calendar", "fractions", "numbers", "abc", "collections", "collections.abc", "enum", "json", "textwrap", "array",
+    "queue", "secrets", "hashlib", "base64", "binascii", "struct", "uuid", "difflib", "pprint", "unicodedata", "html",
+    "html.parser", "urllib.parse", "colorsys", "contextlib", "functools", "operator", "decimal", "dataclasses",
+    "typing", "io", "pathlib", "csv", "os.path", "zlib", "ipaddress", "graphlib", "hmac", "numpy.linalg", "numpy.fft",
+    "numpy.random", "numpy", "sortedcontainers", "concurrent.futures", "shlex", "fnmatch", "glob", "tempfile",
+    "__future__",
+)  # fmt: skip
+"""Modules of which every public name may be used, but for those in ``NOT_OF``; their modules only if listed here."""
+
+NAMES_OF = {
+    "sys": "maxsize stdin stdout stderr setrecursionlimit getrecursionlimit version_info version float_info int_info "
+    "byteorder getsizeof argv platform maxunicode set_int_max_str_digits intern",
+    "os": "path getcwd listdir makedirs mkdir remove unlink rename replace rmdir getenv environ sep linesep stat walk "
+    "scandir urandom cpu_count getpid PathLike fspath",
+    "types": "SimpleNamespace MappingProxyType GeneratorType",
+    "warnings": "warn simplefilter filterwarnings catch_warnings",
+    "logging": "getLogger Logger Handler StreamHandler FileHandler NullHandler LogRecord DEBUG INFO WARNING WARN ERROR "
+    "CRITICAL NOTSET debug info warning error critical exception log getLevelName",
+    "threading": "Thread Lock RLock Condition Semaphore BoundedSemaphore Event Barrier Timer local current_thread "
+    "active_count get_ident",
+    "asyncio": "run sleep gather wait wait_for create_task ensure_future Queue PriorityQueue LifoQueue QueueEmpty "
+    "QueueFull Lock Event Condition Semaphore BoundedSemaphore TimeoutError CancelledError as_completed shield "
+    "iscoroutinefunction iscoroutine get_event_loop new_event_loop set_event_loop get_running_loop timeout TaskGroup "
+    "to_thread FIRST_COMPLETED FIRST_EXCEPTION ALL_COMPLETED Future Task AbstractEventLoop",
+    "concurrent": "",
+    "urllib": "",
+    "shutil": "copy copy2 copyfile copytree move rmtree get_terminal_size",
+    "sqlite3": "connect Row Error IntegrityError OperationalError DatabaseError ProgrammingError Connection Cursor "
+    "PARSE_DECLTYPES PARSE_COLNAMES Binary",
+    "configparser": "ConfigParser RawConfigParser NoSectionError NoOptionError Error",
+    "weakref": "ref WeakValueDictionary WeakKeyDictionary WeakSet",
+    "zoneinfo": "ZoneInfo",
+    "locale": "",
+}
+"""Modules of which these names may be used."""
+
+NOT_OF = {
+    "functools": "update_wrapper WRAPPER_ASSIGNMENTS WRAPPER_UPDATES",
+    "string": "Formatter",
+    "typing": "get_type_hints ForwardRef no_type_check_decorator",
+    "decimal": "getcontext setcontext localcontext DefaultContext BasicContext ExtendedContext Context",
+    "dataclasses": "make_dataclass",
+    "re": "Scanner",
+    "abc": "update_abstractmethods",
+    "io": "open_code",
+    "numpy": "load save savez savez_compressed loadtxt savetxt genfromtxt fromfile memmap nditer nested_iters seterr "
+    "seterrcall setbufsize set_printoptions printoptions info show_config show_runtime frompyfunc get_include busday "
+    "broadcast getbufsize recarray record rec char ma testing lib core ctypeslib",
+}
+"""Names that may not be used: what they do with a name or an object is not to be seen in the program's text."""
+
+CALLED_ONLY = ("wraps", "attrgetter", "methodcaller", "namedtuple", "ABCMeta", "EnumMeta", "EnumType")
+"""Names of modules that are allowed in one form only (see ``plain.Reader``)."""
+
+ENUMS = ("Enum", "IntEnum", "StrEnum", "Flag", "IntFlag", "ReprEnum")
+STARRED = (
+    "math", "cmath", "itertools", "heapq", "bisect", "collections", "random", "statistics", "datetime", "fractions",
+    "typing", "enum",
+)  # fmt: skip
+"""Modules of which ``*`` may be imported; what may not be used of them is looked at where it is used."""
+
+NEVER = frozenset(
+    "exec eval compile __import__ globals locals vars dir breakpoint exit quit help SystemExit KeyboardInterrupt "
+    "GeneratorExit copyright credits license __builtins__ __loader__ __spec__ __build_class__ __debug__".split()
+)
+"""Names of Python's that send a program apart."""
+
+BY_NAME = ("getattr", "hasattr", "setattr", "delattr")
+LOOKED_AT = (*BY_NAME, "type", "super")
+"""Names of Python's that may be used in some forms, whatever the program calls so itself."""
+
+INSIDES = frozenset(
+    [
+        *(
+            name
+            for kind in (types.FrameType, types.CodeType, types.TracebackType, types.GeneratorType, types.CoroutineType,
+                         types.AsyncGeneratorType)
+            for name in dir(kind)
+            if not name.startswith("__") and name not in ("send", "throw", "close", "replace", "clear",
+                                                          "asend", "athrow", "aclose")
+        ),
+        *"ctypes get_stack print_stack get_coro with_traceback load_extension enable_load_extension format_map".split(),
+        *"strides getfield setfield".split(),
+    ]
+)  # fmt: skip
+"""Attributes that lead to frames, code or memory."""
+
+CHECKS = frozenset(name for name in dir(unittest.TestCase) if name.startswith(("assert", "fail")))
+"""Attributes that a program may not set: it may be given a case of unittest."""
+
+DUNDERS_READ = frozenset("__name__ __qualname__ __doc__ __init__ __len__ __iter__ __next__ __str__ __repr__".split())
+"""Dunder attributes that may be read of anything."""
+
+DEFINED = frozenset(
+    f"__{name}__"
+    for name in (
+        "init new repr str format bytes bool len iter next reversed getitem setitem delitem missing call enter exit "
+        "aenter aexit aiter anext await hash int float complex index round trunc floor ceil abs neg pos invert "
+        "post_init init_subclass class_getitem set_name get set delete copy deepcopy getstate setstate sizeof "
+        "length_hint fspath getnewargs dir"
+    ).split()
+)
+"""Methods that a class may define as it likes: none of them knows what its result is compared with."""
+
+ARITHMETIC = frozenset(
+    f"__{side}{name}__"
+    for name in "add sub mul truediv floordiv mod pow matmul lshift rshift and or xor divmod".split()
+    for side in ("", "r", "i")
+)
+COMPARISONS = frozenset(f"__{name}__" for name in "eq ne lt le gt ge".split())
+BINARY = ARITHMETIC | COMPARISONS | {"__contains__"}
+"""Methods that know what they are compared or calculated with; they must have a form that is honest with values."""
+
+TO_NUMBER = frozenset(f"__{name}__" for name in "abs float int index complex round trunc floor ceil bool len neg pos invert".split())
+SCALING = frozenset(f"__{side}{name}__" for name in "mul truediv floordiv matmul pow".split() for side in ("", "r", "i"))
+
+ASSIGNED = frozenset("__all__ __version__ __author__ __slots__ __hash__ __doc__".split())
+"""Dunder names that may be assigned."""
+
+BASES = frozenset(
+    "ABC Generic Protocol NamedTuple TypedDict OrderedDict defaultdict Counter deque UserDict UserList UserString "
+    "Thread JSONEncoder JSONDecoder ContextDecorator AbstractContextManager AbstractAsyncContextManager StringIO Handler "
+    "HTMLParser Template local".split()
+) | frozenset(ENUMS)
+"""Classes of modules that a class may be made of, besides those of ``collections.abc`` and ``typing``'s names of them."""
+
+VALUES = (
+    *(int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, bool, range, slice, type(None)),
+    *(type({}.keys()), type({}.values()), type({}.items()), type(lambda: 0), type, BaseException, memoryview),
+)
+VALUE_BASES = ("OrderedDict", "defaultdict", "Counter", "deque", "UserDict", "UserList", "UserString", "NamedTuple")
+
+
+@lru_cache(maxsize=1)
+def attributes_of_values():
+    """Names of attributes that some value has which is no object of a program's class."""
+    import array
+    import datetime
+    import decimal
+    import fractions
+    import pathlib
+
+    kinds = [*VALUES, decimal.Decimal, fractions.Fraction, datetime.datetime, datetime.timedelta, pathlib.Path]
+    kinds += [array.array, types.SimpleNamespace, types.ModuleType]
+    numpy = importlib.import_module("numpy") if importlib.util.find_spec("numpy") is not None else None
+    kinds += [numpy.ndarray, numpy.float64] if numpy is not None else []
+    return frozenset(name for kind in kinds for name in dir(kind))
+
+
+@lru_cache(maxsize=256)
+def names_of(module):
+    """The names of a module that a program may use, or None if the module is not allowed."""
+    if module in NAMES_OF:
+        return frozenset(NAMES_OF[module].split())
+    if module not in WHOLE:
+        return None
+    try:
+        loaded = importlib.import_module(module)
+    except ImportError:
+        return None
+    public = getattr(loaded, "__all__", None) or [name for name in vars(loaded) if not name.startswith("_")]
+    left_out = NOT_OF.get(module, "").split()
+    return frozenset(
+        name
+        for name in public
+        if name not in left_out and not _is_shared(getattr(loaded, name, None), f"{module}.{name}")
+    )
+
+
+def starred(module):
+    """The names that ``from MODULE import *`` binds."""
+    return () if module not in STARRED else [
+        *(getattr(loaded := importlib.import_module(module), "__all__", None) or
+          [name for name in vars(loaded) if not name.startswith("_")])
+    ]  # fmt: skip
+
+
+def _is_shared(value, place):
+    """Whether all who use a value share what is in it, and may change it."""
+    if isinstance(value, types.ModuleType):
+        return place not in WHOLE and place not in NAMES_OF
+    return isinstance(value, dict | list | set | bytearray)
+
+
+def prepare():
+    """Loads what programs may import, before any is there: what is loaded can be made unchangeable."""
+    for module in (*WHOLE, *NAMES_OF):
+        names_of(module)
+        if module in NAMES_OF and importlib.util.find_spec(module.partition(".")[0]) is not None:
+            importlib.import_module(module)
+    attributes_of_values()
+
+
+BUILTINS = frozenset(vars(builtins))

@@ -1,0 +1,209 @@
+"""Runs the tests of a problem on a program, which is in the same interpreter or at the other end of a :mod:`.link`.
+
+No name of the tests is the program's before they ask for it. Runs inside the sandbox; needs the standard library, and
+pytest for texts in which pytest could find a test.
+"""
+
+import ast
+import importlib
+import importlib.util
+import json
+import os
+import re
+import sys
+import types
+import unittest
+
+from gtpo_megatron.sandbox.inside import prelude, pytest_session, written_text
+from gtpo_megatron.sandbox.inside.link import ProgramExit, last_line
+
+MODULES = ("solution", "submission", "program", "candidate", "main", "your_module")
+"""Modules as which tests may import the program, besides any name under which no other module is found."""
+
+ALIASES = {"np": "numpy", "pd": "pandas"}
+"""Names that tests use for packages, although their program may be the one that imports them."""
+
+
+class Names(dict):
+    """The names of the tests: their own, then the program's, then the prelude's, then Python's.
+
+    Args:
+        program: see :class:`Tests`.
+        case: its ``own`` says which names of the prelude or of Python are the program's.
+        supplied: names of the prelude.
+        pythons: Python's own, without what a prelude puts there for a program.
+    """
+
+    def __init__(self, program, case, supplied, pythons):
+        super().__init__({"__name__": "__main__", "__builtins__": pythons, "__doc__": None, "__file__": "/tests.py"})
+        super().__setitem__(written_text.CHECK, written_text.checked_manager)
+        self.program, self.own, self.supplied = program, case["own"], supplied
+
+    def __missing__(self, name):
+        program, is_pythons = self.program, name in self["__builtins__"]
+        if name in self.own:
+            if name in program.names:
+                return program.named(name)
+        elif name in program.imports and not is_pythons:  # the tests were written for a file with these imports
+            return program.imported(name)
+        elif name in self.supplied:
+            return self.supplied[name]
+        elif name in ALIASES and importlib.util.find_spec(ALIASES[name]) is not None:
+            return importlib.import_module(ALIASES[name])
+        elif name in prelude.NODES or (name in program.names and not is_pythons):
+            return program.named(name)
+        raise KeyError(name)
+
+    def get(self, name, default=None):
+        """A name of the tests' own."""
+        return super().get(name, default)
+
+
+class Main(types.ModuleType):
+    """The module of the tests, whose names are those of :class:`Names`."""
+
+    def __init__(self, names):
+        super().__init__("__main__")
+        object.__setattr__(self, "_names", names)
+
+    @property
+    def __dict__(self):
+        return object.__getattribute__(self, "_names")
+
+    def __getattribute__(self, name):
+        names = object.__getattribute__(self, "_names")
+        if name == "__dict__":
+            return names
+        try:
+            return names[name]
+        except KeyError:
+            if name.startswith("__"):
+                return super().__getattribute__(name)
+            raise AttributeError(name) from None
+
+    def __setattr__(self, name, value):
+        object.__getattribute__(self, "_names")[name] = value
+
+    def __delattr__(self, name):
+        del object.__getattribute__(self, "_names")[name]
+
+    def __dir__(self):
+        return list(object.__getattribute__(self, "_names"))
+
+
+class Tests:
+    """The tests of one program.
+
+    Args:
+        program: has ``names`` and ``imports`` of the program, gives what it is ``named`` or has ``imported``, is a
+            ``module`` for tests to import, knows whether it was ``used`` and ``has_ended``, and whether an exception
+            ``is_theirs``, of the tests.
+        supplied: names of the prelude that tests may use.
+        pythons: see :class:`Names`.
+        report: says what became of a case and its tests.
+        session: of pytest, or why there is none.
+    """
+
+    def __init__(self, program, supplied, pythons, report, session):
+        self.program, self.supplied, self.pythons = program, supplied, pythons
+        self.report, self.session = report, session
+        for name in MODULES:
+            sys.modules[name] = program.module
+        unittest.main = unittest.TestProgram = lambda *_, **__: None
+
+    def run(self, cases):
+        """Reports on all cases; the first may have tests that were run before.
+
+        Args:
+            cases: each with its ``number``, ``code``, ``own``, whether it ``expects`` tests, and how many to ``skip``.
+        """
+        for case in cases:
+            self._run_case(case)
+            if self.program.has_ended:  # this test's end is that of the process; the others are begun anew
+                os.write(2, b"the program ended in the test")
+                return
+
+    def _run_case(self, case):
+        number, before = case["number"], self.program.used
+        try:
+            names, module = self._executed(case)
+            items, seen = [], None
+            if pytest_session.is_collectable(names):
+                if isinstance(self.session, str):
+                    raise ImportError(self.session)
+                items, seen = pytest_session.collected(self.session, module)
+                if seen.uncollected:
+                    raise AssertionError(seen.uncollected[0])
+            if case["expects"] and not items:
+                raise AssertionError("pytest finds no test in it")
+        except BaseException as error:
+            if not self.program.has_ended:
+                self.report({"case": number, "status": self._status_of(error), "detail": last_line(error)})
+            return
+        if not items:
+            self.report({"case": number, "status": "ok" if self.program.used > before else "unused"})
+            return
+        self.report({"case": number, "collected": len(items)})
+        for at in range(case["skip"], len(items)):
+            begun = self.program.used if self.program.counts_tests else before
+            status, detail = pytest_session.run(self.session, items, at, seen)
+            if self.program.has_ended:
+                return
+            if status == "ok" and self.program.used <= begun:
+                status = "unused"
+            self.report({"case": number, "test": items[at].nodeid.partition("::")[2], "status": status, "detail": detail})
+        self.report({"case": number, "status": "done"})
+
+    def _status_of(self, error):
+        is_skip = isinstance(error, unittest.SkipTest) or type(error).__name__ == "Skipped"
+        return "skipped" if is_skip and self.program.is_theirs(error) else "error"
+
+    def _executed(self, case):
+        """The names of a text of tests, and their module."""
+        text = case["code"]
+        self.program.words.update(re.findall(r"\w+", text))
+        code = written_text.changed(text)
+        tree = ast.parse(text)
+        self._put_program_under(written_text.imported_modules(tree))
+        self.program.hides(written_text.own_names(tree), case["own"])
+        names = Names(self.program, case, self.supplied, self.pythons)
+        module = sys.modules["__main__"] = Main(names)
+        try:
+            exec(code, names)
+        except SystemExit as error:
+            if isinstance(error, ProgramExit) or error.code not in (None, 0):
+                raise
+        return names, module
+
+    def _put_program_under(self, modules):
+        """Makes the program what tests import by a name under which nothing else is found."""
+        for name in modules:
+            first = name.partition(".")[0]
+            if first in sys.modules or first in sys.stdlib_module_names:
+                continue
+            try:
+                is_there = importlib.util.find_spec(first) is not None
+            except (ImportError, ValueError):
+                is_there = False
+            if not is_there:
+                parts = name.split(".")
+                for number in range(1, len(parts) + 1):
+                    sys.modules[".".join(parts[:number])] = self.program.module
+
+
+def reporter(nonce):
+    """A function that reports by lines on descriptor 3, which nobody else can begin so."""
+
+    def report(said):
+        os.write(3, json.dumps({"nonce": nonce} | said).encode("utf-8", "replace") + b"\n")
+
+    return report
+
+
+def read_line(prompt):
+    """A line of the tests' standard input."""
+    sys.stdout.write(prompt)
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError("EOF when reading a line")
+    return line.rstrip("\n")

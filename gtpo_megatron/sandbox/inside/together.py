@@ -1,0 +1,116 @@
+"""A plain program (:mod:`.plain`) in the interpreter of its tests, as people run them.
+
+What lies in the interpreter before the program comes is made unchangeable first (:mod:`.frozen`). Runs inside the
+sandbox; needs the standard library only.
+"""
+
+import builtins
+import sys
+import types
+import unittest.mock
+
+from gtpo_megatron.sandbox.inside import frozen
+from gtpo_megatron.sandbox.inside.link import last_line
+from gtpo_megatron.sandbox.inside.test_runner import Tests
+
+NAME = "solution"
+
+RUNNING = ("_pytest", "pytest", "pluggy", "pytest_asyncio", "pytest_mock")
+"""Packages of what runs the tests: they change their own classes, and no program gets hold of one."""
+
+
+class ProgramModule(types.ModuleType):
+    """The program's module, which knows whether anybody has looked into it, and what ``*`` gives."""
+
+    def __getattribute__(self, name):
+        program = object.__getattribute__(self, "_program")
+        program.used += 1
+        if name != "__all__":
+            return super().__getattribute__(name)
+        space = super().__getattribute__("__dict__")
+        public = space.get("__all__") or [one for one in space if not one.startswith("_")]
+        return [one for one in public if one not in program.hidden]
+
+
+class LoadedProgram:
+    """A program in this interpreter.
+
+    Args:
+        supplied: names of the prelude that tests may use.
+        pythons: Python's own names.
+    """
+
+    counts_tests = False
+    has_ended = False
+
+    def __init__(self, supplied, pythons):
+        self.supplied, self.pythons = supplied, pythons
+        self.used, self.hidden, self.words = 0, set(), set()
+        self.imports = {}
+        self.module = ProgramModule(NAME)
+        self.space = object.__getattribute__(self.module, "__dict__")
+        object.__setattr__(self.module, "_program", self)
+
+    def load(self, codes, imports):
+        """Executes the program."""
+        for name in (NAME, "program"):
+            sys.modules[name] = self.module
+        for code in codes:
+            exec(code, self.space)
+        self.names = {name for name in self.space if not name.startswith("__")}
+        self.imports = {name: place for name, place in imports.items() if name in self.space}
+
+    def named(self, name):
+        """Its value of a name."""
+        self.used += 1
+        if name in self.space:
+            return self.space[name]
+        return vars(builtins)[name]
+
+    def imported(self, name):
+        """What it has imported under a name."""
+        return self.space[name]
+
+    def is_theirs(self, _):
+        """A plain program has no exception that skips a test."""
+        return True
+
+    def hides(self, names, own):
+        """Says which names ``from solution import *`` does not give to these tests."""
+        self.hidden = {*self.pythons, *self.supplied, *names, "_program"} - set(own)
+
+
+def prepare():
+    """The classes to be frozen; what patches for tests may still change them."""
+    patching = [unittest.mock]
+    if "_pytest.monkeypatch" in sys.modules:
+        patching.append(sys.modules["_pytest.monkeypatch"])
+    for module in patching:
+        module.setattr, module.delattr = frozen.thawed(setattr), frozen.thawed(delattr)
+    return [kind for kind in frozen.classes() if kind.__module__.partition(".")[0] not in RUNNING]
+
+
+def examine(codes, cases, *, kinds, imports, own_names, for_program, supplied, report, session):
+    """Loads a program and runs its tests.
+
+    Args:
+        codes: of the program.
+        cases: see :class:`.test_runner.Tests`.
+        kinds: classes to freeze.
+        imports: what the program's text imports at its top.
+        own_names: names that the program's module binds itself.
+        for_program: names of its prelude.
+        supplied: names of the prelude that tests may use.
+        report: see :class:`.test_runner.Tests`.
+        session: likewise.
+    """
+    pythons = dict(vars(builtins))
+    frozen.freeze(kinds)
+    vars(builtins).update({name: value for name, value in for_program.items() if name not in own_names})
+    program = LoadedProgram(supplied, pythons)
+    try:
+        program.load(codes, imports)
+    except BaseException as error:
+        report({"unloaded": last_line(error)})
+        return
+    Tests(program, supplied, pythons, report, session).run(cases)
