@@ -105,7 +105,8 @@ def _items_equal(reference: Node, given: Node) -> bool:
         case Listing(), Listing():
             return _in_any_order(reference.items, given.items)
         case Bracketed(), Listing():
-            return _in_order(reference.items, given.items)
+            is_half_open = (reference.left, reference.right) in (("[", ")"), ("(", "]"))
+            return not is_half_open and _in_order(reference.items, given.items)
         case Listing(), Bracketed():
             is_interval = len(given.items) == _PAIR and (given.left, given.right) != ("(", ")")
             return not is_interval and _in_any_order(reference.items, given.items)

@@ -159,6 +159,8 @@ def same_equation(one: tuple[Value, Value], other: tuple[Value, Value], *, is_di
         is_directed: the factor must be positive.
     """
     first, second = one[0] - one[1], other[0] - other[1]
+    if not (first.free_symbols and second.free_symbols):
+        return False  # of two numbers each is a multiple of the other
     if _is_same_up_to_factor(first, second, is_directed=is_directed):
         return True
     if is_directed:
