@@ -75,6 +75,36 @@ def test_one_that_a_destructor_swallows_comes_again():
     assert time.monotonic() - start < 5.0
 
 
+def test_waiting_is_not_counted():
+    assert within(0.1, lambda: time.sleep(0.4), what="it") is None
+
+
+def test_one_that_waits_for_ever_is_ended():
+    def waiting():
+        while True:
+            time.sleep(0.01)
+
+    start = time.monotonic()
+    with pytest.raises(TimeoutError):
+        within(0.1, waiting, what="it")
+    assert time.monotonic() - start < 5.0
+
+
+def test_the_time_of_other_threads_is_not_counted():
+    others = [threading.Thread(target=busy, args=(1.0,)) for _ in range(3)]
+    for other in others:
+        other.start()
+
+    def slow():
+        end = time.thread_time() + 0.15  # a quarter of the interpreter's time: half a second by the clock
+        while time.thread_time() < end:
+            sum(range(100))
+
+    within(0.3, slow, what="it")
+    for other in others:
+        other.join()
+
+
 def test_nothing_is_thrown_into_what_comes_after():
     for _ in range(300):
         with contextlib.suppress(TimeoutError):
