@@ -30,6 +30,23 @@ def pairs(columns):
             "private_tests": {"input": ["3\n"], "output": ["4\n"]},
             "generated_tests": {"input": [], "output": []},
         },
+        {"unit_tests": {"inputs": ["1\n", "3\n"], "outputs": ["2\n", "4\n"]}},
+        {
+            "official_tests": [{"input": given, "output": wanted} for given, wanted in STDIN],
+            "generated_checker": None,
+            "input_mode": "stdio",
+        },
+        {
+            "verification_info": json.dumps(
+                {
+                    "language": "python",
+                    "test_cases": [
+                        {"fn_name": None, "type": "stdin_stdout", "input": given, "output": wanted}
+                        for given, wanted in STDIN
+                    ],
+                }
+            )
+        },
     ],
 )
 def test_pairs_of_input_and_output(columns):
@@ -99,6 +116,57 @@ def test_limit_and_language_are_the_rows():
     assert (read(columns).case_s, read(columns).language) == (2.0, "cpp")
 
 
+def test_verification_info_may_have_calls_and_a_language():
+    case = {"type": "function_call", "fn_name": "add", "input": [1, 2], "output": 3}
+    [test] = read({"verification_info": {"language": "python", "test_cases": [case]}}).tests
+    assert (test.case.function, test.case.arguments, test.value) == ("add", "[1, 2]", "3")
+    printed = {"type": "stdin_stdout", "input": "1", "output": "2"}
+    assert read({"verification_info": {"language": "cpp", "test_cases": [printed]}}).language == "cpp"
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        (2, 2.0),
+        (0.5, 0.5),
+        ("6", 6.0),
+        ("2.0 seconds", 2.0),
+        ("1 s", 1.0),
+        ("1500 ms", 1.5),
+        ("2 seconds per test", 2.0),
+        ({"seconds": 6}, 6.0),
+        ({"seconds": 2, "nanos": 500_000_000}, 2.5),
+        ({"seconds": None, "nanos": 500_000_000}, 0.5),
+        ({"seconds": 0, "nanos": 0}, 0.0),
+        (None, 0.0),
+        ("", 0.0),
+        (0, 0.0),
+    ],
+)
+def test_a_time_limit_in_every_form(limit, seconds):
+    assert read({"tests": [{"input": "", "output": "1"}], "time_limit": limit}).case_s == seconds
+
+
+LEETCODE = (
+    "class Solution:\n    def f(self, head: Optional[ListNode], n: List[int]) -> List[Optional[TreeNode]]:\n        "
+)
+
+
+def test_a_starters_annotations_say_which_arguments_are_nodes():
+    tests = {"fn_name": "f", "inputs": [[[1], [2]]], "outputs": [[]]}
+    assert read({"tests": tests, "starter_code": LEETCODE}).tests[0].case.kinds == ("ListNode", "", "[TreeNode]")
+    assert read({"tests": tests, "stub": "def g(x: ListNode):"}).tests[0].case.kinds == ()
+    assert read({"tests": tests, "stub": "def f(x, y):"}).tests[0].case.kinds == ("", "", "")
+
+
+def test_a_rows_comparison_is_its_tests():
+    tests = {"fn_name": "f", "inputs": [[1]], "outputs": [1]}
+    [test] = read({"tests": tests, "comparison": "livecodebench"}).tests
+    assert (test.comparison, test.case.is_exact) == ("livecodebench", True)
+    [test] = read({"tests": tests}).tests
+    assert (test.comparison, test.case.is_exact) == ("", False)
+
+
 @pytest.mark.parametrize(
     ("columns", "complaint"),
     [
@@ -115,6 +183,21 @@ def test_limit_and_language_are_the_rows():
         ({"tests": [{"input": "", "output": "1"}], "language": "cobol"}, "language is 'cobol'"),
         ({"tests": ["assert f()"], "language": "cpp"}, r"tests of C\+\+ programs must have input and output"),
         ({"test_list": [1]}, "test_list is"),
+        ({"tests": [{"input": "", "output": "1"}], "time_limit": "soon"}, "time_limit is 'soon'; expected seconds"),
+        ({"tests": [{"input": "", "output": "1"}], "time_limit": -1}, "time_limit is -1"),
+        ({"tests": [{"input": "", "output": "1"}], "time_limit": True}, "time_limit is True"),
+        ({"tests": [{"input": "", "output": "1"}], "time_limit": {"seconds": "2"}}, "time_limit is {"),
+        (
+            {"tests": [{"input": "", "output": "1"}], "comparison": "mine"},
+            "comparison is 'mine'; expected livecodebench",
+        ),
+        ({"verification_info": {"ground_truth": "5"}}, "verification_info has the keys"),
+        (
+            {"official_tests": [{"input": "", "output": "1"}], "generated_checker": "x"},
+            "generated_checker says that more",
+        ),
+        ({"official_tests": [{"input": "", "output": "1"}], "interaction_format": "x"}, "interaction_format says"),
+        ({"official_tests": [{"input": "", "output": "1"}], "input_mode": "file"}, "input_mode is 'file'"),
     ],
 )
 def test_what_is_wrong_is_one_line(columns, complaint):
