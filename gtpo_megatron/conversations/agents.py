@@ -116,12 +116,17 @@ class AgentTurns:
         return Reply(reward=reward.value, parts=reward.parts, done=True, num_tool_errors=self._num_errors)
 
     def _check(self, does: Ended) -> None:
-        """Raises what the agent has raised, or that it returned a reward for a request that was refused."""
+        """Raises what the agent has raised, or that it returned a reward without the answer that it had asked for."""
         refusal = f"its request was refused: {why}" if (why := self._exchange.refusal) else ""
         if does.error is not None:
             if refusal and _letters(why) not in _letters(str(does.error)):
                 does.error.add_note(refusal)
             raise does.error
+        if self._exchange.was_left:
+            raise DataError(
+                f"the agent returned {shown(does.returned)}, which is no reward: its last request was not answered "
+                f"yet; give its client a longer timeout"
+            )
         if refusal:
             raise DataError(f"the agent returned {shown(does.returned)}, which is no reward; {refusal}")
 

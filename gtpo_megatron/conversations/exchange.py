@@ -39,6 +39,7 @@ class Exchange:
         num_refused: requests that were refused while the episode went on.
         first_refusal: why the first of them was; "" without one.
         refusal: why the first was that no turn of the policy has followed; "": none, or it was mended.
+        was_left: the agent has ended while a request of its waited for its answer.
     """
 
     def __init__(self) -> None:
@@ -46,6 +47,7 @@ class Exchange:
         self.first = self._next = _future()
         self.num_refused = 0
         self.first_refusal = self.refusal = ""
+        self.was_left = False
         self._lock = threading.Lock()
         self._ended: Ended | None = None
         self._asked: Opening | None = None  # the request that waits for its answer
@@ -123,6 +125,7 @@ class Exchange:
                 return
             self._ended = how
             if self._asked is not None:
+                self.was_left = True
                 self._answer.set_exception(StageOrderError("the episode has ended, by a limit or a failure"))
             elif not self._next.done():
                 self._next.set_result(how)

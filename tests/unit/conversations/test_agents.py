@@ -146,6 +146,17 @@ def test_a_request_without_the_key_is_counted_and_named_where_nothing_else_was_a
     assert played(swallowing, "ask").num_refused == 0
 
 
+@pytest.mark.parametrize("forms", ["late", "late ask"])
+def test_a_reward_that_did_not_wait_for_the_last_answer_is_none(swallowing, forms):
+    """The client loses its patience; the agent may ask the same once more."""
+    opened(swallowing, forms)
+    time.sleep(4.0)
+    event = said(swallowing, "hi")[0]
+    left = "the agent returned 0.0, which is no reward: its last request was not answered yet"
+    assert left in event.failure if forms == "late" else event.failure == ""
+    assert event.num_refused == 0
+
+
 def test_a_refusal_that_the_client_raises_is_not_said_twice(obedient):
     opened(obedient, "go")
     event = said(obedient, "lie")[0]
