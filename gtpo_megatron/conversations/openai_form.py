@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any, get_args
 
 from gtpo_megatron.conversations.messages import Message, Opening, Reply, Role, Sampled, ToolCall
+from gtpo_megatron.data.messages import REASONING_KEYS
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.rewards.grade import checked
 from gtpo_megatron.rewards.request import Reward
@@ -17,8 +18,8 @@ from gtpo_megatron.untrusted.text import shown
 
 ROLES = get_args(Role)
 
-_KEYS = ("role", "content", "reasoning_content", "tool_calls", "malformed_calls", "name", "tool_call_id")
-"""Keys of a message. ``malformed_calls`` is ours: OpenAI has none."""
+_KEYS = ("role", "content", *REASONING_KEYS, "tool_calls", "malformed_calls", "name", "tool_call_id")
+"""Keys of a message. ``malformed_calls`` is ours: OpenAI has none. A row's message is one too."""
 
 
 def message_from(value: object, where: str) -> Message:
@@ -40,7 +41,7 @@ def message_from(value: object, where: str) -> Message:
     message = Message(
         role=value.get("role", ""),
         content=_or_empty(value, "content", ""),
-        reasoning=_or_empty(value, "reasoning_content", ""),
+        reasoning=next((found for key in REASONING_KEYS if (found := _or_empty(value, key, ""))), ""),
         tool_calls=tuple(_call_from(call, where) for call in _listed(value, "tool_calls", where)),
         malformed_calls=tuple(_listed(value, "malformed_calls", where)),
         tool=_or_empty(value, "name", ""),

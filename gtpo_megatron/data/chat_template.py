@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gtpo_megatron.config.rollout import SamplingConfig
-from gtpo_megatron.data.messages import TOOLS_COLUMN, Message
+from gtpo_megatron.data.messages import REASONING_KEYS, TOOLS_COLUMN, Message
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import find_json
@@ -163,12 +163,36 @@ def render_prompt(
         DataError: the tokenizer has no chat template, or the template refuses the messages or has no place for tools.
     """
     if isinstance(prompt, str) and verbatim_text:
-        return tuple(tokenizer.encode(prompt, verbose=False))  # the caller judges how long a prompt may be
+        return _verbatim(tokenizer, prompt)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
     # The template writes every special token itself, so the tokenizer must not add its own.
     _check_tools(tokenizer, messages, tools)
+    _check_reasoning(tokenizer, messages)
     text = render_text(tokenizer, messages, given or TemplateInputs(), tools=tools)
     return tuple(tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+
+def _verbatim(tokenizer: "PreTrainedTokenizerBase", text: str) -> tuple[int, ...]:
+    """Text as the tokenizer takes it, with one token at its begin where the text has that already."""
+    ids = tuple(tokenizer.encode(text, verbose=False))  # the caller judges how long a prompt may be
+    begin = tokenizer.bos_token
+    is_twice = bool(begin) and text.startswith(str(begin)) and ids[:2] == (tokenizer.bos_token_id,) * 2
+    return (
+        ids[1:] if is_twice and len(ids) > len(tokenizer.encode(text, add_special_tokens=False, verbose=False)) else ids
+    )
+
+
+def _check_reasoning(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Mapping[str, object]]) -> None:
+    """Raises DataError if the template reads the thinking of earlier turns by another name than a message has it."""
+    template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
+    read = {key for key in REASONING_KEYS if re.search(rf"\.{key}\b|['\"]{key}['\"]", template)}
+    for message in messages:
+        has = [key for key in REASONING_KEYS if message.get(key)]
+        if read and has and not read.intersection(has):
+            raise DataError(
+                f"the chat template of {printable(tokenizer.name_or_path)} reads {' or '.join(sorted(read))}, and a "
+                f"turn of the assistant has {', '.join(has)}: call it as the template does, or leave it out"
+            )
 
 
 def _check_tools(

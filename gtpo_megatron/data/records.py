@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gtpo_megatron.config.problems import ENDINGS
+from gtpo_megatron.data.messages import ArrowRecord
 from gtpo_megatron.data.rows import PROMPT_COLUMNS
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.untrusted.json_text import parse_json, read_json, read_json_lines
@@ -114,7 +115,7 @@ def _read_parquet(file: Path) -> Iterator[tuple[str, object]]:
 
 def arrow_records(batches: "Iterable[RecordBatch]", source: str) -> Iterator[tuple[str, object]]:
     """Rows of Arrow batches with their places, which count from 1."""
-    records = (record for batch in batches for record in batch.to_pylist())
+    records = (ArrowRecord(record) for batch in batches for record in batch.to_pylist())
     return ((f"{source}, row {number}", record) for number, record in enumerate(records, start=1))
 
 

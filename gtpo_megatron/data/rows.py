@@ -21,7 +21,7 @@ from typing import Any
 
 from gtpo_megatron.config.problems import BOXED_TEMPLATE, CODE_TEMPLATE, DAPO_TEMPLATE, PLACEHOLDER
 from gtpo_megatron.data.literal import literal
-from gtpo_megatron.data.messages import Message, chat_messages, tools_of
+from gtpo_megatron.data.messages import ArrowRecord, Message, chat_messages, tools_of
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.untrusted.text import printable, shown
 
@@ -246,7 +246,7 @@ def _prompt(record: Record, column: str, place: str, *, is_named: bool) -> tuple
     if isinstance(prompt, str) and prompt.strip():
         messages = chat_messages(literal(prompt, "["), column, place)
         return messages or (prompt if column in _READY else prompt.strip())
-    if messages := chat_messages(prompt, column, place):
+    if messages := chat_messages(prompt, column, place, is_padded=isinstance(record, ArrowRecord)):
         return messages
     raise DataError(
         f"{place}: {column} is {shown_or_missing(prompt)}; expected text, or a list of messages, each with a role and "

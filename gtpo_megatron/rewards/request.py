@@ -48,7 +48,7 @@ class RewardRequest:
             the model writes other marks.
         answer: the reference answer; empty if the row has none.
         prompt: the prompt before rendering: text, or chat messages with ``role`` and ``content``, both text, and maybe
-            ``tool_calls`` (arguments are objects), ``name`` and ``tool_call_id``.
+            ``tool_calls`` (arguments are objects), ``reasoning_content``, ``name`` and ``tool_call_id``.
         columns_json: the row's other columns as one JSON object; :attr:`columns` has them parsed.
         ended: why the response ended: the model stopped, or the length limit cut it.
         opens_thinking: the prompt ends with ``<think>``, which is then not in the response.

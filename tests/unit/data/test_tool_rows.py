@@ -8,7 +8,7 @@ import pytest
 
 from gtpo_megatron.config.problems import parse_dataset
 from gtpo_megatron.data.chat_template import TemplateInputs, load_tokenizer, render_text
-from gtpo_megatron.data.messages import tools_of
+from gtpo_megatron.data.messages import ArrowRecord, tools_of
 from gtpo_megatron.data.prompts import RowsNeeded, load_problems
 from gtpo_megatron.data.source import read_rows
 from gtpo_megatron.errors import DataError
@@ -68,7 +68,7 @@ def test_the_policy_reads_tools_calls_and_results(tmp_path, tokenizer):
     "calls",
     [
         [{**CALL, "function": {"name": "weather", "arguments": '{"city": "Delft"}'}}],
-        [{**CALL, "function": {"name": "weather", "arguments": {"city": "Delft", "day": None}}, "index": None}],
+        [{**CALL, "function": {"name": "weather", "arguments": {"city": "Delft"}}, "index": None}],
         [{"id": "call00001", "name": "weather", "arguments": {"city": "Delft"}}],
         json.dumps([CALL]),
         str([CALL]),
@@ -110,11 +110,18 @@ def test_a_call_that_cannot_be_read_is_named(tmp_path, call):
         [json.dumps(TOOLS[0])],
         [{"type": "function", "function": json.dumps(FUNCTION)}],
         [{"type": "function", "function": {**FUNCTION, "parameters": json.dumps(FUNCTION["parameters"])}}],
-        [{"type": "function", "function": {**FUNCTION, "strict": None}}],
     ],
 )
-def test_functions_in_the_forms_that_files_have(column):
-    assert list(tools_of({"tools": column})) == TOOLS
+@pytest.mark.parametrize("record", [dict, ArrowRecord])
+def test_functions_in_the_forms_that_files_have(column, record):
+    assert list(tools_of(record(tools=column))) == TOOLS
+
+
+def test_a_function_with_a_null_has_it_where_nothing_is_filled_in():
+    column = [{"type": "function", "function": {**FUNCTION, "strict": None}}]
+    assert list(tools_of({"tools": column})) == column
+    assert list(tools_of(ArrowRecord(tools=column))) == TOOLS
+    assert list(tools_of(ArrowRecord(tools=json.dumps(column)))) == column
 
 
 @pytest.mark.parametrize("column", ["hammer", ["hammer", "saw"], [{"name": "hammer"}], [*TOOLS, "saw"], {"a": 1}, 3])
