@@ -16,9 +16,9 @@ _DISPLAYED = (("\\[", "\\]"), ("$$", "$$"))
 """Marks of a formula of several lines."""
 _END = r"(?![A-Za-z])"
 _FONT = r"\\(?:text|math|operatorname|mbox|hbox)[a-z]*\s*"
-_GAP = rf"(?:[\s$*~]|\\[()\[\],;:!> ]|\\(?:q?quad|thinspace|enspace){_END}|\\(?:begin|end)\s*\{{[a-z]+\*?\}})"
-_WORD = r"(?:[,;]\s*)?(?:and|or)\s*[,;]?"
-_JOINER = rf"(?:[,;]|\\?&|\\(?:land|lor|wedge|vee){_END}|\b(?:and|or)\b|{_FONT}\{{\s*(?:{_WORD}|[,;])\s*\}})"
+_GAP = rf"(?:[\s$*~]|\\[()\[\],;:!> ]|\\(?:q?quad|thinspace|enspace){_END}|\\(?:begin|end|hspace)\s*\*?\{{[\w.]+\*?\}})"
+_WORD = r"(?:[,;]\s*)?(?:and|or|as well as)\s*[,;]?"
+_JOINER = rf"(?:[,;]|\\?&|\\(?:land|lor|wedge|vee){_END}|\b(?:and|or|as well as)\b|{_FONT}\{{\s*(?:{_WORD}|[,;])\s*\}})"
 _UNIT = (
     rf"(?:\\%|\^\s*(?:\\circ{_END}|\{{\s*\\circ\s*\}})"
     rf"|{_FONT}\{{(?!\s*{_WORD}\s*\}})[^{{}}]{{1,20}}\}}(?:\^\{{?\d\}}?)?)"
@@ -28,7 +28,7 @@ _NAMED = (
     r"[\s$]*(?:\\[,;:! ]\s*)*"
 )
 """``x =`` before a box."""
-_LINE = r"\\\\"
+_LINE = r"\\\\(?:\[\w+\])?"
 _JOINT = re.compile(
     rf"{_GAP}*+{_UNIT}?+{_GAP}*+"
     rf"(?:(?:{_LINE}{_GAP}*+)?(?:{_JOINER}(?:{_GAP}|{_LINE})*+)++(?:{_NAMED})?|{_LINE}{_GAP}*+{_NAMED})(?<!&)"

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.rewards.answers.comparison import equal
+from gtpo_megatron.rewards.answers.groups import without_groups
 from gtpo_megatron.rewards.answers.reading import is_readable, read
 from gtpo_megatron.rewards.answers.rules import normalised
 from gtpo_megatron.rewards.answers.time_limit import within
@@ -78,15 +79,20 @@ def math_answer(response: str, answer: str) -> float:
         return 1.0
     if _PLAIN_INTEGER.fullmatch(given) and _PLAIN_INTEGER.fullmatch(reference):
         return float(int(given) == int(reference))
-    if is_too_large(reference):
+    if _is_too_large(reference):
         if _squeezed(given) == _squeezed(reference):
             return 1.0
         raise DataError(
             f"the reference answer {answer!r} is a number too large to compare; only its own text equals it"
         )
-    if is_too_large(given) or not is_readable(given):
+    if not is_readable(given) or _is_too_large(given):
         return 0.0
     return float(_is_equal(reference, given))
+
+
+def _is_too_large(answer: str) -> bool:
+    """Whether it is as it is written, or without what hides a power: ``{10}^{{10^{10}}}``."""
+    return is_too_large(answer) or is_too_large(normalised(answer))
 
 
 def _check(reference: str, answer: str) -> None:
@@ -133,7 +139,7 @@ def _is_equal(reference: str, given: str) -> bool:
 
 def _labelled(text: str) -> tuple[str, str]:
     """The label of a choice, as in ``(C) 5``, and what follows it; the label is empty if there is none."""
-    text = text.strip()
+    text = without_groups(text.strip())
     in_font = _ALL_IN_FONT.fullmatch(text)
     found = _LABEL.fullmatch(in_font["inside"] if in_font else text)
     if found is None:

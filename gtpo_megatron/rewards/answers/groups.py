@@ -17,15 +17,17 @@ _NONE = frozenset(
 )
 """Commands without arguments: a brace behind them is a group. Behind any other command it is an argument."""
 _SIGNS = r"[,;=<>&:]|\\(?:approx|sim|simeq|doteq|equiv|neq?|leq?|geq?|lt|gt|in|pm|mp)(?![A-Za-z])|\\\\|\\[,;:!> ]|\$"
-_BEGINS = re.compile(rf"(?:^|[(\[{{]|\\[({{\[]|{_SIGNS})\s*$")
+_BEGINS = re.compile(rf"(?:^|[(\[{{]|\\begin\{{[a-z]+\}}|\\[({{\[]|{_SIGNS})\s*$")
 """Before a group that is a whole part of an answer."""
-_ENDS = re.compile(rf"\s*(?:$|[)\]}}.]|\\[)}}\]]|{_SIGNS}|~|\\(?:text|math|mbox|operatorname|q?quad))")
+_ENDS = re.compile(rf"\s*(?:$|[)\]}}.]|\\[)}}\]]|{_SIGNS}|~|\\(?:text|math|mbox|operatorname|q?quad|end))")
 _ARGUMENT = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
 _ONE = re.compile(
     rf"\\[dtc]?frac\s*{_ARGUMENT}\s*{_ARGUMENT}|\\sqrt\s*(?:\[\d+\])?\s*{_ARGUMENT}|\\[dtc]?frac\d\d|\\sqrt\s*\d"
-    r"|\\[A-Za-z]+|\d+\.\d+|[^\w\\{}]"
+    r"|\\[A-Za-z]+|\d+\.\d+|[^\w\\{},]"
 )
 """A group of one thing, which stays one without its braces."""
+_OLD = re.compile(r"\\(?:over|choose|rm|bf|it|sf|tt)(?![A-Za-z])")
+"""Commands that reach from brace to brace."""
 _WORD = re.compile(r"\w+")
 
 
@@ -85,13 +87,13 @@ def _arguments_after(token: str, before: int) -> int:
 
 
 def _whole_before(pieces: list[str], at: int) -> str:
-    return "".join(pieces[max(0, at - 8) : at])
+    return "".join(pieces[max(0, at - 16) : at])
 
 
 def _close(pieces: list[str], opened: _Open, behind: str, before: str) -> None:
     """Ends a group: its content stands for it where that changes nothing."""
     content = "".join(pieces[opened.at + 1 :]).strip()
-    if opened.is_argument or not _means_the_same(content, before, behind):
+    if opened.is_argument or _OLD.search(content) or not _means_the_same(content, before, behind):
         pieces[opened.at :] = ["{" + "".join(pieces[opened.at + 1 :]) + "}"]
     else:
         pieces[opened.at :] = [content]

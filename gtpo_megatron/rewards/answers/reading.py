@@ -55,18 +55,16 @@ _TIME = re.compile(
     r"(?:\\text\{\s*)?(?P<hour>\d{1,2})(?P<rest>(?::\d\d){0,2})(?P<gap>\s*(?:\\text\{\s*)?)"
     r"(?P<half>[AaPp]\.?\s?[Mm])\.?\s*\}?"
 )
-_QUANTIFIER = (
-    r"(?:\\text\{\s*,?\s*(?:where|for|with)\b[a-z ]*\}|\\forall"
-    r"|(?:where|for|with)\b(?:\s+(?:all|any|every|each|some))?)"
-)
-_SYMBOL = r"(?P<symbol>[A-Za-z])"
+_FOR = r"(?:where|for|with)\b(?:\s+(?:all|any|every|each|some))?"
+_QUANTIFIER = rf"(?:(?:\\text\{{\s*,?\s*)?{_FOR}\s*\}}?|\\forall)"
 _SETS = r"(?P<set>\\mathbb\{[A-Z]\}(?:\^\{?\\?[+*]\}?|_\S+)?|[ZNQRC])"
 _MEMBERS = re.compile(
     rf"(?P<answer>.+?)\s*(?:(?:[,;]\s*)?{_QUANTIFIER}|[,;]|(?P<open>\())\s*(?:{_QUANTIFIER}\s*)?"
-    rf"(?:{_SYMBOL}\s*(?:\\in\s*{_SETS}|(?:\\text\{{)?\s*is an(?:y)? integer\s*\}}?)"
-    r"|(?:\\text\{\s*)?(?:any |all |every )?integers?\s*\}?\s*(?P<behind>[A-Za-z]))\s*(?(open)\))",
+    rf"(?:(?P<symbol>[A-Za-z])\s*(?:\\in\s*{_SETS}|(?:\\text\{{)?\s*is an(?:y)? integer\s*\}}?)"
+    r"|(?:\\text\{\s*)?integers?\s*\}?\s*(?P<behind>[A-Za-z]))\s*(?(open)\))",
     re.DOTALL,
 )
+"""``n\\pi, n \\in \\mathbb{Z}``, ``2k \\text{ for any integer } k``, ``2k (k \\in \\mathbb{Z})``."""
 _UNEQUAL = re.compile(r"[<>]|\\(?:leq|geq|neq|in)(?![A-Za-z])")
 _LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 _NAME = re.compile(

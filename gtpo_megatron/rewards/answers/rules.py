@@ -4,6 +4,7 @@ r"""The spellings of an answer that become one before it is read: a table of rul
 The same rules apply to the reference and to the given answer, so both may be written either way.
 """
 
+import functools
 import re
 import unicodedata
 from collections.abc import Callable
@@ -96,6 +97,9 @@ _MONEY = (
 )
 _OF_UNITS = r"(?:\\text\{[^{}]*\}(?:\^(?:\{-?\d\}|-?\d))?\s*(?:\\cdot|\\times|/)?\s*)+"
 _UNIT_FRACTION = rf"(?<=[\w}})\]%])\s*\\[dtc]?frac\s*\{{\s*(?:1|{_OF_UNITS})\s*\}}\s*\{{\s*{_OF_UNITS}\s*\}}"
+_OF_MICRO = "(?:m|s|g|A|F|C|T|J|N|W|H|V|L|l|mol|Pa|Hz)"
+_ROUGHLY = r"\s*,?\s*(?:or|which is|that is)?\s*(?:approximately|approx\.?|about|roughly)"
+_ABOUT = rf"\s*(?:\\approx|{FONT}\{{{_ROUGHLY}\s*\}})\s*"
 _THIN = r"(?:\\[,;:!]|\{\\,\}|~|\\ |')\s*"
 
 RULES = (
@@ -116,6 +120,9 @@ RULES = (
     _rule("colours and frames", r"\\(?:text)?color\s*\{[^{}]*\}", ""),
     _rule("colours and frames", rf"\\(?:underline|fbox|boxed|ensuremath)\s*(?={BRACED})", ""),
     _rule("unit vectors", r"\\(?:hat|widehat|vec)\s*\{?\s*\\?([ijk])(?:math)?(?![A-Za-z])\s*\}?", r"\1"),
+    _rule("the sign of a unit", rf"(?<=[\d\s,;~}}])\\mu\s?\\(mathrm|text)\{{(?=\s*{_OF_MICRO}\s*\}})", r"\\\1{\\mu "),
+    _rule("approximately in words", rf"(?<=[\w}})])\s*{FONT}\{{{_ROUGHLY}\s*\}}", r" \\approx "),
+    _rule("an approximation in brackets", rf"(?<=[\w}})\s])\({_ABOUT}([^()]*)\)\s*$", r" \\approx \1"),
     _rule(
         "money before a number", _MONEY, lambda found: found["inside"] if found["inside"] and not found["close"] else ""
     ),
@@ -202,6 +209,7 @@ RULES = (
 """Applied in this order."""
 
 
+@functools.lru_cache(maxsize=4096)
 def normalised(text: str) -> str:
     """The answer in the one spelling that is read."""
     text = _VULGAR.sub(lambda found: _fraction_of(found[0]), text)
