@@ -11,7 +11,7 @@ from gtpo_megatron.errors import SandboxError
 from gtpo_megatron.sandbox import seccomp
 from gtpo_megatron.sandbox.packages import framework, is_open_to_all, packages_for
 from gtpo_megatron.sandbox.protocol import Case, Job, Outcome
-from gtpo_megatron.sandbox.server import ENVIRONMENT, NOBODY, ProgramServer
+from gtpo_megatron.sandbox.server import ENVIRONMENT, NOBODY, ProgramServers
 
 INSTALL = (
     "install bubblewrap (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap), or name a "
@@ -46,15 +46,17 @@ class BubblewrapSandbox:
             raise SandboxError(f"no seccomp filter for {os.uname().machine}, only for {seccomp.MACHINE}")
         python = _interpreter()
         command = [bwrap, *_options(python, packages_for(packages, python))]
-        self._server = ProgramServer(command, python=str(python), is_isolated=True, folder=FOLDER, packages=(PACKAGES,), framework=(TESTING,))
+        self._servers = ProgramServers(
+            command, python=str(python), is_isolated=True, folder=FOLDER, packages=(PACKAGES,), framework=(TESTING,)
+        )
 
     def run(self, job: Job) -> Outcome:
         """Runs a job, see ``Sandbox``."""
-        return self._server.run(job)
+        return self._servers.run(job)
 
     def close(self) -> None:
         """Ends all of its processes."""
-        self._server.close()
+        self._servers.close()
 
 
 @lru_cache(maxsize=1)

@@ -9,7 +9,7 @@ from gtpo_megatron.sandbox.bubblewrap import BubblewrapSandbox, check_bubblewrap
 from gtpo_megatron.sandbox.http_service import HttpSandbox
 from gtpo_megatron.sandbox.packages import framework, packages_for
 from gtpo_megatron.sandbox.protocol import Job, Outcome, Sandbox
-from gtpo_megatron.sandbox.server import ProgramServer
+from gtpo_megatron.sandbox.server import ProgramServers
 
 
 def open_sandbox(name: str, packages: str = "") -> Sandbox:
@@ -77,7 +77,7 @@ class UnsafeSandbox:
         self._framework = tempfile.TemporaryDirectory(prefix="framework-")
         for name, path in framework().items():
             (Path(self._framework.name) / name).symlink_to(path)
-        self._server = ProgramServer(
+        self._servers = ProgramServers(
             [],
             python=sys.executable,
             is_isolated=False,
@@ -87,10 +87,10 @@ class UnsafeSandbox:
 
     def run(self, job: Job) -> Outcome:
         """Runs a job, see ``Sandbox``."""
-        return self._server.run(job)
+        return self._servers.run(job)
 
     def close(self) -> None:
         """Ends all of its processes."""
-        self._server.close()
+        self._servers.close()
         self._packages.cleanup()
         self._framework.cleanup()

@@ -16,8 +16,8 @@ from dataclasses import asdict
 from typing import Any, cast, get_args
 
 from gtpo_megatron.errors import DataError, SandboxError
-from gtpo_megatron.sandbox.protocol import Case, CaseResult, Job, Outcome, Status
 from gtpo_megatron.sandbox.inside.test_reports import Progress
+from gtpo_megatron.sandbox.protocol import Case, CaseResult, Job, Outcome, Status
 from gtpo_megatron.sandbox.server import INSIDE, MODULES, result_of
 from gtpo_megatron.untrusted.json_text import parse_json
 from gtpo_megatron.untrusted.text import printable, shown

@@ -76,7 +76,7 @@ class ProgramServer:
         is_isolated: the server has its own namespaces.
         folder: where programs may write, as the server sees it; "": a temporary one of this process.
         packages: folders from which programs may import, as the server sees them.
-        framework: folders with pytest, which runs tests in Python.
+        framework: folders with pytest; given, the server is one for tests in Python, and any job may be given to it.
     """
 
     def __init__(
@@ -208,6 +208,29 @@ class ProgramServer:
 def _remove(folder: str) -> None:
     with contextlib.suppress(OSError):  # a program may have made it somebody else's
         remove(folder)
+
+
+class ProgramServers:
+    """Two servers: one for jobs with tests in Python, which pytest has made large to fork, and one for all others.
+
+    Args:
+        command: see :class:`ProgramServer`, likewise the others.
+        framework: folders with pytest.
+        settings: of both servers.
+    """
+
+    def __init__(self, command: Sequence[str], *, framework: Sequence[str], **settings: Any) -> None:
+        self._server = ProgramServer(command, **settings)
+        self._testing = ProgramServer(command, framework=framework, **settings)
+
+    def run(self, job: Job) -> Outcome:
+        """Runs a job, see ``Sandbox``."""
+        return (self._testing if any(case.code for case in job.cases) else self._server).run(job)
+
+    def close(self) -> None:
+        """Ends both."""
+        self._server.close()
+        self._testing.close()
 
 
 def _as_bytes(job: Job) -> bytes:

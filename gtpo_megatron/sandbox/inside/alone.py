@@ -44,10 +44,10 @@ def test(code, given, supplied, say):
     origins = prelude.origins(supplied) if given["prelude"] is None else dict.fromkeys(supplied)
     reading = plain.read([given["before"], given["source"]], lambda name: name in case["code"], origins)
     for_tests = prelude.for_tests(supplied)
-    if not reading.reason and frozen.can_freeze():
+    if not reading.reason and together.prepare():
         program.fresh_main()
         together.examine(
-            code, cases, kinds=together.prepare(), imports=reading.imports, own_names=reading.own_names,
+            code, cases, imports=reading.imports, own_names=reading.own_names,
             for_program=supplied, supplied=for_tests, report=say, session=session,
         )  # fmt: skip
         return
@@ -61,6 +61,7 @@ def test(code, given, supplied, say):
             case.clear()
             given.clear()
             cases.clear()
+            frozen.thaw()
             program.offer(code, supplied, pipes[0][0], pipes[1][1])
         finally:
             os._exit(1)

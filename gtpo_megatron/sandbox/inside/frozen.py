@@ -12,6 +12,8 @@ IMMUTABLE = 1 << 8
 FLAGS_AT = object.__basicsize__ + 19 * ctypes.sizeof(ctypes.c_void_p)
 """Place of ``tp_flags`` in a class: after the head of a variable object and eighteen fields of one word each."""
 
+FROZEN: list = []
+
 
 def can_freeze():
     """Whether the flag is where it should be, in this interpreter."""
@@ -23,7 +25,7 @@ def can_freeze():
 
     if any(_flags(kind).value != kind.__flags__ for kind in (Tried, int, object, type)):
         return False
-    freeze([Tried])
+    _flags(Tried).value |= IMMUTABLE
     try:
         Tried.name = 1
     except TypeError:
@@ -44,10 +46,17 @@ def classes():
 
 
 def freeze(kinds):
-    """Makes classes unchangeable for the rest of the process."""
+    """Makes classes unchangeable, until they are thawed."""
     for kind in kinds:
         _flags(kind).value |= IMMUTABLE
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(object))
+        FROZEN.append(kind)
+
+
+def thaw():
+    """Makes all classes changeable that were frozen."""
+    for kind in FROZEN:
+        _flags(kind).value &= ~IMMUTABLE
+    FROZEN.clear()
 
 
 def thawed(change):

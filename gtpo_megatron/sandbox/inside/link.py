@@ -81,7 +81,7 @@ class Link:
         self.mine, self.keys, self.described = {}, {}, set()
         self.classes, self.theirs = {}, weakref.WeakValueDictionary()
         self.raised_here, self.raised_there = {}, {}
-        self.named, self.mixed = set(), set()
+        self.named, self.mixed, self.made = set(), set(), set()
         self.num_asked = 0
         self.has_ended = False
         self.served = {}
@@ -174,6 +174,20 @@ class Link:
         """Calls an object of the other side."""
         return self.ask("call", of=key, args=args, kwargs=kwargs)
 
+    def construct(self, mirror, args, kwargs):
+        """Calls a class of the other side."""
+        made = self.call(mirror._key, args, kwargs)
+        if isinstance(made, Remote) and type(made) is mirror:
+            self.made.add(made._number)
+        return made
+
+    def answers(self, remote):
+        """Whether an object decides what it is equal to: the tests made it, of a class that they name, as their task.
+
+        An object that anything else of the program has returned is none of these, be it the same one.
+        """
+        return remote._number in self.made and type(remote)._key in self.named
+
     def operate(self, remote, name, args, kwargs):
         """An operator of a remote.
 
@@ -183,6 +197,8 @@ class Link:
         """
         if name == "__call__":
             return self.call(remote._number, args, kwargs)
+        if self.answers(remote):
+            return self.ask("special", of=remote._number, name=name, args=args, kwargs=kwargs)
         has_value = self.is_guarded and any(not is_remote(one) for one in args)
         if has_value and (name in COMPARISONS or name in ARITHMETIC):
             plain = self.plain(remote)
@@ -363,6 +379,7 @@ class Link:
             found = object.__new__(mirror)
             object.__setattr__(found, "_number", given["v"])
             self.theirs[given["v"]] = found
+        self.made.discard(given["v"])
         return found
 
     # -------------------------------------------------------------------------------------------------------- classes

@@ -79,6 +79,8 @@ def main():
     settings["supplied"] = module("prelude").names()
     settings["for_tests"] = module("prelude").for_tests(settings["supplied"])
     sys.set_int_max_str_digits(LITERAL_DIGITS)
+    if settings["framework"]:
+        make_ready_for_tests(settings)
     gc.disable()  # a collection in a fork would copy every page; programs enable it
     gc.freeze()
     nothing = os.open("/dev/null", os.O_RDWR)
@@ -92,8 +94,6 @@ def main():
     while sizes := taken(jobs, 16):
         job = json.loads(taken(jobs, int.from_bytes(sizes[:8], "big")))
         tests = taken(jobs, int.from_bytes(sizes[8:], "big"))
-        if tests and "session" not in settings:
-            make_ready_for_tests(settings)
         with files(settings) as folder:
             answers.write(run_job(job, tests, settings | {"folder": folder}).strip() + b"\n")
             answers.flush()
@@ -101,14 +101,12 @@ def main():
 
 
 def make_ready_for_tests(settings):
-    """Loads what tests in Python need, once, and before any of them is read."""
+    """Loads what tests in Python need, once, and before any of them is read; classes are frozen from here on."""
     sys.path += settings["framework"]
     settings["session"] = module("pytest_session").prepared(settings["folder"])
     module("plain_tables").prepare()
     settings["origins"] = module("prelude").origins(settings["supplied"])
-    settings["kinds"] = module("together").prepare() if module("frozen").can_freeze() else []
-    gc.collect()
-    gc.freeze()
+    settings["is_frozen"] = module("together").prepare()
 
 
 def load(name, text):
@@ -198,7 +196,7 @@ def new_folder(parent):
         os.chmod(parent, 0o700)
         return tempfile.mkdtemp(dir=parent)
     except OSError:
-        return tempfile.mkdtemp(prefix="programs-")
+        return tempfile.mkdtemp(dir=tempfile.mkdtemp(prefix="programs-"))  # what is above it is no folder of others
 
 
 class Reaper:
@@ -237,9 +235,15 @@ class Reaper:
             self.for_tests = module("prelude").for_tests(supplied)
         self.supplied, self.code = supplied, code
         return self.cases(
-            lambda: program.run_as_main(code, supplied),
-            lambda run, nonce: lambda: program.load_and_do(code, run, program.reporter(nonce), supplied),
+            lambda: self.thawed() or program.run_as_main(code, supplied),
+            lambda run, nonce: (
+                lambda: self.thawed() or program.load_and_do(code, run, program.reporter(nonce), supplied)
+            ),
         )
+
+    def thawed(self):
+        """Makes classes changeable again, for a program that has no tests in its interpreter."""
+        module("frozen").thaw()
 
     def cpp(self):
         """Cases of a C++ program, which is compiled once."""
@@ -298,7 +302,7 @@ class Reaper:
         self.reading = module("plain").read(
             [self.job["before"], self.job["source"]], lambda name: name.encode() in self.tests, known
         )
-        if not self.settings["kinds"]:
+        if not self.settings["is_frozen"]:
             self.reading.reason = "its interpreter cannot be frozen"
 
     def examined(self, run, left):
@@ -322,7 +326,7 @@ class Reaper:
 
         def together():
             module("together").examine(
-                self.code, begun(), kinds=self.settings["kinds"], imports=reading.imports, own_names=reading.own_names,
+                self.code, begun(), imports=reading.imports, own_names=reading.own_names,
                 for_program=self.supplied, supplied=supplied, report=module("test_runner").reporter(nonce),
                 session=session,
             )  # fmt: skip
@@ -330,6 +334,7 @@ class Reaper:
 
         def offered():
             forget(self.tests)
+            self.thawed()
             module("program").offer(self.code, self.supplied, LINK, LINK + 1)
 
         def apart():
@@ -358,9 +363,7 @@ class Reaper:
         )
         return seen.results(ended, status, num=len(run))
 
-    def observe(
-        self, body, *, stdin, nonce=None, may_fork=False, limits=None, link=(), beside=None, num_cases=MANY
-    ):
+    def observe(self, body, *, stdin, nonce=None, may_fork=False, limits=None, link=(), beside=None, num_cases=MANY):
         """Runs a process to its end; what it has written, the limit that it broke or None, and its exit code.
 
         Args:

@@ -179,7 +179,10 @@ class Reader:
         name, parent = node.id, self.parents.get(node)
         if not isinstance(node.ctx, ast.Load):
             return
-        if is_dunder(name) and name not in ("__name__", "__doc__", "__file__", "__class__"):
+        is_alias = isinstance(parent, ast.Assign) and all(
+            isinstance(one, ast.Name) and self._is_method_name(one, one.id) for one in parent.targets
+        )
+        if is_dunder(name) and name not in ("__name__", "__doc__", "__file__", "__class__") and not is_alias:
             raise Apart(f"it uses {name}")
         if name in tables.NEVER and self.scopes.is_global(node):
             raise Apart(f"it uses {name}")
@@ -322,8 +325,10 @@ class Reader:
             return
         if isinstance(parent, ast.Call) and parent.func is node:
             given = [*parent.args, *(one.value for one in parent.keywords if one.arg is None)]
-            if len(parent.args) != 3 and len(given) == len(parent.args) and not any(
-                isinstance(one, ast.Starred) for one in given
+            if (
+                len(parent.args) != 3
+                and len(given) == len(parent.args)
+                and not any(isinstance(one, ast.Starred) for one in given)
             ):
                 return
             raise Apart("it may make a class by a call of a class")
@@ -394,9 +399,9 @@ class Reader:
                 raise Apart(f"{node.name} is made of {name}")
             if kind is not type and (kind in tables.VALUES or kind is object or issubclass(kind, Exception)):
                 return
-        elif name in tables.BASES or module == "collections.abc" or (module == "typing" and self._is_abstract(name)):
-            return
-        elif module in ("json", "queue", "asyncio", "sqlite3", "configparser") and name.endswith(("Error", "Empty", "Full")):
+        elif name in tables.BASES or module == "collections.abc" or (module == "typing" and self._is_abstract(name)) or (module in ("json", "queue", "asyncio", "sqlite3", "configparser") and name.endswith(
+            ("Error", "Empty", "Full")
+        )):
             return
         raise Apart(f"{node.name} is made of {name}")
 
@@ -423,9 +428,7 @@ class Reader:
         for base in node.bases:
             base = base.value if isinstance(base, ast.Subscript) else base
             name = base.id if isinstance(base, ast.Name) else getattr(base, "attr", "")
-            if isinstance(base, ast.Call):
-                name = "NamedTuple"
-            elif isinstance(base, ast.Name) and self._is_named_tuple(name):
+            if isinstance(base, ast.Call) or (isinstance(base, ast.Name) and self._is_named_tuple(name)):
                 name = "NamedTuple"
             elif isinstance(base, ast.Name) and name in self.imported:
                 name = self.imported[name][1]
@@ -458,12 +461,22 @@ class Reader:
         if len(names) != 2 or any(extra) or method.args.posonlyargs or method.decorator_list:
             return False
         this, other = names
-        assigned = {name for one in ast.walk(method) if one is not method for name in bindings(one)}
+        assigned = {name for part in method.body for one in ast.walk(part) for name in bindings(one)}
         if {"isinstance", "type", "NotImplemented"} & self.bound.keys() or any(
-            isinstance(one, ast.Name) and one.id in names and not isinstance(one.ctx, ast.Load) for one in ast.walk(method)
+            isinstance(one, ast.Name) and one.id in names and not isinstance(one.ctx, ast.Load)
+            for one in ast.walk(method)
         ):
             return False
-        nested = (ast.FunctionDef, ast.Lambda, ast.ClassDef, ast.Global, ast.Nonlocal, ast.Yield, ast.YieldFrom, ast.Try)
+        nested = (
+            ast.FunctionDef,
+            ast.Lambda,
+            ast.ClassDef,
+            ast.Global,
+            ast.Nonlocal,
+            ast.Yield,
+            ast.YieldFrom,
+            ast.Try,
+        )
         if any(isinstance(one, nested) for one in ast.walk(method) if one is not method) or assigned & set(names):
             return False
         body = [one for one in method.body if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))]

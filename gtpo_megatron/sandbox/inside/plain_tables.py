@@ -6,6 +6,7 @@ library only.
 
 import builtins
 import importlib
+import sys
 import types
 import unittest
 from functools import lru_cache
@@ -74,8 +75,7 @@ STARRED = (
 """Modules of which ``*`` may be imported; what may not be used of them is looked at where it is used."""
 
 NEVER = frozenset(
-    "exec eval compile __import__ globals locals vars dir breakpoint exit quit help SystemExit KeyboardInterrupt "
-    "GeneratorExit copyright credits license __builtins__ __loader__ __spec__ __build_class__ __debug__".split()
+    ["exec", "eval", "compile", "__import__", "globals", "locals", "vars", "dir", "breakpoint", "exit", "quit", "help", "SystemExit", "KeyboardInterrupt", "GeneratorExit", "copyright", "credits", "license", "__builtins__", "__loader__", "__spec__", "__build_class__", "__debug__"]
 )
 """Names of Python's that send a program apart."""
 
@@ -93,8 +93,8 @@ INSIDES = frozenset(
             if not name.startswith("__") and name not in ("send", "throw", "close", "replace", "clear",
                                                           "asend", "athrow", "aclose")
         ),
-        *"ctypes get_stack print_stack get_coro with_traceback load_extension enable_load_extension format_map".split(),
-        *"strides getfield setfield".split(),
+        *["ctypes", "get_stack", "print_stack", "get_coro", "with_traceback", "load_extension", "enable_load_extension", "format_map"],
+        *["strides", "getfield", "setfield"],
     ]
 )  # fmt: skip
 """Attributes that lead to frames, code or memory."""
@@ -102,39 +102,36 @@ INSIDES = frozenset(
 CHECKS = frozenset(name for name in dir(unittest.TestCase) if name.startswith(("assert", "fail")))
 """Attributes that a program may not set: it may be given a case of unittest."""
 
-DUNDERS_READ = frozenset("__name__ __qualname__ __doc__ __init__ __len__ __iter__ __next__ __str__ __repr__".split())
+DUNDERS_READ = frozenset(["__name__", "__qualname__", "__doc__", "__init__", "__len__", "__iter__", "__next__", "__str__", "__repr__"])
 """Dunder attributes that may be read of anything."""
 
 DEFINED = frozenset(
     f"__{name}__"
-    for name in (
-        "init new repr str format bytes bool len iter next reversed getitem setitem delitem missing call enter exit "
-        "aenter aexit aiter anext await hash int float complex index round trunc floor ceil abs neg pos invert "
-        "post_init init_subclass class_getitem set_name get set delete copy deepcopy getstate setstate sizeof "
-        "length_hint fspath getnewargs dir"
-    ).split()
+    for name in ["init", "new", "repr", "str", "format", "bytes", "bool", "len", "iter", "next", "reversed", "getitem", "setitem", "delitem", "missing", "call", "enter", "exit", "aenter", "aexit", "aiter", "anext", "await", "hash", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil", "abs", "neg", "pos", "invert", "post_init", "init_subclass", "class_getitem", "set_name", "get", "set", "delete", "copy", "deepcopy", "getstate", "setstate", "sizeof", "length_hint", "fspath", "getnewargs", "dir"]
 )
 """Methods that a class may define as it likes: none of them knows what its result is compared with."""
 
 ARITHMETIC = frozenset(
     f"__{side}{name}__"
-    for name in "add sub mul truediv floordiv mod pow matmul lshift rshift and or xor divmod".split()
+    for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and", "or", "xor", "divmod"]
     for side in ("", "r", "i")
 )
-COMPARISONS = frozenset(f"__{name}__" for name in "eq ne lt le gt ge".split())
+COMPARISONS = frozenset(f"__{name}__" for name in ["eq", "ne", "lt", "le", "gt", "ge"])
 BINARY = ARITHMETIC | COMPARISONS | {"__contains__"}
 """Methods that know what they are compared or calculated with; they must have a form that is honest with values."""
 
-TO_NUMBER = frozenset(f"__{name}__" for name in "abs float int index complex round trunc floor ceil bool len neg pos invert".split())
-SCALING = frozenset(f"__{side}{name}__" for name in "mul truediv floordiv matmul pow".split() for side in ("", "r", "i"))
+TO_NUMBER = frozenset(
+    f"__{name}__" for name in ["abs", "float", "int", "index", "complex", "round", "trunc", "floor", "ceil", "bool", "len", "neg", "pos", "invert"]
+)
+SCALING = frozenset(
+    f"__{side}{name}__" for name in ["mul", "truediv", "floordiv", "matmul", "pow"] for side in ("", "r", "i")
+)
 
-ASSIGNED = frozenset("__all__ __version__ __author__ __slots__ __hash__ __doc__".split())
+ASSIGNED = frozenset(["__all__", "__version__", "__author__", "__slots__", "__hash__", "__doc__"])
 """Dunder names that may be assigned."""
 
 BASES = frozenset(
-    "ABC Generic Protocol NamedTuple TypedDict OrderedDict defaultdict Counter deque UserDict UserList UserString "
-    "Thread JSONEncoder JSONDecoder ContextDecorator AbstractContextManager AbstractAsyncContextManager StringIO Handler "
-    "HTMLParser Template local".split()
+    ["ABC", "Generic", "Protocol", "NamedTuple", "TypedDict", "OrderedDict", "defaultdict", "Counter", "deque", "UserDict", "UserList", "UserString", "Thread", "JSONEncoder", "JSONDecoder", "ContextDecorator", "AbstractContextManager", "AbstractAsyncContextManager", "StringIO", "Handler", "HTMLParser", "Template", "local"]
 ) | frozenset(ENUMS)
 """Classes of modules that a class may be made of, besides those of ``collections.abc`` and ``typing``'s names of them."""
 
@@ -143,6 +140,10 @@ VALUES = (
     *(type({}.keys()), type({}.values()), type({}.items()), type(lambda: 0), type, BaseException, memoryview),
 )
 VALUE_BASES = ("OrderedDict", "defaultdict", "Counter", "deque", "UserDict", "UserList", "UserString", "NamedTuple")
+
+
+OF_ARRAYS = ["A", "A1", "H", "I", "T", "alignment", "all", "any", "argmax", "argmin", "argpartition", "argsort", "as_integer_ratio", "astype", "base", "bit_count", "byteorder", "byteswap", "char", "choose", "clip", "compress", "conj", "conjugate", "copy", "ctypes", "cumprod", "cumsum", "data", "denominator", "descr", "device", "diagonal", "dot", "dtype", "dump", "dumps", "fields", "fill", "flags", "flat", "flatten", "fromhex", "getA", "getA1", "getH", "getI", "getT", "getfield", "hasobject", "hex", "imag", "is_integer", "isalignedstruct", "isbuiltin", "isnative", "item", "itemset", "itemsize", "kind", "mT", "max", "mean", "metadata", "min", "name", "names", "nbytes", "ndim", "newbyteorder", "nonzero", "num", "numerator", "partition", "prod", "ptp", "put", "ravel", "real", "repeat", "reshape", "resize", "round", "searchsorted", "setfield", "setflags", "shape", "size", "sort", "squeeze", "std", "str", "strides", "subdtype", "sum", "swapaxes", "take", "to_device", "tobytes", "tofile", "tolist", "tostring", "trace", "transpose", "type", "var", "view"]
+"""Attributes of the values of numpy, which is not loaded for them alone."""
 
 
 @lru_cache(maxsize=1)
@@ -156,22 +157,23 @@ def attributes_of_values():
 
     kinds = [*VALUES, decimal.Decimal, fractions.Fraction, datetime.datetime, datetime.timedelta, pathlib.Path]
     kinds += [array.array, types.SimpleNamespace, types.ModuleType]
-    numpy = importlib.import_module("numpy") if importlib.util.find_spec("numpy") is not None else None
-    kinds += [numpy.ndarray, numpy.float64] if numpy is not None else []
-    return frozenset(name for kind in kinds for name in dir(kind))
+    return frozenset([*OF_ARRAYS, *(name for kind in kinds for name in dir(kind))])
 
 
 @lru_cache(maxsize=256)
 def names_of(module):
-    """The names of a module that a program may use, or None if the module is not allowed."""
-    if module in NAMES_OF:
-        return frozenset(NAMES_OF[module].split())
-    if module not in WHOLE:
+    """The names of a module that a program may use, or None if the module is not allowed.
+
+    It is loaded, so that what is in it can be frozen before the program comes.
+    """
+    if module not in WHOLE and module not in NAMES_OF:
         return None
     try:
         loaded = importlib.import_module(module)
     except ImportError:
         return None
+    if module in NAMES_OF:
+        return frozenset(NAMES_OF[module].split())
     public = getattr(loaded, "__all__", None) or [name for name in vars(loaded) if not name.startswith("_")]
     left_out = NOT_OF.get(module, "").split()
     return frozenset(
@@ -197,11 +199,10 @@ def _is_shared(value, place):
 
 
 def prepare():
-    """Loads what programs may import, before any is there: what is loaded can be made unchangeable."""
+    """Looks into the modules that are loaded already, once for all programs."""
     for module in (*WHOLE, *NAMES_OF):
-        names_of(module)
-        if module in NAMES_OF and importlib.util.find_spec(module.partition(".")[0]) is not None:
-            importlib.import_module(module)
+        if module in sys.modules:
+            names_of(module)
     attributes_of_values()
 
 

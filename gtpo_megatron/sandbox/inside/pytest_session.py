@@ -12,7 +12,7 @@ import sys
 from gtpo_megatron.sandbox.inside.link import last_line
 
 LEFT_OUT = (
-    "cacheprovider", "terminal", "assertion", "doctest", "junitxml", "pastebin", "faulthandler", "stepwise",
+    "cacheprovider", "terminal", "assertion", "doctest", "pastebin", "faulthandler", "stepwise",
     "setuponly", "setupplan", "legacypath", "threadexception", "unraisableexception", "terminalprogress",
 )  # fmt: skip
 """Plugins of pytest that write files, reports or the texts of failures."""
@@ -111,9 +111,7 @@ def run(session, items, at, seen):
 
     item.repr_failure = item._repr_failure_py = said
     seen.reports.clear()
-    session.config.hook.pytest_runtest_protocol(
-        item=item, nextitem=items[at + 1] if at + 1 < len(items) else None
-    )
+    session.config.hook.pytest_runtest_protocol(item=item, nextitem=items[at + 1] if at + 1 < len(items) else None)
     failed = [report for report in seen.reports if report.failed]
     if failed:
         return "error", str(failed[0].longrepr)

@@ -40,10 +40,10 @@ class Mirror(abc.ABCMeta):
     """The class of classes of remotes: calls and attributes are requests."""
 
     def __call__(cls, *args, **kwargs):
-        return cls._link.call(cls._key, args, kwargs)
+        return cls._link.construct(cls, args, kwargs)
 
     def __getattr__(cls, name):
-        if name.startswith("_") and name not in READABLE:
+        if name.startswith("__") and name.endswith("__") and name not in READABLE:
             raise AttributeError(name)
         return cls._link.ask("get", of=cls._key, name=name)
 
@@ -95,7 +95,7 @@ class Remote:
     def __eq__(self, other):
         if self is other:
             return True
-        if is_remote(other):
+        if is_remote(other) or self._link.answers(self):
             return self._link.ask("equal", of=self._number, args=(other,)) is True
         plain = self._link.plain(self)
         return NotImplemented if plain is self else plain == other

@@ -21,7 +21,9 @@ class Progress:
 
     def unfinished(self):
         """Numbers of the cases without a result, with how many of their tests were run."""
-        return [] if self.is_over else [(at, len(one["tests"])) for at, one in enumerate(self.cases) if not one["result"]]
+        return (
+            [] if self.is_over else [(at, len(one["tests"])) for at, one in enumerate(self.cases) if not one["result"]]
+        )
 
     def take(self, reports, status, detail):
         """Takes all that one process has reported.

@@ -151,7 +151,9 @@ class Tests:
                 return
             if status == "ok" and self.program.used <= begun:
                 status = "unused"
-            self.report({"case": number, "test": items[at].nodeid.partition("::")[2], "status": status, "detail": detail})
+            self.report(
+                {"case": number, "test": items[at].nodeid.partition("::")[2], "status": status, "detail": detail}
+            )
         self.report({"case": number, "status": "done"})
 
     def _status_of(self, error):

@@ -18,6 +18,9 @@ NAME = "solution"
 RUNNING = ("_pytest", "pytest", "pluggy", "pytest_asyncio", "pytest_mock")
 """Packages of what runs the tests: they change their own classes, and no program gets hold of one."""
 
+LOADED = [0]
+"""Modules that were loaded when classes were frozen."""
+
 
 class ProgramModule(types.ModuleType):
     """The program's module, which knows whether anybody has looked into it, and what ``*`` gives."""
@@ -81,22 +84,34 @@ class LoadedProgram:
 
 
 def prepare():
-    """The classes to be frozen; what patches for tests may still change them."""
+    """Freezes all classes, but those of what runs the tests; whether it could.
+
+    What patches for tests may still change any class.
+    """
+    if not frozen.can_freeze():
+        return False
     patching = [unittest.mock]
     if "_pytest.monkeypatch" in sys.modules:
         patching.append(sys.modules["_pytest.monkeypatch"])
     for module in patching:
         module.setattr, module.delattr = frozen.thawed(setattr), frozen.thawed(delattr)
-    return [kind for kind in frozen.classes() if kind.__module__.partition(".")[0] not in RUNNING]
+    freeze_all()
+    return True
 
 
-def examine(codes, cases, *, kinds, imports, own_names, for_program, supplied, report, session):
+def freeze_all():
+    """Freezes the classes of all modules that are loaded, if there are any since it was done last."""
+    if len(sys.modules) != LOADED[0]:
+        frozen.freeze(kind for kind in frozen.classes() if kind.__module__.partition(".")[0] not in RUNNING)
+        LOADED[0] = len(sys.modules)
+
+
+def examine(codes, cases, *, imports, own_names, for_program, supplied, report, session):
     """Loads a program and runs its tests.
 
     Args:
         codes: of the program.
         cases: see :class:`.test_runner.Tests`.
-        kinds: classes to freeze.
         imports: what the program's text imports at its top.
         own_names: names that the program's module binds itself.
         for_program: names of its prelude.
@@ -105,7 +120,7 @@ def examine(codes, cases, *, kinds, imports, own_names, for_program, supplied, r
         session: likewise.
     """
     pythons = dict(vars(builtins))
-    frozen.freeze(kinds)
+    freeze_all()
     vars(builtins).update({name: value for name, value in for_program.items() if name not in own_names})
     program = LoadedProgram(supplied, pythons)
     try:

@@ -48,19 +48,44 @@ class Manager:
 
 
 def checked_manager(manager, raising):
-    """A manager that may suppress everything, if it is Python's or pytest's; any other within a :class:`Manager`."""
-    is_known = type(manager).__module__.partition(".")[0] in ("_pytest", "pytest", "unittest", "warnings", "decimal")
-    if is_known or isinstance(manager, contextlib.suppress):
+    """A manager of the tests', of unittest or of pytest as it is; any other within a :class:`Manager`."""
+    kind = type(manager)
+    code = getattr(getattr(manager, "gen", None), "gi_code", None)
+    if kind.__module__.partition(".")[0] in ("_pytest", "pytest", "unittest", "warnings", "__main__"):
         return manager
-    if not hasattr(type(manager), "__exit__") and not hasattr(type(manager), "__aexit__"):
+    if code is not None and code.co_filename == "tests.py":
+        return manager
+    if not hasattr(kind, "__exit__") and not hasattr(kind, "__aexit__"):
         return manager
     return Manager(manager, None if raising is None else frozenset(raising))
 
 
 class Changed(ast.NodeTransformer):
-    """Changes the tree of a text of tests."""
+    """Changes the tree of a text of tests.
 
-    def visit_ImportFrom(self, node):  # noqa: N802 - ast's name
+    Args:
+        tree: of the text.
+    """
+
+    def __init__(self, tree):
+        imported = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "contextlib"]
+        self.pythons = {alias.asname or alias.name for node in imported for alias in node.names}
+        self.pythons |= {f"contextlib.{name}" for name in contextlib.__all__}
+
+    def visit_Import(self, node):
+        """``import src.solution as s``: the program stands for each of the two, and is no part of itself."""
+        dotted = [alias for alias in node.names if alias.asname and "." in alias.name]
+        if not dotted:
+            return node
+        others = [alias for alias in node.names if alias not in dotted]
+        text = "".join(f"{one.asname} = __import__('importlib').import_module({one.name!r})\n" for one in dotted)
+        made = [*([ast.Import(others)] if others else []), *ast.parse(text).body]
+        for one in made:
+            for part in ast.walk(one):
+                ast.copy_location(part, node)
+        return made
+
+    def visit_ImportFrom(self, node):
         """``from .solution import f`` and ``from . import solution``: there is no package."""
         if not node.level:
             return node
@@ -68,11 +93,14 @@ class Changed(ast.NodeTransformer):
             return ast.copy_location(ast.ImportFrom(node.module, node.names, 0), node)
         return ast.copy_location(ast.Import(node.names), node)
 
-    def visit_With(self, node):  # noqa: N802
+    def visit_With(self, node):
         """Puts each manager into a call that looks at it."""
         self.generic_visit(node)
         lines = raising_lines(node.body) if checks_in(node.body) else None
         for item in node.items:
+            called = item.context_expr.func if isinstance(item.context_expr, ast.Call) else None
+            if called is not None and ast.unparse(called) in self.pythons:
+                continue
             given = ast.Constant(None) if lines is None else ast.Tuple([ast.Constant(one) for one in lines], ast.Load())
             call = ast.Call(ast.Name(CHECK, ast.Load()), [item.context_expr, given], [])
             item.context_expr = ast.copy_location(call, item.context_expr)
@@ -108,7 +136,8 @@ def raising_lines(body):
 
 def changed(text):
     """The code of a text of tests."""
-    tree = Changed().visit(ast.parse(text, "tests.py"))
+    tree = ast.parse(text, "tests.py")
+    tree = Changed(tree).visit(tree)
     return compile(tree, "tests.py", "exec", dont_inherit=True)
 
 

@@ -120,22 +120,9 @@ def test_a_text_that_would_run_no_test_is_refused_when_the_set_is_read(text):
     assert any(one in said for one in ("would run no test", "never calls it", "expected JSON or assertions")), said
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("assert f(2) ==", "are no Python"),
-        ("import pytest\ndef test_a():\n    pytest.deprecated_call(f)", r"uses pytest\.deprecated_call"),
-        ("def test_a(mocker):\n    assert f(2) == 4", "fixture 'mocker'"),
-        ("from solution import Stack\nclass T(Stack): pass\ndef test_a(): T()", "is made of the program's"),
-        (
-            "def test_a(monkeypatch):\n    monkeypatch.setenv('A', '1')\n    assert f(2) == 4",
-            "replaces the environment",
-        ),
-    ],
-)
-def test_what_the_sandbox_cannot_do_is_refused_when_the_set_is_read(text, said):
-    with pytest.raises(DataError, match=said):
-        cases_of_text(text, "tests")
+def test_what_is_no_python_is_refused_when_the_set_is_read():
+    with pytest.raises(DataError, match="are no Python"):
+        cases_of_text("assert f(2) ==", "tests")
 
 
 VAIN = {

@@ -1,0 +1,16 @@
+"""Programs for tests of the sandbox, in text files: ``### NAME`` begins one, and ``--- tests`` its own tests, if any."""
+
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "programs"
+
+
+def programs(name: str) -> dict[str, tuple[str, str]]:
+    """Programs and their tests by name, from the file of a kind."""
+    parts = (FOLDER / f"{name}.txt").read_text(encoding="utf-8").split("\n### ")[1:]
+    found = {}
+    for part in parts:
+        title, _, text = part.partition("\n")
+        program, _, tests = text.partition("--- tests\n")
+        found[title] = (program, tests)
+    return found

@@ -1,0 +1,48 @@
+"""Right programs of every shape pass the tests that plain Python passes, and empty ones in their place do not."""
+
+import ast
+
+import pytest
+
+from gtpo_megatron.rewards.code_tests import code_tests, complaint
+from gtpo_megatron.sandbox.choose import UnsafeSandbox
+from tests.unit.rewards.test_code_tests import fenced, graded
+from tests.unit.sandbox.programs import programs
+
+SHAPES = programs("shapes")
+APART = 8
+"""Programs among them that are not plain: what of the tests can be wrong for them is known, and is none of this."""
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    made = UnsafeSandbox()
+    yield made
+    made.close()
+
+
+def empty(program):
+    """Every function and class of a program, doing nothing."""
+    names = [one for one in ast.parse(program).body if isinstance(one, ast.FunctionDef | ast.ClassDef)]
+    return "\n".join(
+        f"class {one.name}: pass" if isinstance(one, ast.ClassDef) else f"def {one.name}(*a, **k): pass"
+        for one in names
+    )
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_right_program_passes_and_an_empty_one_does_not(sandbox, name):
+    program, tests = SHAPES[name]
+    assert complaint({"tests": tests}) == ""
+    right = graded(sandbox, fenced(program), {"tests": tests}, code_tests)
+    assert right.value == 1.0, right.info
+    wrong = graded(sandbox, fenced(empty(program)), {"tests": tests}, code_tests)
+    assert wrong.value == 0.0, wrong.info
+
+
+def test_most_of_them_share_the_interpreter_of_their_tests(sandbox):
+    reasons = {}
+    for name, (program, tests) in SHAPES.items():
+        found = graded(sandbox, fenced(f"{program}\nraise ValueError"), {"tests": tests})
+        reasons[name] = found.info.get("apart", "")
+    assert sum(bool(one) for one in reasons.values()) <= APART, {name: one for name, one in reasons.items() if one}
