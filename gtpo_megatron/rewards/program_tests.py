@@ -62,7 +62,9 @@ MAX_UNPACKED_BYTES = 256 << 20
 LIVECODEBENCH = "livecodebench"
 """In the column ``comparison``: outputs and values are compared as its own grader does."""
 
-_DURATION = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(ms|milliseconds?|s|secs?|seconds?)?\b.*", re.IGNORECASE)
+_DURATION = re.compile(
+    r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:(ms|milliseconds?|s|secs?|seconds?)(?:\W.*)?)?", re.IGNORECASE | re.DOTALL
+)
 
 _OTHER_ANSWERS = ("generated_checker", "interaction_format")
 """Columns of open-r1/codeforces for problems with several right outputs, or with a judge that answers."""

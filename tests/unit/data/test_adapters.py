@@ -247,6 +247,18 @@ def test_prompts_show_what_a_program_must_look_like(tmp_path):
     assert all("in one code block" in prompts[name] for name in ("humaneval", "mbpp", "livecodebench-v6", "taco"))
 
 
+def test_rows_of_livecodebench_say_that_its_own_comparison_decides(tmp_path, sandbox):
+    record, _ = ROWS["livecodebench-v6"]
+    [row] = read(tmp_path, "livecodebench-v6", record)
+    assert {name: json.loads(row.columns_json)[name] for name in ("comparison", "time_limit")} == {
+        "comparison": "livecodebench",
+        "time_limit": 6,
+    }
+    program = "```python\nprint(sum(map(float, input().split())))\n```"  # 3.0 for 3
+    request = RewardRequest(response=program, columns_json=row.columns_json, sandbox=sandbox)
+    assert code_tests(request).value == 1.0
+
+
 def test_only_the_columns_of_grading_are_kept_and_ids_are_the_sets(tmp_path):
     [row] = read(tmp_path, "taco", ROWS["taco"][0])
     assert json.loads(row.columns_json).keys() == {"input_output", "starter_code", "difficulty", "time_limit"}

@@ -184,6 +184,8 @@ def test_a_rows_comparison_is_its_tests():
         ({"tests": ["assert f()"], "language": "cpp"}, r"tests of C\+\+ programs must have input and output"),
         ({"test_list": [1]}, "test_list is"),
         ({"tests": [{"input": "", "output": "1"}], "time_limit": "soon"}, "time_limit is 'soon'; expected seconds"),
+        ({"tests": [{"input": "", "output": "1"}], "time_limit": "2 minutes"}, "time_limit is '2 minutes'"),
+        ({"tests": [{"input": "", "output": "1"}], "time_limit": "2.5e3"}, "time_limit is '2.5e3'"),
         ({"tests": [{"input": "", "output": "1"}], "time_limit": -1}, "time_limit is -1"),
         ({"tests": [{"input": "", "output": "1"}], "time_limit": True}, "time_limit is True"),
         ({"tests": [{"input": "", "output": "1"}], "time_limit": {"seconds": "2"}}, "time_limit is {"),
