@@ -59,9 +59,9 @@ class _Account:
 
     def outcome(self, failure: str = "") -> Outcome:
         counts = {
-            **{TURNS: self.num_turns, TOOL_ERRORS: self.num_tool_errors, MALFORMED: self.num_malformed},
+            **{TURNS: self.num_turns, TOOL_ERRORS: self.num_tool_errors, ENVIRONMENT_SECONDS: self.seconds},
             **{ENDED_UNGRADED: self.is_ungraded, REQUESTS_REFUSED: self.num_refused},
-            ENVIRONMENT_SECONDS: self.seconds,
+            MALFORMED: None if self.writes_tokens else self.num_malformed,  # who writes tokens reads the calls
         }
         own = {name: float(value) for name, value in counts.items() if value is not None}
         return Outcome(

@@ -322,6 +322,7 @@ def test_an_agent_that_writes_tokens_reads_and_says_them_as_they_are(made, token
     last = said(conversation, tokenizer, "de", is_truncated=True)
     assert (last.context_ids, last.outcome.reward, last.outcome.failure) == (None, -1.0, "")
     assert last.outcome.parts["is_cut"] == 1
+    assert "malformed_calls" not in last.outcome.parts, "the agent reads its calls itself"
 
 
 def test_tokens_that_the_model_does_not_have_fail_their_episode(made, tokenizer):
