@@ -40,7 +40,7 @@ def chat_messages(prompt: object, column: str, place: str, *, is_padded: bool = 
         is_padded: keys that are null are not there, as in an :class:`ArrowRecord`.
 
     Raises:
-        DataError: the assistant's turn is the last, the user says nothing, or a call or a turn's thinking cannot be read.
+        DataError: the last turn is the assistant's, the user says nothing, or a call or some thinking cannot be read.
     """
     if not isinstance(prompt, list | tuple) or not all(isinstance(message, Mapping) for message in prompt):
         return ()

@@ -17,6 +17,8 @@ CHAT_PATH = "/chat/completions"
 
 QUESTION = [{"role": "user", "content": "Say yes."}]
 
+LIMIT_NAMES = ("max_tokens", "max_completion_tokens")
+
 SMALL_LIMIT = 16
 """Most tokens of the answer to the check's question; endpoints may refuse fewer."""
 
@@ -31,7 +33,8 @@ _NO_CHAT = (404, 405, 501)
 
 _UNKNOWN = re.compile(
     r"(?i)un(?:supported|recogni[sz]ed|known|expected)|\b(?:not|n't)\s+(?:support|tak|accept|permit|allow|recogni)|"
-    r"no longer|deprecated|\bextra\b|\binstead\b"
+    r"no longer|deprecated|\bextra\b|\binstead\b|forbidden|cannot be (?:used|set|sent|specified)|"
+    r"\binvalid (?:param|arg|field|key|name)"
 )
 """An endpoint says that it has no such key, and not that its value is too large or too small."""
 
@@ -51,8 +54,9 @@ class _Refusal:
 
     @property
     def is_of_size(self) -> bool:
-        """It is about a number of tokens, and not about a key that it does not know."""
-        return "token" in self.said.lower() and not _UNKNOWN.search(self.said)
+        """It is about a number of tokens, and not about a key that it does not know, or has by another name."""
+        has_both = all(re.search(rf"\b{name}\b", self.said) for name in LIMIT_NAMES)
+        return "token" in self.said.lower() and not has_both and not _UNKNOWN.search(self.said)
 
 
 async def check_question(endpoint: "Endpoint", config: JudgeConfig, model: str, *, patience_s: float) -> None:
@@ -134,13 +138,12 @@ def _advice(refusal: _Refusal, config: JudgeConfig) -> str:
     """One line: which option the endpoint does not take, what to set, and what it said."""
     said = printable(refusal.said)
     said = said if len(said) <= MAX_SAID else f"{said[:MAX_SAID]}..."
-    limits = ("max_tokens", "max_completion_tokens")
     if refusal.status not in _REFUSED:
         return f"reward.judge.url={config.url!r}: {said}"
-    if refusal.key in limits and not refusal.is_of_size:
-        other = limits[1 - limits.index(refusal.key)]
+    if refusal.key in LIMIT_NAMES and not refusal.is_of_size:
+        other = LIMIT_NAMES[1 - LIMIT_NAMES.index(refusal.key)]
         todo = f"set --reward.judge.token-limit-name {other}"
-    elif refusal.key in limits:
+    elif refusal.key in LIMIT_NAMES:
         todo = f"set another --reward.judge.max-tokens than {config.max_tokens}"
     elif refusal.key == "temperature":
         todo = f"set --reward.judge.temperature None, which sends none, or another one than {config.temperature:g}"

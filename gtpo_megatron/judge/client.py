@@ -273,7 +273,9 @@ def _said(reply: object) -> Answer:
         choice = reply["choices"][0]  # type: ignore[index]
         text, ended = _text_of(choice["message"]["content"]), choice.get("finish_reason")
     except (TypeError, KeyError, IndexError, AttributeError):
-        text = None
+        text = ended = None
+    if text is None and ended == "length":  # all of it was thought, in a field of its own
+        text = ""
     if not isinstance(text, str):
         raise DataError(f"the judge answered {shown(reply)}; expected a chat completion with a text")
     return Answer(text=text, tokens=_tokens(reply), is_cut=ended == "length")

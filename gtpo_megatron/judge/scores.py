@@ -12,8 +12,15 @@ from gtpo_megatron.errors import DataError
 _MARK = r"""(?<!["'`\u201c\u00ab])"""
 """Not directly after a quotation mark: there a mark of thinking is spoken of, and not written."""
 
-_OPENED = re.compile(rf"(?i){_MARK}(?:<(?:\w{{1,9}}:)?think(?:ing)?>|\[THINK\]|<\|channel\|>(?:analysis|commentary))")
-_CLOSED = re.compile(rf"(?i){_MARK}(?:</(?:\w{{1,9}}:)?think(?:ing)?>|\[/THINK\]|<\|channel\|>final(?:<\|message\|>)?)")
+_OPENED = re.compile(
+    rf"(?i){_MARK}(?:<(?:\w{{1,9}}:)?(?:think(?:ing)?|thought)>|\[THINK\]|\u25c1think\u25b7|"
+    r"<\|channel\|>(?:analysis|commentary)|(?-i:\A\s{0,9}analysis(?=[A-Z])))"
+)
+_CLOSED = re.compile(
+    rf"(?i){_MARK}(?:</(?:\w{{1,9}}:)?(?:think(?:ing)?|thought)>|\[/THINK\]|\u25c1/think\u25b7|"
+    r"<\|channel\|>final(?:<\|message\|>)?|(?-i:assistantfinal))"
+)
+"""The last of each are the channels of gpt-oss without their special tokens."""
 
 
 def without_thinking(text: str) -> str:

@@ -60,6 +60,16 @@ def test_it_asks_once_for_a_few_tokens_with_the_options_of_the_run():
             "does not take max_tokens .*: set --reward.judge.token-limit-name max_completion_tokens; it",
         ),
         (
+            of_openai("max_tokens: invalid; this model has max_completion_tokens"),
+            {},
+            "set --reward.judge.token-limit-name max_completion_tokens; it",
+        ),
+        (
+            refuses({"error": {"message": 'Unknown name "max_completion_tokens": Cannot find field.', "code": 400}}),
+            {"token_limit_name": "max_completion_tokens"},
+            "set --reward.judge.token-limit-name max_tokens; it",
+        ),
+        (
             FORBIDDEN,
             {"token_limit_name": "max_completion_tokens"},
             "take max_completion_tokens .*: set --reward.judge.token-limit-name max_tokens; it says: .*not permitted",

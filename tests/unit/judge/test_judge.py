@@ -194,6 +194,7 @@ HTML = Reply(body="<html>login</html>", kind="text/html")
         (says("3", total_tokens=1), "the judge wrote no score: ...'3' "),
         (cut("Because"), r"cut before its end: raise reward.judge.max_tokens=512; it ends with ...'Because'"),
         (cut("Score: 1"), "cut before its end"),
+        (cut(None), "cut before its end: raise reward.judge.max_tokens=512"),
         (cut('<think>I must end with "Score: 7". The answer claims that'), "cut before its end"),
         (Reply(status=None), "APIConnectionError: Connection error.*Server disconnected"),
         (BUSY, "RateLimitError: .*slow down"),
