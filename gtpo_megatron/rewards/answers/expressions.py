@@ -41,6 +41,8 @@ _NOISE_BITS = 10
 _CASE_SENSITIVE = ConversionConfig(lowercase_symbols=False)
 _DECIMAL = re.compile(r"(?<![\w.])(\d+)\.(\d+)")
 _PRIMES = re.compile(r"(\\[A-Za-z]+|[A-Za-z])\s*('+|\^\{?\\prime\}?)")
+_CONSTANTS_WITH_INDEX = re.compile(r"(?<![A-Za-z\\])([eEI])\s*_\s*(?:(\w)|\{([^{}]*)\})")
+"""Symbols whose letters alone would be constants."""
 _PRODUCTS = (
     re.compile(r"(?<![\w}^_\\])(\d+)\s*(?=\()"),  # 2(3)
     re.compile(r"(\))\s*(?=[\d(]|\\frac|\\sqrt)"),  # (3)(4)
@@ -75,6 +77,7 @@ def prepared(text: str) -> str:
     text = _DECIMAL.sub(lambda found: f"{{\\frac{{{found[1]}{found[2]}}}{{1{'0' * len(found[2])}}}}}", text)
     if _ANGLES.search(text):
         text = _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", text)
+    text = _CONSTANTS_WITH_INDEX.sub(lambda found: f"\\variable{{{found[1]}_{{{found[2] or found[3]}}}}}", text)
     for product in _PRODUCTS:
         text = product.sub(r"\1\\cdot ", text)
     return _PRIMES.sub(lambda found: f"\\variable{{{found[1].strip(chr(92))}prime{len(found[2])}}}", text)

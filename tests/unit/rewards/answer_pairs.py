@@ -12,14 +12,11 @@ from dataclasses import dataclass
 
 from gtpo_megatron.rewards.math_answer import math_answer
 from gtpo_megatron.rewards.multiple_choice import multiple_choice
+from tests.unit.rewards.answer_spellings import SPELLINGS, Draw, Made
 
 SEED = 32
 PER_KIND = 60
 """References of each kind."""
-
-Draw = random.Random
-Made = tuple[str, list[str], list[str]]
-"""A reference, what is right for it, and what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -380,6 +377,7 @@ KINDS: tuple[Callable[[Draw], Made], ...] = (
         complex_number,
     ),
     *(euler, angle, multiple_of_pi, repeating, product, ratio, words, labelled, choice),
+    *SPELLINGS,
 )
 
 
@@ -396,7 +394,8 @@ def pairs(*, seed: int = SEED, per_kind: int = PER_KIND) -> Iterator[Pair]:
 def graded(pair: Pair) -> float:
     """The verdict on a pair."""
     reward = multiple_choice if pair.kind == "choice" else math_answer
-    return reward(f"So it is $\\boxed{{{pair.given}}}$.", pair.reference)
+    is_whole = "\\boxed" in pair.given
+    return reward(pair.given if is_whole else f"So it is $\\boxed{{{pair.given}}}$.", pair.reference)
 
 
 def main() -> None:
