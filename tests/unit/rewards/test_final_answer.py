@@ -86,6 +86,10 @@ def test_nothing_else_is_an_answer(text):
         (r"\boxed{20}, \boxed{20}", "20"),
         (r"\boxed{20}, no: \boxed{30}", "30"),
         (r"\boxed{20} \boxed{30}", "30"),
+        (r"\boxed{20}\ ,\quad\mathrm{and}\ \boxed{30}", "20, 30"),
+        (r"x &= \boxed{1+1} \\ &= \boxed{2}", "2"),
+        (r"$2x = \boxed{4}$, so $x = \boxed{2}$", "2"),
+        (r"$x = \boxed{4}$ and $y = \boxed{2}$", "x=4, y=2"),
         ("Answer: \\[\n5\n\\]", "5"),
         ("Answer:\n$$\n\\frac12\n$$\n", r"\frac12"),
     ],
@@ -97,7 +101,9 @@ def test_cut_empty_and_several_boxes(text, expected):
 BLOWN_UP = ["Answer:" + " " * 10**6, "answer" + "\t" * 10**6, "\n" * 10**6, "Answer:\n" * 10**5, "Answer: " * 10**5]
 
 
-@pytest.mark.parametrize("text", [*BLOWN_UP, "\\boxed{" * 300_000, "*" * 10**6 + "answer"], ids=range(7))
+@pytest.mark.parametrize(
+    "text", [*BLOWN_UP, "\\boxed{" * 300_000, "*" * 10**6 + "answer", r"\boxed{1}, " * 10**5], ids=range(8)
+)
 def test_megabytes_take_no_longer_than_prose(text):
     start = time.process_time()
     final_answer(text)

@@ -63,8 +63,58 @@ percent: 50\% = 0.5 | 50 = 50\% | 12.5\% = 12.5 | 12.5\% = \frac18 | 12.5 percen
 units: 5 cm = 5 | 5\text{ cm}^2 = 5 | 60 miles per hour = 60 | 5m = 5 | 10 cm^2 = 10\text{ cm}^2 | 3.2 m/s^2 = 3.2
 units: 9 red apples = 9
 words: No solution = \text{no solution} | Yes = yes | (B) = B | \text{Tuesday} = tuesday
+braces: {\frac{1}{2}} = 0.5 | {{x+1}} = x+1 | -{\frac12} = -0.5 | {(1,2)} = (1,2) | (1,{\frac12}) = (1,0.5)
+braces: {1}+{x} = x+1
+braces: {\frac12}\text{ cm} = 0.5 | {5\choose 2} = 10 | {1\over 2} = 0.5 | \frac{{1}}{{2}} = 0.5 | {\textbf{(C)}}\ 5 = 5
+braces: \begin{pmatrix}{1}\\{\frac12}\end{pmatrix} = \begin{pmatrix}1\\0.5\end{pmatrix} | {2}^{10} = 1024
+braces: 12{:}30 = 12:30
+thousands: 32,\! 349 = 32349 | 1,\! 234,\! 567 = 1234567 | 32{,} 349 = 32349
+blanks: \ 185\;\ . = 185 | 185\\ = 185
+indices: T_\text{max} = T_{\text{max}} | T_{max} = T_\mathrm{max} | T_\max = T_{\text{max}}
+indices: 1+R_\odot^2 = R_{\odot}^2+1
+indices: 2k_{\mathrm{B}}T = 2k_BT | 1+E_{kin} = E_\text{kin}+1 | \theta_{\rm c} = \theta_c | \log_\text{2} 8 = 3
+indices: I_0 = I_{\text{0}}
+bases: \text{AB}_{16} = AB_{16} | 2\text{A}_{16} = 2A_{16}
+units: 9.8\ \mathrm{m/s^2} = 9.8 | 9.8\,\mathrm{m\,s^{-2}} = 9.8 | 9.8\,\frac{\text{m}}{\text{s}^2} = 9.8
+units: 9.8\ \mathrm{\frac{m}{s^2}} = 9.8 | 9.8 \text{ m}\cdot\text{s}^{-2} = 9.8 | 5\ \mu\mathrm{m} = 5
+units: \mathrm{9.8\ m/s^2} = 9.8
+units: 5\,{\rm cm} = 5 | \text{Rs. } 500 = 500 | \text{US\$} 500 = 500
+fonts: \mathbf{x^2+1} = x^2+1 | \mathbf{2x} = 2x | \mathrm{\frac12} = 0.5
+approximations: \sqrt2 \approx 1.41 = \sqrt2 | \sqrt2 = \sqrt2 \approx 1.41 | x=\sqrt2 \simeq 1.414 = \sqrt2
+approximations: \sqrt2\ (\approx 1.414) = \sqrt2 | \Delta p \approx -3 = -3 | \sim 5 = 5
+approximations: \frac13 \approx 33.3\% = \frac13
+approximations: e^{10} \approx 2.2\times 10^4 = e^{10}
+lists: \text{A, B, and C} = A, B, C | A, C = \text{A and C} | A, B, & C = A, B, C | A \& C = C, A
+lists: 18\text{ and 19} = 18, 19
+lists: i, 1 = 1, i | \{1,-i,i\} = 1, i, -i
+integers: n\pi, n \in \mathbb{Z} = n\pi | n\pi = n\pi, n \in \mathbb{Z} | k\pi\ (k\in\mathbb{Z}) = n\pi, n\in\mathbb{Z}
+integers: 2n \text{ for any integer } n = 2n | 2n \text{ where } n \text{ is an integer} = 2k, k \in \mathbb{Z}
+times: 12:30 \text{ PM} = 12:30 p.m. | 14:30 = 2:30 PM | \text{5 p.m.} = 5:00 PM | 12:05 a.m. = 0:05
+degrees: 60^\circ = \frac{\pi}{3} | \frac{\pi}{3} = 60^\circ | 60 \text{ degrees} = \pi/3
+logarithms: \lg 100 = 2 | \lg 5 = \log_{10} 5
 """
 WRONG = r"""
+braces: {\frac{1}{3}} = 0.5 | {x+1}^2 = x+1 | {1}{2} = 1 | {(2,1)} = (1,2) | 2{x+1} = x+1 | {\frac12}^2 = 0.5
+thousands: 32,\! 34 = 3234 | (32,\! 349) = 32349 | 32, 349 = 32349
+blanks: 185\ 0 = 185
+indices: T_{\text{min}} = T_{\text{max}} | T_\max = T | R_\oplus^2 = R_\odot^2 | k_A = k_B | 2I_1 = 2I_0 | I_0 = i
+bases: \text{AC}_{16} = AB_{16} | \text{AB} = AB_{16}
+units: 5\mathrm{x^2} = 5 | 5\frac{x}{y} = 5 | 5\cdot\frac{\text{m}}{3} = 5 | 5\text{ to 6} = 5 | 5\text{ ft 6 in} = 5
+units: 5\text{ or more} = 5 | 9.8^2\ \mathrm{m/s^2} = 9.8 | \frac{5\,\mathrm{m}}{2\,\mathrm{s}} = 5 | 2\mathrm{\pi} = 2
+approximations: \sqrt2 \approx 1.51 = \sqrt2 | \frac13 \approx 0.3 = 0.3 | \pi \approx 3 = 3
+approximations: \sqrt2+1 \approx 1.414 = \sqrt2
+approximations: 4 \approx \pi = \pi | 3=\pi = \pi | 0.577 = \frac{\sqrt3}{3} \approx 0.577 | 2.5 \approx 3 = 3
+approximations: 2\pi \approx 6.28 = \sqrt2 \approx 1.414 | \triangle ABC \sim \triangle DEF = \triangle DEF
+lists: \text{A, B, and D} = A, B, C | \text{A and B} = A, B, C | \text{18 and 19} = 18 | 18\text{ and 19} = 18
+lists: 1, 2i = 1, i | 1, 2 = 1, i | \frac10, 3 = 2, 3 | 2, \log 0 = 2, 3 | [1,2i] = \{1,i\} | 1, 2 = [1,2)
+lists: \infty, i = 1, i | \{1\}\cup\{2i\} = \{1,i\} | \pm i = \pm 1 | (\frac00, 3] = [2,3] | x<i = x<3
+integers: n\pi, n \in \mathbb{N} = n\pi, n \in \mathbb{Z} | 2n, n \in \mathbb{N} = 2n | k\pi = n\pi, n \in \mathbb{Z}
+integers: n \in \mathbb{Z} = n\pi, n \in \mathbb{Z} | x>2 = x>2, x \in \mathbb{Z}
+integers: 2n, k \in \mathbb{Z} = 2k, k \in \mathbb{Z}
+times: 12:30 a.m. = 12:30 p.m. | 5\text{ a.m.} = 5\text{ p.m.} | 14:30 = 2:30 AM | 12:31 PM = 12:30 PM
+degrees: 60 = \frac{\pi}{3} | 30^\circ = \frac{\pi}{3} | 60^\circ = \frac{\pi}{6} | 60^\circ = \frac13
+logarithms: \lg 10 = 2 | \ln 100 = 2
+equations: 1=2 = 3=4 | 2x=3 = 2x=\begin{pmatrix}1\\2\end{pmatrix} | 5=5.2 = 1=1.04
 e-notation: 4.5 \times 10^{32} = 4.5e33 | 0.01 = 1e-3 | 3E7 = 3e8 | 45 = 4.5e1x | 3e5 = 3 | 3 = 3e5 | 1e-3 = 1e3
 Euler: 2 = 2\mathrm{e} | 2e = 20 | 2e^5 = 200000 | 2e - 5 = 2e-4
 imaginary: -4 = 1-5\mathrm{i} | 1 = 1-5\mathrm{i} | 1+5i = 1-5i | 5i = 5
@@ -110,6 +160,40 @@ def pairs(table):
 @pytest.mark.parametrize(("given", "reference"), pairs(RIGHT))
 def test_the_same_in_another_spelling_is_right(given, reference):
     assert math_answer(f"So it is \\boxed{{{given}}}.", reference) == 1.0
+
+
+BOXES = [
+    r"$\boxed{20}$; $\boxed{30}$",
+    r"\boxed{20} \text{ and } \boxed{30}",
+    r"\[\boxed{20} \quad \text{or} \quad \boxed{30}\]",
+    r"\[\boxed{20}\] and \[\boxed{30}\]",
+    r"\begin{align*} x &= \boxed{20} \\ y &= \boxed{30} \end{align*}",
+    r"$x = \boxed{20}$ or $x = \boxed{30}$",
+]
+
+
+@pytest.mark.parametrize("boxes", BOXES)
+def test_boxes_that_are_joined_are_one_answer_in_a_response_and_in_a_reference(boxes):
+    assert math_answer(boxes, "30, 20") == 1.0
+    assert math_answer(boxes, "30") == math_answer(boxes, "20") == math_answer(boxes, "20, 31") == 0.0
+    assert math_answer(r"\boxed{30, 20}", boxes) == math_answer(boxes, boxes) == 1.0
+    assert math_answer(r"\boxed{30}", boxes) == math_answer(r"\boxed{20}", boxes) == 0.0
+
+
+def test_a_name_belongs_to_its_box():
+    assert math_answer(r"$y = \boxed{2}$, $x = \boxed{1}$", "x=1, y=2") == 1.0
+    assert math_answer(r"$y = \boxed{1}$, $x = \boxed{2}$", "x=1, y=2") == 0.0
+
+
+def test_a_reference_that_begins_with_a_box_has_no_other_answer():
+    assert math_answer(r"\boxed{20, 30}", r"\boxed{20} boys and \boxed{30} girls") == 1.0
+    assert math_answer(r"\boxed{30}", r"\boxed{20} boys and \boxed{30} girls") == 0.0
+    assert math_answer(r"\boxed{7}", r"First \boxed{2}. So the answer is \boxed{7}.") == 1.0
+
+
+@pytest.mark.parametrize("given", ["10^{{10^{10}}}", "{10}^{{10}^{{10}}}", r"10^{\mathrm{10^{10}}}"])
+def test_a_power_that_braces_hide_is_not_computed(given):
+    assert math_answer(rf"\boxed{{{given}}}", "5") == 0.0
 
 
 @pytest.mark.parametrize(("given", "reference"), pairs(WRONG))
