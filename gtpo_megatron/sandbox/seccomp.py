@@ -2,7 +2,8 @@
 
 The filter is a list of refusals: each gets EPERM, so that a program that tries one goes on and fails by itself. A
 program of another architecture, or of the x32 ABI, whose numbers differ, is killed. ``clone3`` gets ENOSYS, because its
-flags are in memory where a filter cannot look; the C library then uses ``clone``.
+flags are in memory where a filter cannot look; the C library then uses ``clone``. ``prlimit`` is allowed on oneself: on
+process 1 of the namespace, which is the same user's, it would end what watches the program.
 """
 
 import struct
@@ -19,7 +20,7 @@ _NAMESPACE_FLAGS = 0x7E020080
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 
-CLONE, CLONE3 = 56, 435
+CLONE, CLONE3, PRLIMIT = 56, 435, 302
 
 REFUSED = {
     "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "pidfd_getfd": 438,
@@ -61,6 +62,13 @@ def build_filter(*, may_fork: bool) -> bytes:
     ]
     for number in refused:
         code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, REFUSE)]
+    code += [
+        (_EQUAL, 0, 4, PRLIMIT),
+        (_LOAD, 0, 0, 16),  # process, the first argument: 0 is its own
+        (_EQUAL, 1, 0, 0),
+        (_RETURN, 0, 0, REFUSE),
+        (_RETURN, 0, 0, ALLOW),
+    ]
     code += [
         (_EQUAL, 0, 5 if not may_fork else 3, CLONE),
         (_LOAD, 0, 0, 16),  # flags, lower half of the first argument

@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from gtpo_megatron.errors import DataError, SandboxError
 from gtpo_megatron.sandbox import seccomp
-from gtpo_megatron.sandbox.inside.emptying import remove
+from gtpo_megatron.sandbox.inside.folders import remove
 from gtpo_megatron.sandbox.protocol import CaseResult, Job, Limits, Outcome, Status, TestResult
 from gtpo_megatron.supervision.process_tree import descendants, end_all
 from gtpo_megatron.supervision.worker import END_PATIENCE_S
@@ -49,7 +49,7 @@ MODULES = {
     for name in (
         *(
             "confined",
-            "emptying",
+            "folders",
             "nodes",
             "returned",
             "prelude",

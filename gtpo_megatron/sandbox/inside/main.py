@@ -21,7 +21,6 @@ import select
 import shutil
 import signal
 import sys
-import tempfile
 import time
 import types
 
@@ -34,12 +33,9 @@ PRELOADED = (
 CLONE_NEWPID, CLONE_NEWIPC, SIGCHLD = 0x20000000, 0x08000000, 17
 SYS_CLONE = 56
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
-MS_NOSUID, MS_NODEV = 2, 4
-MNT_DETACH = 2
 
 LITERAL_DIGITS = 50_000
 """Digits of an integer in a program's text; reading one takes time that grows with their square."""
-MAX_INODES = 4096
 COMPILER_MIB = 4096
 DETAIL_BYTES = 2000
 """Bytes kept of standard error."""
@@ -94,7 +90,7 @@ def main():
     while sizes := taken(jobs, 16):
         job = json.loads(taken(jobs, int.from_bytes(sizes[:8], "big")))
         tests = taken(jobs, int.from_bytes(sizes[8:], "big"))
-        with files(settings) as folder:
+        with module("folders").files(settings) as folder:
             answers.write(run_job(job, tests, settings | {"folder": folder}).strip() + b"\n")
             answers.flush()
             forget(tests)
@@ -146,6 +142,8 @@ def run_job(job, tests, settings):
             os.close(reading)
             if settings["is_isolated"]:
                 called(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+                # of the signals from inside, process 1 gets only those with a handler, as Python has for this one
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
             answer = Reaper(job, tests, settings).answer()
             with os.fdopen(writing, "wb") as pipe:
                 pipe.write(json.dumps(answer).encode())
@@ -163,40 +161,6 @@ def run_job(job, tests, settings):
     os.kill(reaper, signal.SIGKILL)
     os.waitpid(reaper, 0)
     return b"".join(parts) or b'{"failed": "the reaper gave no answer"}'
-
-
-@contextlib.contextmanager
-def files(settings):
-    """A folder for the files of one program, all of whose processes have ended at its end.
-
-    It is a file system of its own, which is taken away with whatever is in it: nothing has to be emptied. Without
-    namespaces it is a new folder, which stays where it cannot be removed.
-    """
-    if settings["is_isolated"]:
-        path = settings["folder"].encode()
-        size = f"size={settings['file_mib']}m,nr_inodes={MAX_INODES},mode=1777"
-        called(libc.mount(b"tmpfs", path, b"tmpfs", MS_NOSUID | MS_NODEV, size.encode()), "mount")
-        try:
-            yield settings["folder"]
-        finally:
-            libc.umount2(path, MNT_DETACH)
-        return
-    folder = new_folder(settings["folder"])
-    try:
-        yield folder
-    finally:
-        with contextlib.suppress(OSError):
-            module("emptying").remove(folder)
-
-
-def new_folder(parent):
-    """A new folder in another one, to which a program may have done anything; or elsewhere."""
-    try:
-        os.makedirs(parent, exist_ok=True)
-        os.chmod(parent, 0o700)
-        return tempfile.mkdtemp(dir=parent)
-    except OSError:
-        return tempfile.mkdtemp(dir=tempfile.mkdtemp(prefix="programs-"))  # what is above it is no folder of others
 
 
 class Reaper:

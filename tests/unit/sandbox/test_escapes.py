@@ -278,6 +278,25 @@ def test_a_signal_storm_harms_the_program_alone(sandbox):
     assert (found.status, found.output) == ("ok", "over\n")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "for n in range(1, 65): os.kill(1, n)",
+        "for k in range(16): resource.prlimit(1, k, (0, 0))",
+        "r, w = os.pipe(); fcntl.fcntl(r, fcntl.F_SETOWN, 1); fcntl.fcntl(r, 10, 9); fcntl.fcntl(r, fcntl.F_SETFL, "
+        "os.O_ASYNC); os.write(w, b'x')",
+        "os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0))",
+    ],
+)
+def test_what_watches_a_program_cannot_be_ended_so_that_it_has_no_verdict(sandbox, line):
+    source = (
+        f"import os, resource, fcntl, time\ndef end():\n    {line}\n"
+        "try: end()\nexcept OSError: pass\ntime.sleep(0.1)\nprint(input())\nraise SystemExit(3)"
+    )
+    [found] = run(sandbox, source, stdin="1\n")
+    assert (found.status, found.output) == ("error", "1\n")
+
+
 def test_a_program_that_hangs_costs_its_limit_once(sandbox):
     job = Job(source="while True: pass", language="python", cases=(Case(stdin=""),) * 20, limits=Limits(case_s=1.0))
     start = time.monotonic()

@@ -8,8 +8,7 @@ import pytest
 
 from gtpo_megatron.sandbox.bubblewrap import BubblewrapSandbox
 from gtpo_megatron.sandbox.choose import UnsafeSandbox
-from gtpo_megatron.sandbox.inside.emptying import remove
-from gtpo_megatron.sandbox.inside.main import new_folder
+from gtpo_megatron.sandbox.inside.folders import new_folder, remove
 from gtpo_megatron.sandbox.protocol import Case, Job, Limits
 from tests.sandboxes import needs_bubblewrap
 

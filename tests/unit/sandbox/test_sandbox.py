@@ -80,6 +80,7 @@ def test_the_filter_refuses_what_it_lists_and_nothing_else(may_fork):
             continue
         expected = seccomp.REFUSE if number in refused else seccomp.ALLOW
         assert verdict(code, number) == expected, number
+    assert verdict(code, seccomp.PRLIMIT, argument=1) == seccomp.REFUSE  # of another process
     assert verdict(code, seccomp.CLONE3) == seccomp.MISSING
     assert verdict(code, seccomp.CLONE, argument=THREAD) == seccomp.ALLOW
     assert verdict(code, seccomp.CLONE, argument=THREAD | NEW_USER) == seccomp.REFUSE
@@ -97,7 +98,9 @@ def test_numbers_of_calls_are_the_kernel_s():
     except OSError:
         pytest.skip(f"no {header}")
     known = dict(line.split()[1:3] for line in lines if line.startswith("#define __NR_"))
-    for name, number in (seccomp.REFUSED | {"clone": seccomp.CLONE, "clone3": seccomp.CLONE3}).items():
+    for name, number in (
+        seccomp.REFUSED | {"clone": seccomp.CLONE, "clone3": seccomp.CLONE3, "prlimit64": seccomp.PRLIMIT}
+    ).items():
         assert int(known.get(f"__NR_{name}", number)) == number, name
 
 
