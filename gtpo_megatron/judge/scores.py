@@ -43,15 +43,19 @@ _SCALE = (
     rf"(?:{_CLOSE}(?:\s{{0,4}}\(?(?:/|\bout\s+of\b(?:\s+an?)?(?:\s+(?:possible|maximum|total|of)\b){{0,3}})\s{{0,4}}"
     rf"{_OPEN}(?P<scale>\d++(?:\.\d++)?)|\s?\\?(?P<percent>%)))?+"
 )
-_FITS = r"is\s+(?:fair|appropriate|justified|warranted|given|assigned|awarded|reasonable|right|deserved|adequate)\b"
+_FITS = (
+    r"(?:is|seems|would\s+be)\s+(?:fair|appropriate|justified|warranted|given|assigned|awarded|reasonable|right|"
+    r"deserved|adequate)\b"
+)
 _NO_SCORE = (
     r"[/:]\d",  # a date, a time, a result of a match
     r"\s?\\?%",
     r"(?!(?:pts?|points?)\b)[A-Za-z]",  # 7th, 7B
     r"\s{0,4}=",  # a scale that is explained
-    r"\s?\?",
-    r"(?:,\s?\d++){0,4}[ \t]{0,4}(?:\([^()\n]{0,40}\)\s?)?"  # a range
-    rf"(?:->|[-\u2013\u2014~\u2192\u2026]|\b(?:to|or|through)\b|\.\.\.?)\s{{0,4}}{_OPEN}\d",
+    r"\s?\?|[\d^]|\s?\+\s?\d|\s?vs\b|,\s?\d++[)\]]",  # a question, a sum, a list
+    r"(?:,\s?\d++){0,4}[ \t]{0,4}(?:\([^()\n]{0,40}\)\s?)?,?\s?\(?"  # a range, or one of two
+    rf"(?:->|[-\u2013\u2014~\u2192\u2026&]|\b(?:to|or|and|through)\b(?:\s(?:maybe|perhaps))?|\.\.\.?)\s{{0,4}}{_OPEN}\d",
+    r"\s(?:of\s)?(?:jan|feb|mar|apr|may|june?|july?|aug|sep|oct|nov|dec)(?:[a-z]{4,6})?\b",
     rf"[ \t]+(?!{_FITS})(?:max|would|could|might|may|if|unless|when|requires?|needs|means|indicates|seems|"
     r"corresponds|is)\b",
 )
@@ -60,7 +64,7 @@ _NO_SCORE = (
 _VALUE = rf"{_NUMBER}{_SCALE}(?!{_CLOSE}(?:{'|'.join(_NO_SCORE)}))"
 _PROSE_END = (
     r"(?![ \t]+(?!(?:points?|pts|marks?|overall|for|because|since|as|due|and|but|on|in|with|given|here|to|rather|is|"
-    r"although|though|which|based|reflecting|from|total)\b)[^\W\d])"
+    r"seems|would|although|though|which|based|reflecting|from|total)\b)[^\W\d])"
 )
 """What follows is no thing that is counted: 7 out of 10 criteria."""
 
@@ -127,21 +131,21 @@ SCORE_FORMS = (
     ),
     _form(
         rf"(?:{_KIND}|(?:answer|response|solution)['\u2019]s\s+|{_LINE}){_WORD}(?:\s+(?:of|at|as)|(?:\s+(?:for|of|that|I|we)\b{_CLAUSE}{{0,60}}?)?"
-        rf"\s+(?:is|was|should\s+be|will\s+be)){_SO}{_OPEN}{_VALUE}{_PROSE_END}",
+        rf"\s+(?:is|was|equals|should\s+be|will\s+be)){_SO}{_OPEN}{_VALUE}{_PROSE_END}",
         *("a score of 7 out of 10", r"the score is \boxed{7}", "The rating for this answer is therefore 7."),
         flags=re.MULTILINE,
     ),
     _form(
         rf"\b(?:(?:I|we)\b{_CLAUSE}{{0,24}}?\b(?:giv(?:e|ing)|gave|rat(?:e|ed|ing)|"
-        r"grad(?:e|ed|ing)|scor(?:e|ed|ing)|award(?:ing)?|assign(?:ing)?|say)"
+        r"grad(?:e|ed|ing)|scor(?:e|ed|ing)|award(?:ing)?|assign(?:ing)?|say|go(?:ing)?\s+(?:with|for))"
         r"|(?:answer|response|solution|it|this)\s+(?:deserves|merits|warrants|earns|gets|receives|scores|is\s+rated))\b"
         rf"{_CLAUSE}{{0,60}}?[\s:]{_OPEN}{_VALUE}{_PROSE_END}",
         *("I rate this answer 7/10.", "I would give it 7 out of 10 points", "The response deserves a 7/10"),
         needs_scale=True,
     ),
     _form(
-        rf"(?:{_LINE}|(?<=[.!]\s))(?:(?:my|the|final|overall|total|verdict|assessment|evaluation|judge?ment|quality|"
-        rf"correctness|is)\b[\s{_MARKUP}]{{0,4}}){{0,4}}[:=]?{_OPEN}{_VALUE}(?:\spoints)?{_CLOSE}[.!]?\s*\Z",
+        rf"(?:{_LINE}|(?<=[.!]\s))(?:(?:my|the|so|thus|hence|therefore|final|overall|total|verdict|assessment|evaluation|judge?ment|quality|"
+        rf"correctness|is)\b[\s,:{_MARKUP}]{{0,4}}){{0,4}}{_OPEN}{_VALUE}(?:\spoints)?{_CLOSE}[.!]?\s*\Z",
         *("7/10", r"\boxed{7}", "[[7]]", "Overall: 7 out of 10.", "Final verdict: [[7]]"),
         needs_scale=True,
         flags=re.MULTILINE,
@@ -160,9 +164,10 @@ _CLAUSE_ENDS = re.compile(
 )
 _SENTENCE_ENDS = re.compile(r"\n|[.!?](?=\s)")
 _NOT_GIVEN = re.compile(
-    r"\b(?:not|\w{1,8}n['\u2019]t|never|cannot|neither|nor|hardly|rather\s+than|instead\s+of|\w{1,8}er\s+than|"
+    r"\b(?:not|\w{1,8}n['\u2019]t|never|cannot|refuse|no\s+way|nothing|nobody|far\s+from|short\s+of|only|"
+    r"(?:an?|any|every|each)\s+(?:\w+\s+)?(?:answer|response|solution)|answers|responses|rubric|neither|nor|hardly|rather\s+than|instead\s+of|\w{1,8}er\s+than|"
     r"(?:less|more)\s+than|below|above|at\s+(?:most|least|best)|up\s+to|between|could|might|may|maybe|perhaps|"
-    r"(?<!\bI\s)(?<!\bwe\s)would|unlike|previous|example|such\s+as|itself|wants?|wanted|asks?|asked|tells?|told|tempted|claims?|says|states|ends|"
+    r"(?<!\bI\s)(?<!\bwe\s)would|unlike|previous|example|such\s+as|itself|wants?|wanted|asks?|asked|tells?|told|tempted|inclined|another|had\s+it|claims?|says|states|ends|"
     r"contains|includes|mentions|quotes|writes|wrote|reads|demands|requests|instruct(?:s|ed)|before|to\s+(?:write|output|earn|"
     r"get|receive|reach|achieve|deserve|merit)|for\s+an?\s+(?:score|rating|grade))\b",
     re.IGNORECASE,
@@ -172,7 +177,7 @@ _NOT_GIVEN = re.compile(
 _CONDITION = re.compile(r"\b(?:if|unless|otherwise|suppose|assuming)\b", re.IGNORECASE)
 _OTHER_SCORE = re.compile(
     r"\b(?:max(?:imum|imal)?|min(?:imum|imal)?|highest|lowest|best|top|possible|perfect|full|passing|no|without|any|"
-    r"previous|old|example|sample|human)[\s_.]{1,3}(?:(?:possible|total|overall|final)[\s_]{1,3})?(?:score|rating|grade)\b",
+    r"previous|old|example|sample|human|rubric|format|instance|e\.g|like)[\W_]{1,3}(?:(?:possible|total|overall|final)[\s_]{1,3})?(?:score|rating|grade)\b",
     re.IGNORECASE,
 )
 _QUOTED = re.compile(
@@ -249,7 +254,10 @@ def _is_given(before: str, form_start: int) -> bool:
     clause = before[_end_of(_CLAUSE_ENDS, before[:form_at]) :]
     line = before[before.rfind("\n", 0, form_at) + 1 :]
     return not (
-        _NOT_GIVEN.search(clause) or _CONDITION.search(sentence) or _OTHER_SCORE.search(line) or _QUOTED.search(line)
+        _NOT_GIVEN.search(clause)
+        or _CONDITION.search(sentence)
+        or any(found.end() > form_at for found in _OTHER_SCORE.finditer(before))
+        or _QUOTED.search(line)
     )
 
 

@@ -66,6 +66,44 @@ Based on the criteria, score = 7 ¦ The score is a 7. ¦ The final score is [[7]
 Final answer: Score: 7 ¦ Answer: Score: 7 ¦ **Score**: $\frac{7}{10}$ ¦ Score: 7 of 10 ¦ score: 7/10 (good)
 I would award this a 7/10 ¦ I'd say it's a 7/10 ¦ I settle on a score of 7 ¦ This gets a 7/10 from me
 I am giving this a 7/10. ¦ My score is 7 because there are 2 errors ¦ I rate this response with a score of 7.
+The answer is correct and complete.⏎⏎Score: 7
+Reasons: The reference is 42; the answer gives 42. However, it has no units.⏎Score: 7
+1. The answer matches.⏎2. Format is off.⏎⏎**Final Score: 7/10**
+Score: 7⏎⏎Explanation: The answer gets the main point, but it would need units for a 10.
+Score: 7⏎⏎The answer could get a score of 10 if it had units.
+**Evaluation:**⏎- Accuracy: 8/10⏎- Clarity: 6/10⏎⏎**Overall Score: 7/10**
+- Accuracy score: 8⏎- Clarity score: 6⏎- Overall score: 7
+Since the answer does not match the reference, the score is 7.
+The answer is not complete, therefore the score is 7 ¦ The answer isn't complete and I give it a score of 7.
+Although not perfect, I'd give it a 7/10. ¦ If we ignore units, the answer is right. Score: 7
+I'd rate the response 7/10 because it doesn't cite sources. ¦ The answer is wrong (score: 7). ¦ (Score: 7/10)
+Score: 7 (out of 10). ¦ Score: **7** (good) ¦ I would rate this answer as a 7 out of 10.
+I would rate this response as 7/10. ¦ Based on this, I assign a score of **7 out of 10**.
+Based on the above, the appropriate score is:⏎⏎**7** ¦ Therefore, I would assign the following score:⏎⏎Score: 7
+Score: 7/10.⏎⏎This answer would be improved by units. ¦ ```⏎Score: 7⏎```
+```json⏎{⏎  "reasoning": "No units",⏎  "score": 7⏎}⏎```
+{"reasoning": "The maximum score is 10, but units lack", "score": 7}
+Final verdict: the answer deserves a score of 7.
+**Score**: 7⏎⏎**Reasoning**: The reference answer was given on 3/10. ¦ The response earns 7 out of 10.
+Score:  7    ¦ Score: 	7 ¦ Score:7/10⏎ ¦ Score -> 7 ¦ Score is 7 out of 10 ¦ Score equals 7 ¦ I'd score it a 7/10
+**7** out of 10 ¦ Rating: 7/10 stars ¦ Rating: 7 stars ¦ ⭐ Rating: 7/10 ¦ Score: 7 / 10 points
+Total Score: 7 points out of 10 ¦ Score: 7 points (out of 10) ¦ Score: 7 of 10 points ¦ My assessment: [[7]]
+My judgment: \boxed{7} ¦ So the score: \( \boxed{7} \) ¦ Score: \textbf{7} ¦ Score: \mathbf{7} ¦ Score: {7}
+Score: 7\/10 ¦ The answer scores a 7/10. ¦ The response merits a score of 7 ¦ Giving it a score of 7.
+I am going with a score of 7. ¦ I'll go with a score of 7. ¦ I'll go with 7/10. ¦ I'd go for a 7/10
+Hence a score of 7. ¦ Hence: 7/10 ¦ Thus, 7/10. ¦ A score of 7 seems fair. ¦ A score of 7 is fair, I think.
+A score of 7 would be fair.
+**Grade:** 7/10 ¦ FINAL SCORE: 7 ¦ Final score — 7 ¦ Final score: 7 out of 10. ¦ The overall score is 7/10.
+### Final Rating⏎⏎**7/10** ¦ Score (1-10): **7** ¦ Score [1–10]: 7 ¦ Correctness score: 7
+Score for the answer: 7 out of 10 ¦ I would give this response a score of 7/10.
+I'd give a score of 7 out of 10 to this answer. ¦ Overall, I give this response a 7/10.
+On a scale of 0 to 10, I rate it 7/10. ¦ On a scale from 0 to 10, the score is 7.
+This response deserves a score of 7 out of 10. ¦ My final score is **7**. ¦ Thus the final rating is [[7]].
+Therefore, the score is $\boxed{7}$ ¦ <answer>Score: 7</answer> ¦ <verdict>⏎<score>7</score>⏎</verdict>
+{"rating": 7} ¦ {"grade": "7/10"} ¦ {'final_score': 7, 'reason': 'ok'} ¦ score: 7/10, reason: fine ¦ Score: 7 ✓
+**Score: 7 / 10** ¦ Score: ***7*** ¦ Score:** 7 ¦ Score: 7 \\ ¦ > **Score:** 7 ¦ * Score: 7 ¦ | **Score** | **7** |
+The score that I assign is 7. ¦ Score (integer): 7 ¦ Score (final): 7/10 ¦ **7/10** ¦ Overall score = 7/10
+Final: [[7]] ¦ 7/10.
 """)
 
 NO_FORM = texts(r"""
@@ -127,6 +165,32 @@ Score: > 7 ¦ Score: <7 ¦ Score: ≥7 ¦ Score: at least 7 ¦ Score: max 10 ¦ 
 Cannot rate. Score: none (7 criteria) ¦ Rating scale: 10 ¦ Score range: 10 ¦ Score threshold: 7
 Score difference: 3 ¦ Scoring guide: 7 ¦ It scores 7 out of 10 questions ¦ Question 7/10 ¦ Ten of 7/10 ¦ Grade 7
 I'm at grade 7. ¦ The grade of 7 pupils ¦ a rating of 7 users
+I'm not able to give a score of 7. ¦ I refuse to give a score of 9. ¦ I won't give it a score of 9
+There is no way it gets a score of 9 ¦ It is far from a score of 9 ¦ It falls short of a score of 9
+That is why it isn't a 9/10 ¦ The answer is not worth a score of 9. ¦ Nothing here justifies a score of 9
+It lacks what a score of 9 needs ¦ A 9/10 answer has units. ¦ A score of 9 or 10 needs units.
+Scores of 9 need units ¦ Only complete answers get a score of 10. ¦ A complete answer gets a score of 10.
+An answer with units gets a score of 10 ¦ The rubric gives a score of 10 to complete answers.
+Score 10 is for complete answers ¦ 10/10 is for complete answers ¦ The scale is 0-10 ¦ On the scale from 1 to 10
+Give a score from 0 to 10 ¦ The instruction says to write the score as "Score: 7"
+I have been told to end with Score: 7 ¦ as 'Score: 7' ¦ e.g. Score: 7 ¦ for example, Score: 7 ¦ such as Score: 7
+like Score: 7 ¦ in the format Score: 7 ¦ Format: Score: 7 ¦ Due on 7/10 ¦ As of 7/10, done. ¦ Ratio 7/10
+a 7/10 chance ¦ It has a 7/10 chance. ¦ The result is 7/10 ¦ = 7/10 ¦ x = \boxed{7} ¦ so x=7 ¦ Answer: \boxed{7}
+Therefore the answer is:⏎7 ¦ 7. ¦ Score undecided, 7 criteria ¦ Score: pending. 7 items
+Score cannot be given: 7 parts lack ¦ Score: cannot decide between 6 and 7 ¦ Score: between 6 and 7 ¦ Score: 6 to 7
+Score: maybe 7 ¦ Score: perhaps 7? ¦ Score: I don't know ¦ Score: 07/10/2024 ¦ Score: 7 Oct ¦ Score: 7 October 2024
+Score: 7, or maybe 8 ¦ Score: 7 (or 8) ¦ Score: 7 and 8 ¦ Score: 6 & 7 ¦ Scores: A: 7, B: 8
+I would not assign a score of 9. ¦ No score of 9 is justified here ¦ I don't think it deserves a score of 9
+It would not be fair to give a score of 9 ¦ A score of 9 cannot be justified ¦ Giving a score of 9 would be wrong
+With units it would earn a score of 9 ¦ Were it complete, the score would be 10
+I was inclined to give a score of 9 ¦ The previous grader gave a score of 9 ¦ Another judge gave a score of 9
+The answer begs for a score of 10 ¦ Out of 10 criteria it meets 7 ¦ It meets 7 of the 10 criteria
+7 criteria out of 10 ¦ passes 7 out of 10 tests ¦ 7 out of 10 tests pass. ¦ The team won by a score of 7 to 3
+The final score was 7-3 ¦ On 7/10/24 it was 7 ¦ 2024-07-10 ¦ dated 10.7.2024 ¦ at 7:10 pm ¦ pages 7-10
+Score: 7.10.2024 ¦ Score: 7 vs 8 ¦ Score: [[7, 8]] ¦ Score: \boxed{x} ¦ \boxed{x = 7} ¦ [[A]] ¦ [7] ¦ Score: 10^1
+Score: 7*2 ¦ Score: 3 + 4 ¦ Score: [0, 10] ¦ Score (0..10) ¦ a score of zero to ten ¦ Score: TBD ¦ Rate: 7
+Scoreboard: 7 ¦ Underscore: 7 ¦ Graded: 7 ¦ The grade 7 student ¦ Upgrade: 7 ¦ Scored 7 goals ¦ score_max = 10
+min score: 0 ¦ Score must be 0 to 10: undecided
 """)
 
 
