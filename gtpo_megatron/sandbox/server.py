@@ -60,7 +60,17 @@ MODULES = {
             "plain_tables",
             "scopes",
         ),
-        *("written_text", "plain", "frozen", "pytest_session", "test_runner", "together", "apart", "test_reports"),
+        *(
+            "written_text",
+            "plain_classes",
+            "plain",
+            "frozen",
+            "pytest_session",
+            "test_runner",
+            "together",
+            "apart",
+            "test_reports",
+        ),
     )
 }
 """What ``main.py`` imports, in that order."""

@@ -4,12 +4,26 @@ All of it is lists of what is allowed, but for a few names that are never. Runs 
 library only.
 """
 
+import array
+import ast
 import builtins
+import collections
+import datetime
+import decimal
+import fractions
 import importlib
+import pathlib
+import re
 import sys
 import types
 import unittest
+import uuid
 from functools import lru_cache
+
+
+class Apart(Exception):  # noqa: N818 - a reason, not a failure
+    """The program must run apart."""
+
 
 WHOLE = (
     "math", "cmath", "itertools", "heapq", "bisect", "string", "re", "random", "statistics", "copy", "datetime", "time",
@@ -64,8 +78,23 @@ NOT_OF = {
 }
 """Names that may not be used: what they do with a name or an object is not to be seen in the program's text."""
 
-CALLED_ONLY = ("wraps", "attrgetter", "methodcaller", "namedtuple", "ABCMeta", "EnumMeta", "EnumType")
+CALLED_ONLY = ("wraps", "attrgetter", "methodcaller", "namedtuple")
 """Names of modules that are allowed in one form only (see ``plain.Reader``)."""
+
+METACLASSES = ("ABCMeta", "EnumMeta", "EnumType")
+TUPLES = ("namedtuple", "NamedTuple")
+KEEPING = ("dataclass", "total_ordering", "final", "unique")
+"""Decorators of a class that leave its name its own."""
+WITH_ERRORS = ("json", "queue", "asyncio", "sqlite3", "configparser")
+OF_REGISTRIES = ("collections.abc", "numbers", "abc", "io", "contextlib", "typing", "os")
+"""Modules with classes that take others in by ``register``."""
+READABLE = ("__name__", "__doc__", "__file__", "__class__")
+"""Dunder names that may be read."""
+OF_TYPES = (
+    ast.Expression, ast.Name, ast.Attribute, ast.Subscript, ast.Tuple, ast.List, ast.BinOp, ast.BitOr, ast.Constant,
+    ast.Load,
+)  # fmt: skip
+"""What an annotation that is a text may be made of."""
 
 ENUMS = ("Enum", "IntEnum", "StrEnum", "Flag", "IntFlag", "ReprEnum")
 STARRED = (
@@ -75,7 +104,31 @@ STARRED = (
 """Modules of which ``*`` may be imported; what may not be used of them is looked at where it is used."""
 
 NEVER = frozenset(
-    ["exec", "eval", "compile", "__import__", "globals", "locals", "vars", "dir", "breakpoint", "exit", "quit", "help", "SystemExit", "KeyboardInterrupt", "GeneratorExit", "copyright", "credits", "license", "__builtins__", "__loader__", "__spec__", "__build_class__", "__debug__"]
+    [
+        "exec",
+        "eval",
+        "compile",
+        "__import__",
+        "globals",
+        "locals",
+        "vars",
+        "dir",
+        "breakpoint",
+        "exit",
+        "quit",
+        "help",
+        "SystemExit",
+        "KeyboardInterrupt",
+        "GeneratorExit",
+        "copyright",
+        "credits",
+        "license",
+        "__builtins__",
+        "__loader__",
+        "__spec__",
+        "__build_class__",
+        "__debug__",
+    ]
 )
 """Names of Python's that send a program apart."""
 
@@ -83,55 +136,62 @@ BY_NAME = ("getattr", "hasattr", "setattr", "delattr")
 LOOKED_AT = (*BY_NAME, "type", "super")
 """Names of Python's that may be used in some forms, whatever the program calls so itself."""
 
+_STEPPED = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 INSIDES = frozenset(
     [
         *(
             name
-            for kind in (types.FrameType, types.CodeType, types.TracebackType, types.GeneratorType, types.CoroutineType,
-                         types.AsyncGeneratorType)
+            for kind in (types.FrameType, types.CodeType, types.TracebackType, *_STEPPED)
             for name in dir(kind)
-            if not name.startswith("__") and name not in ("send", "throw", "close", "replace", "clear",
-                                                          "asend", "athrow", "aclose")
+            if name.startswith(("f_", "co_", "tb_", "gi_", "cr_", "ag_"))
         ),
-        *["ctypes", "get_stack", "print_stack", "get_coro", "with_traceback", "load_extension", "enable_load_extension", "format_map"],
-        *["strides", "getfield", "setfield"],
+        *"ctypes get_stack print_stack get_coro with_traceback load_extension enable_load_extension format_map".split(),
+        *"strides getfield setfield".split(),
     ]
-)  # fmt: skip
+)
 """Attributes that lead to frames, code or memory."""
 
 CHECKS = frozenset(name for name in dir(unittest.TestCase) if name.startswith(("assert", "fail")))
 """Attributes that a program may not set: it may be given a case of unittest."""
 
-DUNDERS_READ = frozenset(["__name__", "__qualname__", "__doc__", "__init__", "__len__", "__iter__", "__next__", "__str__", "__repr__"])
+DUNDERS_READ = frozenset("__name__ __qualname__ __doc__ __init__ __len__ __iter__ __next__ __str__ __repr__".split())
 """Dunder attributes that may be read of anything."""
 
-DEFINED = frozenset(
-    f"__{name}__"
-    for name in ["init", "new", "repr", "str", "format", "bytes", "bool", "len", "iter", "next", "reversed", "getitem", "setitem", "delitem", "missing", "call", "enter", "exit", "aenter", "aexit", "aiter", "anext", "await", "hash", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil", "abs", "neg", "pos", "invert", "post_init", "init_subclass", "class_getitem", "set_name", "get", "set", "delete", "copy", "deepcopy", "getstate", "setstate", "sizeof", "length_hint", "fspath", "getnewargs", "dir"]
+
+def _dunders(names):
+    return frozenset(f"__{name}__" for name in names.split())
+
+
+DEFINED = _dunders(
+    "init new repr str format bytes bool len iter next reversed getitem setitem delitem missing call enter exit aenter "
+    "aexit aiter anext await hash int float complex index round trunc floor ceil abs neg pos invert post_init "
+    "init_subclass class_getitem set_name get set delete copy deepcopy getstate setstate sizeof length_hint fspath "
+    "getnewargs dir"
 )
 """Methods that a class may define as it likes: none of them knows what its result is compared with."""
 
-ARITHMETIC = frozenset(
-    f"__{side}{name}__"
-    for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and", "or", "xor", "divmod"]
+OPERATORS = {
+    f"__{side}{name}__": name
+    for name in "add sub mul truediv floordiv mod pow matmul lshift rshift and or xor divmod".split()
     for side in ("", "r", "i")
-)
-COMPARISONS = frozenset(f"__{name}__" for name in ["eq", "ne", "lt", "le", "gt", "ge"])
+}
+ARITHMETIC = frozenset(OPERATORS)
+COMPARISONS = _dunders("eq ne lt le gt ge")
 BINARY = ARITHMETIC | COMPARISONS | {"__contains__"}
 """Methods that know what they are compared or calculated with; they must have a form that is honest with values."""
+INHERITED = DEFINED | BINARY | {"__setattr__", "__delattr__"}
+"""Methods that may be called of a base."""
 
-TO_NUMBER = frozenset(
-    f"__{name}__" for name in ["abs", "float", "int", "index", "complex", "round", "trunc", "floor", "ceil", "bool", "len", "neg", "pos", "invert"]
-)
-SCALING = frozenset(
-    f"__{side}{name}__" for name in ["mul", "truediv", "floordiv", "matmul", "pow"] for side in ("", "r", "i")
-)
+TO_NUMBER = _dunders("abs float int index complex round trunc floor ceil bool len neg pos invert")
+SCALING = frozenset(name for name, one in OPERATORS.items() if one in ("mul", "truediv", "floordiv", "matmul", "pow"))
 
-ASSIGNED = frozenset(["__all__", "__version__", "__author__", "__slots__", "__hash__", "__doc__"])
+ASSIGNED = _dunders("all version author slots hash doc")
 """Dunder names that may be assigned."""
 
 BASES = frozenset(
-    ["ABC", "Generic", "Protocol", "NamedTuple", "TypedDict", "OrderedDict", "defaultdict", "Counter", "deque", "UserDict", "UserList", "UserString", "Thread", "JSONEncoder", "JSONDecoder", "ContextDecorator", "AbstractContextManager", "AbstractAsyncContextManager", "StringIO", "Handler", "HTMLParser", "Template", "local"]
+    "ABC Generic Protocol NamedTuple TypedDict OrderedDict defaultdict Counter deque UserDict UserList UserString Thread "
+    "JSONEncoder JSONDecoder ContextDecorator AbstractContextManager AbstractAsyncContextManager StringIO Handler "
+    "HTMLParser Template local List Dict Set Tuple".split()
 ) | frozenset(ENUMS)
 """Classes of modules that a class may be made of, besides those of ``collections.abc`` and ``typing``'s names of them."""
 
@@ -139,25 +199,143 @@ VALUES = (
     *(int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, bool, range, slice, type(None)),
     *(type({}.keys()), type({}.values()), type({}.items()), type(lambda: 0), type, BaseException, memoryview),
 )
-VALUE_BASES = ("OrderedDict", "defaultdict", "Counter", "deque", "UserDict", "UserList", "UserString", "NamedTuple")
+VALUE_BASES = {
+    "NamedTuple": tuple, "List": list, "Dict": dict, "Set": set, "Tuple": tuple, "OrderedDict": None,
+    "defaultdict": None, "Counter": None, "deque": None, "UserDict": None, "UserList": None, "UserString": None,
+}  # fmt: skip
+"""Classes of values in modules, by the name that a program has for them; None: of ``collections``."""
 
-
-OF_ARRAYS = ["A", "A1", "H", "I", "T", "alignment", "all", "any", "argmax", "argmin", "argpartition", "argsort", "as_integer_ratio", "astype", "base", "bit_count", "byteorder", "byteswap", "char", "choose", "clip", "compress", "conj", "conjugate", "copy", "ctypes", "cumprod", "cumsum", "data", "denominator", "descr", "device", "diagonal", "dot", "dtype", "dump", "dumps", "fields", "fill", "flags", "flat", "flatten", "fromhex", "getA", "getA1", "getH", "getI", "getT", "getfield", "hasobject", "hex", "imag", "is_integer", "isalignedstruct", "isbuiltin", "isnative", "item", "itemset", "itemsize", "kind", "mT", "max", "mean", "metadata", "min", "name", "names", "nbytes", "ndim", "newbyteorder", "nonzero", "num", "numerator", "partition", "prod", "ptp", "put", "ravel", "real", "repeat", "reshape", "resize", "round", "searchsorted", "setfield", "setflags", "shape", "size", "sort", "squeeze", "std", "str", "strides", "subdtype", "sum", "swapaxes", "take", "to_device", "tobytes", "tofile", "tolist", "tostring", "trace", "transpose", "type", "var", "view"]
+OF_ARRAYS = [
+    "A",
+    "A1",
+    "H",
+    "I",
+    "T",
+    "alignment",
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "argpartition",
+    "argsort",
+    "as_integer_ratio",
+    "astype",
+    "base",
+    "bit_count",
+    "byteorder",
+    "byteswap",
+    "char",
+    "choose",
+    "clip",
+    "compress",
+    "conj",
+    "conjugate",
+    "copy",
+    "ctypes",
+    "cumprod",
+    "cumsum",
+    "data",
+    "denominator",
+    "descr",
+    "device",
+    "diagonal",
+    "dot",
+    "dtype",
+    "dump",
+    "dumps",
+    "fields",
+    "fill",
+    "flags",
+    "flat",
+    "flatten",
+    "fromhex",
+    "getA",
+    "getA1",
+    "getH",
+    "getI",
+    "getT",
+    "getfield",
+    "hasobject",
+    "hex",
+    "imag",
+    "is_integer",
+    "isalignedstruct",
+    "isbuiltin",
+    "isnative",
+    "item",
+    "itemset",
+    "itemsize",
+    "kind",
+    "mT",
+    "max",
+    "mean",
+    "metadata",
+    "min",
+    "name",
+    "names",
+    "nbytes",
+    "ndim",
+    "newbyteorder",
+    "nonzero",
+    "num",
+    "numerator",
+    "partition",
+    "prod",
+    "ptp",
+    "put",
+    "ravel",
+    "real",
+    "repeat",
+    "reshape",
+    "resize",
+    "round",
+    "searchsorted",
+    "setfield",
+    "setflags",
+    "shape",
+    "size",
+    "sort",
+    "squeeze",
+    "std",
+    "str",
+    "strides",
+    "subdtype",
+    "sum",
+    "swapaxes",
+    "take",
+    "to_device",
+    "tobytes",
+    "tofile",
+    "tolist",
+    "tostring",
+    "trace",
+    "transpose",
+    "type",
+    "var",
+    "view",
+]
 """Attributes of the values of numpy, which is not loaded for them alone."""
 
 
 @lru_cache(maxsize=1)
 def attributes_of_values():
     """Names of attributes that some value has which is no object of a program's class."""
-    import array
-    import datetime
-    import decimal
-    import fractions
-    import pathlib
+    kinds = [
+        *VALUES, decimal.Decimal, fractions.Fraction, datetime.datetime, datetime.timedelta, pathlib.Path, array.array,
+        types.SimpleNamespace, types.ModuleType, collections.deque, collections.Counter, collections.OrderedDict,
+        collections.defaultdict, uuid.UUID, type(re.compile("")), type(re.match("", "")), StopIteration, OSError,
+    ]  # fmt: skip
+    return frozenset(["name", "value", *OF_ARRAYS, *(name for kind in kinds for name in dir(kind))])
 
-    kinds = [*VALUES, decimal.Decimal, fractions.Fraction, datetime.datetime, datetime.timedelta, pathlib.Path]
-    kinds += [array.array, types.SimpleNamespace, types.ModuleType]
-    return frozenset([*OF_ARRAYS, *(name for kind in kinds for name in dir(kind))])
+
+def is_dunder(name):
+    """Whether a name belongs to Python."""
+    return name.startswith("__") and name.endswith("__")
+
+
+def is_listed(module):
+    """Whether a program may use a module."""
+    return module in WHOLE or module in NAMES_OF
 
 
 @lru_cache(maxsize=256)
@@ -166,7 +344,7 @@ def names_of(module):
 
     It is loaded, so that what is in it can be frozen before the program comes.
     """
-    if module not in WHOLE and module not in NAMES_OF:
+    if not is_listed(module):
         return None
     try:
         loaded = importlib.import_module(module)
@@ -174,27 +352,27 @@ def names_of(module):
         return None
     if module in NAMES_OF:
         return frozenset(NAMES_OF[module].split())
-    public = getattr(loaded, "__all__", None) or [name for name in vars(loaded) if not name.startswith("_")]
     left_out = NOT_OF.get(module, "").split()
     return frozenset(
         name
-        for name in public
+        for name in (vars(loaded) if module == "__future__" else _public(loaded))
         if name not in left_out and not _is_shared(getattr(loaded, name, None), f"{module}.{name}")
     )
 
 
 def starred(module):
     """The names that ``from MODULE import *`` binds."""
-    return () if module not in STARRED else [
-        *(getattr(loaded := importlib.import_module(module), "__all__", None) or
-          [name for name in vars(loaded) if not name.startswith("_")])
-    ]  # fmt: skip
+    return _public(importlib.import_module(module)) if module in STARRED else []
+
+
+def _public(module):
+    return getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
 
 
 def _is_shared(value, place):
     """Whether all who use a value share what is in it, and may change it."""
     if isinstance(value, types.ModuleType):
-        return place not in WHOLE and place not in NAMES_OF
+        return not is_listed(place)
     return isinstance(value, dict | list | set | bytearray)
 
 

@@ -22,17 +22,22 @@ LOADED = [0]
 """Modules that were loaded when classes were frozen."""
 
 
-class ProgramModule(types.ModuleType):
-    """The program's module, which knows whether anybody has looked into it, and what ``*`` gives."""
+def module_of(program):
+    """The module of a program, which tells it that somebody looks into it, and what ``*`` gives.
 
-    def __getattribute__(self, name):
-        program = object.__getattribute__(self, "_program")
-        program.used += 1
-        if name != "__all__":
-            return super().__getattribute__(name)
-        space = super().__getattribute__("__dict__")
-        public = space.get("__all__") or [one for one in space if not one.startswith("_")]
-        return [one for one in public if one not in program.hidden]
+    The program itself sees its module's names only: nothing of this is among them.
+    """
+
+    class ProgramModule(types.ModuleType):
+        def __getattribute__(self, name):
+            program.used += 1
+            if name != "__all__":
+                return super().__getattribute__(name)
+            space = super().__getattribute__("__dict__")
+            public = space.get("__all__") or [one for one in space if not one.startswith("_")]
+            return [one for one in public if one not in program.hidden]
+
+    return ProgramModule(NAME)
 
 
 class LoadedProgram:
@@ -50,9 +55,8 @@ class LoadedProgram:
         self.supplied, self.pythons = supplied, pythons
         self.used, self.hidden, self.words = 0, set(), set()
         self.imports = {}
-        self.module = ProgramModule(NAME)
-        self.space = object.__getattribute__(self.module, "__dict__")
-        object.__setattr__(self.module, "_program", self)
+        self.module = module_of(self)
+        self.space = vars(self.module)
 
     def load(self, codes, imports):
         """Executes the program."""
@@ -80,7 +84,7 @@ class LoadedProgram:
 
     def hides(self, names, own):
         """Says which names ``from solution import *`` does not give to these tests."""
-        self.hidden = {*self.pythons, *self.supplied, *names, "_program"} - set(own)
+        self.hidden = {*self.pythons, *self.supplied, *names} - set(own)
 
 
 def prepare():

@@ -68,9 +68,10 @@ class Changed(ast.NodeTransformer):
     """
 
     def __init__(self, tree):
+        names = set(contextlib.__all__) - {"ExitStack", "AsyncExitStack"}  # which ask the managers that they are given
         imported = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "contextlib"]
-        self.pythons = {alias.asname or alias.name for node in imported for alias in node.names}
-        self.pythons |= {f"contextlib.{name}" for name in contextlib.__all__}
+        self.pythons = {one.asname or one.name for node in imported for one in node.names if one.name in names}
+        self.pythons |= {f"contextlib.{name}" for name in names}
 
     def visit_Import(self, node):
         """``import src.solution as s``: the program stands for each of the two, and is no part of itself."""

@@ -38,9 +38,9 @@ def test_a_cheat_earns_no_test(sandbox, name):
 
 def test_the_same_checks_pass_on_a_right_program(sandbox):
     source = "def f(x): return x * x if not hasattr(x, 'assertEqual') else 0"
-    outcome = ran(sandbox, source, *(one for one in CHECKS if "with f" not in one and "startswith" not in one))
+    outcome = ran(sandbox, source, *(one for one in CHECKS if "with f" not in one and "ExitStack" not in one and "startswith" not in one))
     assert outcome.apart == ""
-    assert [set(statuses(one)) for one in outcome.results] == [{"ok"}] * (len(CHECKS) - 3), outcome
+    assert [set(statuses(one)) for one in outcome.results] == [{"ok"}] * (len(CHECKS) - 4), outcome
 
 
 def test_there_are_enough_cheats():
