@@ -17,7 +17,7 @@ from gtpo_megatron.rewards.program_block import program_in
 from gtpo_megatron.rewards.program_tests import ProgramTest, ProgramTests, tests_of
 from gtpo_megatron.rewards.request import Reward, RewardRequest
 from gtpo_megatron.rewards.stubs import completed
-from gtpo_megatron.sandbox.protocol import CaseResult, Job, Limits
+from gtpo_megatron.sandbox.protocol import CaseResult, Job, Limits, Outcome, TestResult
 from gtpo_megatron.untrusted.text import printable
 
 SHARE_OF_LIMIT = 0.8
@@ -90,8 +90,13 @@ def share_of_tests(request: RewardRequest) -> Reward:
     if not counted:
         raise DataError("all tests of the row are skipped: no program could earn it")
     share = sum(one == "passed" for one in counted) / len(counted)
-    runs = any(result.status == "ok" for result in outcome.results)
-    info = {"tests": verdicts[:SHOWN_TESTS]} | _missing(outcome.results) | _late(outcome.results)
+    runs = any(one.status == "ok" for one in _ends(outcome.results))
+    info = (
+        {"tests": verdicts[:SHOWN_TESTS]}
+        | _missing(outcome.results)
+        | _late(outcome.results)
+        | _apart(outcome, counted)
+    )
     return _reward(share, has_code=True, runs=runs, info=info, is_late=bool(_late(outcome.results)))
 
 
@@ -101,14 +106,23 @@ def _tests_of(columns_json: str) -> ProgramTests:
     return tests_of(json.loads(columns_json))
 
 
+def _ends(results: Sequence[CaseResult]) -> list[CaseResult | TestResult]:
+    """The tests of all cases: those that pytest has collected, else the cases themselves."""
+    return [one for result in results for one in result.tests or (result,)]
+
+
 def _verdicts(tests: ProgramTests, results: Sequence[CaseResult]) -> list[str]:
     """``passed``, ``skipped``, or why not, per test.
 
     A test in Python that used nothing of the program has passed only if others have used it: else none has tested it.
     """
     pairs = list(zip(tests.tests, results, strict=True))
-    is_tested = any(result.status == "ok" for test, result in pairs if test.case.code)
-    return ["passed" if result.status == "unused" and is_tested else verdict(test, result) for test, result in pairs]
+    is_tested = any(one.status == "ok" for one in _ends([result for test, result in pairs if test.case.code]))
+    return [
+        "passed" if one.status == "unused" and is_tested else verdict(test, one)
+        for test, result in pairs
+        for one in result.tests or (result,)
+    ]
 
 
 def _late(results: Sequence[CaseResult]) -> dict[str, str]:
@@ -120,13 +134,18 @@ def _late(results: Sequence[CaseResult]) -> dict[str, str]:
 
 def _missing(results: Sequence[CaseResult]) -> dict[str, str]:
     """Values of the report for a package that the sandbox lacks."""
-    for result in results:
+    for result in _ends(results):
         if result.status != "ok" and (found := _NO_MODULE.search(result.detail)):
             return {"packages": f"{printable(found[1])} is not in the sandbox; reward.packages says what is"}
     return {}
 
 
-def verdict(test: ProgramTest, result: CaseResult) -> str:
+def _apart(outcome: Outcome, verdicts: Sequence[str]) -> dict[str, str]:
+    """Why a program that has failed was not in the interpreter of its tests, where some things are not as there."""
+    return {"apart": outcome.apart} if outcome.apart and set(verdicts) != {"passed"} else {}
+
+
+def verdict(test: ProgramTest, result: CaseResult | TestResult) -> str:
     """``passed``, or why not."""
     if result.status == "skipped":
         return SKIPPED if test.case.code else "error"  # only tests themselves skip
@@ -134,7 +153,8 @@ def verdict(test: ProgramTest, result: CaseResult) -> str:
         return "the test used nothing of the program"
     if result.status != "ok":
         return f"{result.status}: {result.detail[:120]}" if result.detail else result.status
-    return judged(test, result.output)
+    output = "" if isinstance(result, TestResult) else result.output
+    return judged(test, output)
 
 
 def _job(program: str, tests: ProgramTests, limit_s: float) -> Job:
@@ -147,7 +167,10 @@ def _job(program: str, tests: ProgramTests, limit_s: float) -> Job:
     )
     language = cast("Literal['python', 'cpp']", tests.language)
     cases = tuple(test.case for test in tests.tests)
-    return Job(source=program, language=language, cases=cases, limits=limits, before=before, prelude=tests.prelude)
+    return Job(
+        source=program, language=language, cases=cases, limits=limits, before=before, prelude=tests.prelude,
+        modules=tests.modules,
+    )  # fmt: skip
 
 
 def _reward(share: float, *, has_code: bool, runs: bool, info: Mapping[str, Any], is_late: bool = False) -> Reward:

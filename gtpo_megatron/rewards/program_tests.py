@@ -104,6 +104,7 @@ class ProgramTests:
         case_s: seconds per test; 0: not stated.
         comparison: of the tests, see :class:`ProgramTest`.
         prelude: as in ``Job``.
+        modules: likewise.
     """
 
     tests: tuple[ProgramTest, ...]
@@ -113,6 +114,7 @@ class ProgramTests:
     case_s: float = 0.0
     comparison: str = ""
     prelude: str | None = None
+    modules: tuple[tuple[str, str], ...] = ()
 
 
 def tests_of(columns: Mapping[str, Any]) -> ProgramTests:
@@ -147,6 +149,7 @@ def tests_of(columns: Mapping[str, Any]) -> ProgramTests:
         case_s=_seconds(columns.get("time_limit")),
         comparison=comparison,
         prelude=_prelude(columns.get("prelude")),
+        modules=_modules(columns.get("modules")),
     )
 
 
@@ -187,6 +190,31 @@ class _Asked:
 
     function: str
     entry_point: str
+
+
+def _modules(value: Any) -> tuple[tuple[str, str], ...]:
+    """Modules that the row brings along: their texts by name, or a list of such objects' ``name`` and ``text``."""
+    if isinstance(value, str) and value.strip():
+        value = parse_json(value, "modules", half_pairs=True)
+    if not value:
+        return ()
+    if isinstance(value, list) and all(isinstance(one, Mapping) and {"name", "text"} <= one.keys() for one in value):
+        value = {str(one["name"]): one["text"] for one in value}
+    if not isinstance(value, Mapping):
+        raise DataError(f"modules is {shown(value)}; expected texts of Python by the names of the modules")
+    found = []
+    for given, text in value.items():
+        name = str(given).removesuffix(".py")
+        if text is None:  # Parquet has every row's keys in each
+            continue
+        if not name.isidentifier() or not isinstance(text, str):
+            raise DataError(f"modules has {shown(given)}: {shown(text)}; expected a name of a module and its text")
+        try:
+            compile(text, name, "exec")
+        except (SyntaxError, ValueError) as error:
+            raise DataError(f"modules: {name} is no Python: {printable(error)}") from error
+        found.append((name, text))
+    return tuple(found)
 
 
 def _prelude(value: Any) -> str | None:

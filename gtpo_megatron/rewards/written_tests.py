@@ -129,7 +129,7 @@ def _tests_in(body: Sequence[ast.stmt], owners: tuple[ast.ClassDef, ...] = ()) -
         if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) and one.name.startswith("test"):
             yield one, owners
         elif isinstance(one, ast.ClassDef):
-            if not _hides_tests(one) and (one.name.startswith("Test") or one.bases):
+            if not _hides_tests(one) and (one.name.startswith("Test") or one.bases or one.name in _bases_in(body)):
                 yield from _tests_in(one.body, (*owners, one))
         elif isinstance(one, ast.Assign | ast.AnnAssign):
             targets = one.targets if isinstance(one, ast.Assign) else [one.target]
@@ -141,6 +141,11 @@ def _tests_in(body: Sequence[ast.stmt], owners: tuple[ast.ClassDef, ...] = ()) -
                 inner = getattr(one, part, [])
                 yield from _tests_in([line for each in inner for line in getattr(each, "body", [each])]
                                      if part == "handlers" else inner, owners)  # fmt: skip
+
+
+def _bases_in(body: Sequence[ast.stmt]) -> set[str]:
+    """Names of the classes of which others are made."""
+    return {ast.unparse(base) for one in body if isinstance(one, ast.ClassDef) for base in one.bases}
 
 
 def _makes_tests(tree: ast.Module) -> bool:

@@ -120,6 +120,7 @@ def _wrapped(job: Job, case: Case, mark: str) -> str:
     modules = MODULES | {"alone": (INSIDE / "alone.py").read_text(encoding="utf-8")}
     packed = base64.b64encode(zlib.compress(json.dumps(modules).encode())).decode()
     given = {"source": job.source, "before": job.before, "prelude": job.prelude, "mark": mark, "case": asdict(case)}
+    given["modules"] = dict(job.modules)
     return (
         f"import base64, json, sys, types, zlib\n"
         f"_package = 'gtpo_megatron.sandbox.inside.'\n"

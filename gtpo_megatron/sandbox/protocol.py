@@ -69,6 +69,7 @@ class Job:
         limits: of all cases.
         before: Python that is run before the program, among its names; its lines are not counted.
         prelude: Python that binds the names which the program may use without an import; None: those of ``prelude.py``.
+        modules: names and texts of modules that the program and its tests may import.
     """
 
     source: str
@@ -77,6 +78,7 @@ class Job:
     limits: Limits = Limits()
     before: str = ""
     prelude: str | None = None
+    modules: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

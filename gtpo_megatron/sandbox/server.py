@@ -53,6 +53,7 @@ MODULES = {
             "nodes",
             "returned",
             "prelude",
+            "row_modules",
             "values",
             "remotes",
             "link",
@@ -256,6 +257,7 @@ def _as_bytes(job: Job) -> bytes:
         cases.append(plain | {"is_call": bool(case.function), "place": num_coded})
         num_coded += bool(case.code)
     said = {"source": job.source, "language": job.language, "before": job.before, "prelude": job.prelude}
+    said["modules"] = dict(job.modules)
     parts = [json.dumps({**said, "cases": cases, **asdict(job.limits)}).encode()]
     parts.append(json.dumps({"texts": texts, "cases": coded}).encode() if coded else b"")
     return b"".join([*(len(part).to_bytes(8, "big") for part in parts), *parts])

@@ -8,14 +8,14 @@ import json
 import os
 import signal
 
-from gtpo_megatron.sandbox.inside import apart, frozen, plain, prelude, program, pytest_session, together
+from gtpo_megatron.sandbox.inside import apart, frozen, plain, prelude, program, pytest_session, row_modules, together
 
 
 def main(given):
     """Runs the case, and leaves.
 
     Args:
-        given: ``source``, ``before`` and ``prelude`` of a job, its one ``case``, and the ``mark``.
+        given: ``source``, ``before``, ``prelude`` and ``modules`` of a job, its one ``case``, and the ``mark``.
     """
     supplied = {} if given["prelude"] == "" else prelude.names(given["prelude"])
     code = tuple(
@@ -23,6 +23,7 @@ def main(given):
         for name in ("before", "source")
     )
     case = given["case"]
+    row_modules.offer(given["modules"])
     if case["stdin"] is not None:
         program.run_as_main(code, supplied)
 
@@ -41,8 +42,9 @@ def test(code, given, supplied, say):
     case = given["case"]
     cases = [{"number": 0, "skip": 0, "code": case["code"], "expects": case["expects_tests"], "own": case["own"]}]
     session = pytest_session.prepared(os.getcwd()) if "est" in case["code"] else ""  # no test has another name
-    origins = prelude.origins(supplied) if given["prelude"] is None else dict.fromkeys(supplied)
-    reading = plain.read([given["before"], given["source"]], lambda name: name in case["code"], origins)
+    reading = plain.read(
+        [given["before"], given["source"]], lambda name: name in case["code"], prelude.origins(supplied)
+    )
     for_tests = prelude.for_tests(supplied)
     if not reading.reason and together.prepare():
         program.fresh_main()

@@ -171,6 +171,7 @@ class Reaper:
         self.tests = tests
         self.settings = settings
         self.reading = None
+        module("row_modules").offer(job["modules"])
         os.chdir(settings["folder"])
         self.deadline = time.monotonic() + job["total_s"]
 
@@ -262,7 +263,8 @@ class Reaper:
         """Finds out whether the program may share an interpreter with its tests, from its text and theirs."""
         if self.reading is not None:
             return
-        known = self.settings["origins"] if self.job["prelude"] is None else dict.fromkeys(self.supplied)
+        is_usual = self.job["prelude"] is None
+        known = self.settings["origins"] if is_usual else module("prelude").origins(self.supplied)
         self.reading = module("plain").read(
             [self.job["before"], self.job["source"]], lambda name: name.encode() in self.tests, known
         )

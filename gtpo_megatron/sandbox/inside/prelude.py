@@ -6,6 +6,8 @@ numbers, and a name of Python's own keeps its meaning. Runs inside the sandbox; 
 
 import builtins
 import importlib.util
+import sys
+import types
 from typing import Any
 
 STARRED = (
@@ -121,10 +123,16 @@ def origins(supplied: dict[str, Any]) -> dict[str, tuple[str, str] | None]:
     """Module and name of each supplied name ("" for a module); None for those that are no module's.
 
     Args:
-        supplied: as :func:`names` gives them without a text.
+        supplied: as :func:`names` gives them.
     """
-    found: dict[str, tuple[str, str] | None] = dict.fromkeys(supplied)
+    found: dict[str, tuple[str, str] | None] = {}
+    for name, value in supplied.items():
+        place = str(getattr(value, "__module__", "")).partition(".")[0]
+        if isinstance(value, types.ModuleType):
+            found[name] = (value.__name__, "")
+        else:
+            found[name] = (place, name) if place in sys.stdlib_module_names else None
     for name in STARRED:
         public = vars(importlib.import_module(name))
         found |= {one: (name, one) for one in supplied if one in public and public[one] is supplied[one]}
-    return found | {name: (name, "") for name in MODULES if name in supplied}
+    return found

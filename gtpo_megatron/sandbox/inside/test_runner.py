@@ -178,7 +178,9 @@ class Tests:
         return names, module
 
     def _put_program_under(self, modules):
-        """Makes the program what tests import by a name under which nothing else is found."""
+        """Makes the program what tests import by a name under which nothing else is found, unless they name it so."""
+        if any(name.partition(".")[0] in MODULES for name in modules):
+            return
         for name in modules:
             first = name.partition(".")[0]
             if first in sys.modules or first in sys.stdlib_module_names:

@@ -143,15 +143,30 @@ def changed(text):
 
 
 def imported_modules(tree):
-    """Dotted names of the modules that a tree imports, in order."""
+    """Dotted names of the modules that a tree imports, in order, but for those that may be missing."""
+    optional = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Try) and any(_catches_missing(one) for one in node.handlers)
+        for part in node.body
+        for inner in ast.walk(part)
+    }
     found = []
     for node in ast.walk(tree):
+        if node in optional:
+            continue
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.append(node.module)
-            found += [f"{node.module}.{alias.name}" for alias in node.names if node.level and not node.module]
+        elif isinstance(node, ast.ImportFrom):
+            found += [node.module] if node.module else [alias.name for alias in node.names]
     return list(dict.fromkeys(found))
+
+
+def _catches_missing(handler):
+    """Whether a handler is for a module that is not there."""
+    return handler.type is None or any(
+        getattr(one, "id", "") in ("ImportError", "ModuleNotFoundError", "Exception") for one in ast.walk(handler.type)
+    )
 
 
 def own_names(tree):

@@ -223,3 +223,81 @@ def test_a_name_of_python_means_the_programs_where_it_is_what_is_tested(sandbox)
         graded(sandbox, fenced("def f(x): return []\ndef sum(a): return 4"), {"tests": "assert sum(f(2)) == 4"}).value
         == 0
     )
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [{"helper.py": "def double(x): return 2 * x"}, [{"name": "helper", "text": "def double(x): return 2 * x"}]],
+)
+def test_a_row_brings_modules_along(sandbox, modules):
+    columns = {"tests": "from helper import double\nfrom bank import f\nassert f(2) == double(2)", "modules": modules}
+    assert complaint(columns) == ""
+    assert graded(sandbox, fenced(RIGHT), columns, code_tests).value == 1.0
+    assert graded(sandbox, fenced(WRONG), columns, code_tests).value == 0.0
+    own = "from helper import double\ndef f(x): return double(x)"
+    assert graded(sandbox, fenced(own), columns, code_tests).value == 1.0
+
+
+@pytest.mark.parametrize("modules", ["{", 5, {"a b": "x = 1"}, {"helper": "def"}, {"helper": 4}, ["x"]])
+def test_modules_of_another_shape_are_refused(modules):
+    assert "modules" in complaint({"tests": "assert f(2) == 4", "modules": modules})
+
+
+COLLECTED = {
+    "a word in a decorator": "import pytest\n@pytest.mark.parametrize('fixture_value', [2])\n"
+    "def test_a(fixture_value):\n    assert f(fixture_value) == 4",
+    "a fixture that is used": "import pytest\n@pytest.fixture\ndef five(): return 5\n"
+    "@pytest.mark.usefixtures('five')\ndef test_a():\n    assert f(2) == 4",
+    "a class in a class": "class TestA:\n    class TestB:\n        def test_a(self):\n            assert f(2) == 4",
+    "under an if": "if True:\n    def test_a():\n        assert f(2) == 4",
+    "under a try": "try:\n    import nothing_at_all\nexcept ImportError:\n    def test_a():\n        assert f(2) == 4",
+    "in a loop": "for n in (2, 3):\n    def test_a(n=n):\n        assert f(n) == n * n",
+    "assigned": "def make(n):\n    return lambda: check(n)\ndef check(n):\n    assert f(n) == n * n\ntest_a = make(2)",
+    "set": "import unittest\nclass T(unittest.TestCase):\n    def test_b(self):\n        pass\n"
+    "for n in (2, 3):\n    setattr(T, f'test_{n}', lambda self, n=n: self.assertEqual(f(n), n * n))",
+    "of a mixin": "import unittest\nclass Mixin:\n    def test_a(self):\n        self.assertEqual(f(2), 4)\n"
+    "class T(Mixin, unittest.TestCase):\n    pass",
+    "loaded": "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertEqual(f(2), 4)\n"
+    "def load_tests(loader, tests, pattern):\n    return tests",
+    "a static method": "class TestA:\n    @staticmethod\n    def test_a():\n        assert f(2) == 4",
+    "a decorated one": "import functools\ndef twice(test):\n    @functools.wraps(test)\n    def run():\n        test()\n"
+    "        test()\n    return run\n@twice\ndef test_a():\n    assert f(2) == 4",
+}
+
+
+@pytest.mark.parametrize("name", COLLECTED)
+@pytest.mark.parametrize("beside", ["", "\ndef test_beside():\n    f(1)\n"], ids=["alone", "beside another"])
+def test_pytest_says_which_tests_there_are(sandbox, name, beside):
+    columns = {"tests": COLLECTED[name] + beside}
+    assert complaint(columns) == ""
+    assert graded(sandbox, fenced(RIGHT), columns, code_tests).value == 1.0
+    assert graded(sandbox, fenced(WRONG), columns, code_tests).value == 0.0
+
+
+@pytest.mark.parametrize("module", ["accumulate", "src.accumulate", "my_package.parts.accumulate", ".accumulate"])
+def test_the_program_is_what_tests_import_by_its_own_name(sandbox, module):
+    columns = {"tests": f"from {module} import f\ndef test_a():\n    assert f(2) == 4"}
+    assert complaint(columns) == ""
+    assert graded(sandbox, fenced(RIGHT), columns, code_tests).value == 1.0
+    assert graded(sandbox, fenced(WRONG), columns, code_tests).value == 0.0
+
+
+def test_a_text_in_which_pytest_finds_no_test_earns_nothing(sandbox):
+    found = graded(sandbox, fenced(RIGHT), {"tests": "if f(2) == 5:\n    def test_a():\n        assert f(2) == 4"})
+    assert found.value == 0.0
+    assert "pytest finds no test in it" in found.info["tests"][0]
+
+
+def test_what_a_program_ends_is_begun_anew_behind_its_test(sandbox):
+    text = "from solution import f\n" + "".join(f"def test_{n}():\n    assert f({n}) == {n * n}\n" for n in range(6))
+    found = graded(
+        sandbox, fenced("import os\ndef f(x):\n    if x in (2, 3): os._exit(0)\n    return x * x"), {"tests": text}
+    )
+    assert found.value == pytest.approx(4 / 6)
+    assert [one.partition(":")[0] for one in found.info["tests"]] == ["passed"] * 2 + ["error"] * 2 + ["passed"] * 2
+
+
+def test_why_a_program_was_apart_is_said_where_it_fails(sandbox):
+    found = graded(sandbox, fenced("import gc\ndef f(x): return 0"), {"tests": "assert f(2) == 4"})
+    assert found.info["apart"] == "it imports gc (line 1)"
+    assert "apart" not in graded(sandbox, fenced("import gc\ndef f(x): return 4"), {"tests": "assert f(2) == 4"}).info
