@@ -167,14 +167,15 @@ _NOT_GIVEN = re.compile(
     r"\b(?:not|\w{1,8}n['\u2019]t|never|cannot|refuse|no\s+way|nothing|nobody|far\s+from|short\s+of|only|"
     r"(?:an?|any|every|each)\s+(?:\w+\s+)?(?:answer|response|solution)|answers|responses|rubric|neither|nor|hardly|rather\s+than|instead\s+of|\w{1,8}er\s+than|"
     r"(?:less|more)\s+than|below|above|at\s+(?:most|least|best)|up\s+to|between|could|might|may|maybe|perhaps|"
-    r"(?<!\bI\s)(?<!\bwe\s)would|unlike|previous|example|such\s+as|itself|wants?|wanted|asks?|asked|tells?|told|tempted|inclined|another|had\s+it|claims?|says|states|ends|"
+    r"(?<!\bI\s)(?<!\bwe\s)would|unlike|previous|example|such\s+as|itself|wants?|wanted|asks?|asked|"
+    r"tells?|told|tempted|inclined|another|claims?|says|states|ends|"
     r"contains|includes|mentions|quotes|writes|wrote|reads|demands|requests|instruct(?:s|ed)|before|to\s+(?:write|output|earn|"
     r"get|receive|reach|achieve|deserve|merit)|for\s+an?\s+(?:score|rating|grade))\b",
     re.IGNORECASE,
 )
 """Words of a clause that gives no score."""
 
-_CONDITION = re.compile(r"\b(?:if|unless|otherwise|suppose|assuming)\b", re.IGNORECASE)
+_CONDITION = re.compile(r"\b(?:if|unless|had\s+it|were\s+it|otherwise|suppose|assuming)\b", re.IGNORECASE)
 _OTHER_SCORE = re.compile(
     r"\b(?:max(?:imum|imal)?|min(?:imum|imal)?|highest|lowest|best|top|possible|perfect|full|passing|no|without|any|"
     r"previous|old|example|sample|human|rubric|format|instance|e\.g|like)[\W_]{1,3}(?:(?:possible|total|overall|final)[\s_]{1,3})?(?:score|rating|grade)\b",
