@@ -324,12 +324,10 @@ class RolloutShard:
 
 
 ENVIRONMENT_SECONDS, ENVIRONMENT_WAIT = "environment_s", "environment_wait_s"
-"""Parts of an environment's rewards that are times, in which two runs of one seed differ: of its calls, and in which
-the engine sampled nothing."""
+"""Parts that are times, in which two runs of one seed differ: of its calls, and in which the engine sampled nothing."""
 
 REQUESTS_REFUSED, ENDED_UNGRADED = "requests_refused", "ended_ungraded"
-"""Parts of an environment's rewards that are counted: an agent's requests that were refused, and 1 of an episode that a
-limit ended before its environment was asked for the reward."""
+"""Parts that are counted: an agent's refused requests, and 1 of an episode that a limit ended before its reward."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

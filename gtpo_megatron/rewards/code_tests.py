@@ -53,7 +53,8 @@ def limit_s(request: RewardRequest) -> float:
         request: the row, with ``reward.timeout_s`` as its limit.
     """
     tests = _tests_of(request.columns_json)
-    total_s = len(tests.tests) * max(SHARE_PER_TEST * request.limit_s, tests.case_s if tests.comparison else 0.0)
+    num_tests = sum(max(test.case.num_tests, 1) for test in tests.tests)
+    total_s = num_tests * max(SHARE_PER_TEST * request.limit_s, tests.case_s if tests.comparison else 0.0)
     parts = 1 if tests.language == "python" else 2  # half of it is the compiler's
     return max(request.limit_s, parts * total_s / SHARE_OF_LIMIT)
 
@@ -91,13 +92,8 @@ def share_of_tests(request: RewardRequest) -> Reward:
         raise DataError("all tests of the row are skipped: no program could earn it")
     share = sum(one == "passed" for one in counted) / len(counted)
     runs = any(one.status == "ok" for one in _ends(outcome.results))
-    info = (
-        {"tests": verdicts[:SHOWN_TESTS]}
-        | _missing(outcome.results)
-        | _late(outcome.results)
-        | _apart(outcome, counted)
-    )
-    return _reward(share, has_code=True, runs=runs, info=info, is_late=bool(_late(outcome.results)))
+    notes = _missing(outcome.results) | _late(outcome.results) | _apart(outcome, counted)
+    return _reward(share, has_code=True, runs=runs, info={"tests": verdicts[:SHOWN_TESTS]} | notes)
 
 
 @lru_cache(maxsize=READ_ROWS)
@@ -127,7 +123,7 @@ def _verdicts(tests: ProgramTests, results: Sequence[CaseResult]) -> list[str]:
 
 def _late(results: Sequence[CaseResult]) -> dict[str, str]:
     """Values of the report for a program that was ended by the time of all tests, none of which took too long."""
-    if any(result.status == "out of time" for result in results):
+    if any(result.status == "out of time" for result in _ends(results)):
         return {"time": "its tests together took longer than the row may; raise reward.timeout_s"}
     return {}
 
@@ -173,6 +169,9 @@ def _job(program: str, tests: ProgramTests, limit_s: float) -> Job:
     )  # fmt: skip
 
 
-def _reward(share: float, *, has_code: bool, runs: bool, info: Mapping[str, Any], is_late: bool = False) -> Reward:
-    parts = {"tests_passed": share, "has_code": float(has_code), "runs": float(runs), "out_of_time": float(is_late)}
+def _reward(share: float, *, has_code: bool, runs: bool, info: Mapping[str, Any]) -> Reward:
+    """A reward whose parts are curves: what is not the program's fault alone is counted, too."""
+    parts = {"tests_passed": share, "has_code": float(has_code), "runs": float(runs)}
+    for part, note in (("out_of_time", "time"), ("lacks_package", "packages"), ("failed_apart", "apart")):
+        parts[part] = float(note in info)
     return Reward(share, parts, info)

@@ -62,7 +62,7 @@ def cases_of_text(code: str, where: str, *, entry_point: str = "") -> list[Case]
         tree = ast.parse(code)
     if reason := _vain(tree, tests):
         raise DataError(f"{where} would test nothing: {reason}; no program could earn it, or every one would")
-    return [Case(code=code, expects_tests=is_found, own=_own_names(tree, entry_point))]
+    return [Case(code=code, num_tests=max(len(tests), is_found), own=_own_names(tree, entry_point))]
 
 
 def _content(tree: ast.Module) -> str:

@@ -22,7 +22,7 @@ class Case:
             ``inside/nodes.py``; (): as the function's own annotations say.
         is_exact: what the call returns is told for a comparison by ``==``, see ``inside/returned.py``.
         code: tests in Python: what pytest collects in it, or else the text itself, such as assertions.
-        expects_tests: pytest must find a test in the code.
+        num_tests: in the code, as far as its text shows; pytest must then find one; 0: the code itself is the test.
         own: names of Python or of the prelude that mean the program's in these tests, such as ``sum`` where that is
             the function to be written.
     """
@@ -33,7 +33,7 @@ class Case:
     kinds: tuple[str, ...] = ()
     is_exact: bool = False
     code: str = ""
-    expects_tests: bool = False
+    num_tests: int = 0
     own: tuple[str, ...] = ()
 
 

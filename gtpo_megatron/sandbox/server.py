@@ -248,7 +248,7 @@ def _as_bytes(job: Job) -> bytes:
     """A job for the server: two lengths, the job without the text of its tests, and that text."""
     texts = list(dict.fromkeys(case.code for case in job.cases if case.code))
     places = {text: place for place, text in enumerate(texts)}
-    coded = [[places[case.code], case.expects_tests, case.own] for case in job.cases if case.code]
+    coded = [[places[case.code], case.num_tests > 0, case.own] for case in job.cases if case.code]
     cases: list[dict[str, Any]] = []
     num_coded = 0
     for case in job.cases:
@@ -256,7 +256,12 @@ def _as_bytes(job: Job) -> bytes:
         plain |= {"kinds": case.kinds, "is_exact": case.is_exact}
         cases.append(plain | {"is_call": bool(case.function), "place": num_coded})
         num_coded += bool(case.code)
-    said = {"source": job.source, "language": job.language, "before": job.before, "prelude": job.prelude}
+    said: dict[str, Any] = {
+        "source": job.source,
+        "language": job.language,
+        "before": job.before,
+        "prelude": job.prelude,
+    }
     said["modules"] = dict(job.modules)
     parts = [json.dumps({**said, "cases": cases, **asdict(job.limits)}).encode()]
     parts.append(json.dumps({"texts": texts, "cases": coded}).encode() if coded else b"")

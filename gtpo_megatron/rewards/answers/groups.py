@@ -61,7 +61,8 @@ def without_groups(text: str) -> str:
             arguments = 0
         elif token == "}" and stack:
             opened = stack.pop()
-            _close(pieces, opened, text[len(text) - rest :][:20], _whole_before(pieces, opened.at))
+            at = len(text) - rest
+            _close(pieces, opened, text[at : at + 20], _whole_before(pieces, opened.at))
             arguments = max(opened.arguments, 0) if opened.is_argument else 0
         else:
             pieces.append(token)

@@ -1,7 +1,7 @@
 """One case of a program in a process of its own, as an HTTP service runs it; what became of it is printed after a mark.
 
-Runs inside a service; needs the standard library, and for tests in Python pytest. A program that is not plain is a child
-of the process with its tests.
+Runs inside a service; needs the standard library, and for tests in Python pytest. A program that is not plain is a
+child of the process with its tests.
 """
 
 import json
@@ -40,13 +40,13 @@ def main(given):
 def test(code, given, supplied, say):
     """Runs the tests of the case."""
     case = given["case"]
-    cases = [{"number": 0, "skip": 0, "code": case["code"], "expects": case["expects_tests"], "own": case["own"]}]
+    cases = [{"number": 0, "skip": 0, "code": case["code"], "expects": case["num_tests"] > 0, "own": case["own"]}]
     session = pytest_session.prepared(os.getcwd()) if "est" in case["code"] else ""  # no test has another name
     reading = plain.read(
         [given["before"], given["source"]], lambda name: name in case["code"], prelude.origins(supplied)
     )
     for_tests = prelude.for_tests(supplied)
-    if not reading.reason and together.prepare():
+    if not reading.reason and together.freeze():
         program.fresh_main()
         together.examine(
             code, cases, imports=reading.imports, own_names=reading.own_names,

@@ -1,8 +1,8 @@
 """Makes classes unchangeable: those that lie in an interpreter before a program comes stay as they are.
 
-What sets an attribute of such a class raises TypeError, whoever asks for it: an assignment, a decorator
-(``dataclass(Counter)``), ``setattr``. CPython has a flag for it (``Py_TPFLAGS_IMMUTABLETYPE``), which its own classes in C
-have. Runs inside the sandbox; needs the standard library only.
+What sets an attribute of such a class raises TypeError, whoever asks for it: an assignment, a decorator such as
+``dataclass(Counter)``, ``setattr``. CPython has a flag for it (``Py_TPFLAGS_IMMUTABLETYPE``), which its own classes in
+C have. Runs inside the sandbox; needs the standard library only.
 """
 
 import ctypes

@@ -91,8 +91,8 @@ class Link:
 
     def send(self, message):
         """Writes a message."""
-        if self.printed is not None:
-            message["out"] = self.printed()
+        if self.printed is not None and (printed := self.printed()):
+            message["printed"] = printed
         line = memoryview(json.dumps(message).encode() + b"\n")
         try:
             while line:
@@ -115,8 +115,9 @@ class Link:
             message = None
         if not isinstance(message, dict):
             raise EndedError("it wrote into its connection")
-        if isinstance(text := message.get("out"), str) and text and self.is_guarded:
-            sys.stdout.write(text)
+        if self.is_guarded and isinstance(printed := message.get("printed"), dict):
+            sys.stdout.write(str(printed.get("stdout", "")))
+            sys.stderr.write(str(printed.get("stderr", "")))
         return message
 
     def ask(self, op, *, of=0, name="", args=(), kwargs=None):
@@ -182,10 +183,7 @@ class Link:
         return made
 
     def answers(self, remote):
-        """Whether an object decides what it is equal to: the tests made it, of a class that they name, as their task.
-
-        An object that anything else of the program has returned is none of these, be it the same one.
-        """
+        """Whether an object decides what it is equal to: the tests made it, and nothing has returned it since."""
         return remote._number in self.made and type(remote)._key in self.named
 
     def operate(self, remote, name, args, kwargs):

@@ -102,7 +102,7 @@ def make_ready_for_tests(settings):
     settings["session"] = module("pytest_session").prepared(settings["folder"])
     module("plain_tables").prepare()
     settings["origins"] = module("prelude").origins(settings["supplied"])
-    settings["is_frozen"] = module("together").prepare()
+    settings["is_frozen"] = module("together").freeze()
 
 
 def load(name, text):
@@ -171,7 +171,6 @@ class Reaper:
         self.tests = tests
         self.settings = settings
         self.reading = None
-        module("row_modules").offer(job["modules"])
         os.chdir(settings["folder"])
         self.deadline = time.monotonic() + job["total_s"]
 
@@ -187,6 +186,7 @@ class Reaper:
 
     def python(self):
         """Cases of a Python program, which is compiled once."""
+        module("row_modules").offer(self.job["modules"])
         try:
             with module("confined").memory_limited(self.job["memory_mib"]):
                 before = compile(self.job["before"], "stub.py", "exec", dont_inherit=True)

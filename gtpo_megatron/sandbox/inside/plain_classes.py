@@ -91,9 +91,9 @@ class Classes:
         reader = self.reader
         if isinstance(base, ast.Call):
             return reader.named(base.func) in tables.TUPLES
-        if isinstance(base, ast.Name) and reader.bound.get(base.id) == 1:
-            if base.id in self.by_name or self._is_named_tuple(base.id):
-                return True
+        own = base.id if isinstance(base, ast.Name) and reader.bound.get(base.id) == 1 else ""
+        if own in self.by_name or self._is_named_tuple(own):
+            return True
         module, name = reader.meaning(base) or ("", "")
         if module == "builtins":
             kind = getattr(tables.builtins, name)

@@ -145,8 +145,8 @@ INSIDES = frozenset(
             for name in dir(kind)
             if name.startswith(("f_", "co_", "tb_", "gi_", "cr_", "ag_"))
         ),
-        *"ctypes get_stack print_stack get_coro with_traceback load_extension enable_load_extension format_map".split(),
-        *"strides getfield setfield".split(),
+        *("ctypes", "get_stack", "print_stack", "get_coro", "with_traceback", "load_extension"),
+        *("enable_load_extension", "format_map", "strides", "getfield", "setfield"),
     ]
 )
 """Attributes that lead to frames, code or memory."""
@@ -154,12 +154,17 @@ INSIDES = frozenset(
 CHECKS = frozenset(name for name in dir(unittest.TestCase) if name.startswith(("assert", "fail")))
 """Attributes that a program may not set: it may be given a case of unittest."""
 
-DUNDERS_READ = frozenset("__name__ __qualname__ __doc__ __init__ __len__ __iter__ __next__ __str__ __repr__".split())
-"""Dunder attributes that may be read of anything."""
+
+def _words(text):
+    return frozenset(text.split())
 
 
 def _dunders(names):
     return frozenset(f"__{name}__" for name in names.split())
+
+
+DUNDERS_READ = _dunders("name qualname doc init len iter next str repr")
+"""Dunder attributes that may be read of anything."""
 
 
 DEFINED = _dunders(
@@ -172,7 +177,7 @@ DEFINED = _dunders(
 
 OPERATORS = {
     f"__{side}{name}__": name
-    for name in "add sub mul truediv floordiv mod pow matmul lshift rshift and or xor divmod".split()
+    for name in _words("add sub mul truediv floordiv mod pow matmul lshift rshift and or xor divmod")
     for side in ("", "r", "i")
 }
 ARITHMETIC = frozenset(OPERATORS)
@@ -188,14 +193,14 @@ SCALING = frozenset(name for name, one in OPERATORS.items() if one in ("mul", "t
 ASSIGNED = _dunders("all version author slots hash doc")
 """Dunder names that may be assigned."""
 
-BASES = frozenset(
-    "ABC Generic Protocol NamedTuple TypedDict OrderedDict defaultdict Counter deque UserDict UserList UserString Thread "
-    "JSONEncoder JSONDecoder ContextDecorator AbstractContextManager AbstractAsyncContextManager StringIO Handler "
-    "HTMLParser Template local List Dict Set Tuple".split()
+BASES = _words(
+    "ABC Generic Protocol NamedTuple TypedDict OrderedDict defaultdict Counter deque UserDict UserList UserString "
+    "Thread JSONEncoder JSONDecoder ContextDecorator AbstractContextManager AbstractAsyncContextManager StringIO "
+    "Handler HTMLParser Template local List Dict Set Tuple"
 ) | frozenset(ENUMS)
-"""Classes of modules that a class may be made of, besides those of ``collections.abc`` and ``typing``'s names of them."""
+"""Classes of modules of which a class may be made, besides those of ``collections.abc``, by ``typing``'s names too."""
 
-VALUES = (
+VALUES: tuple = (
     *(int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, bool, range, slice, type(None)),
     *(type({}.keys()), type({}.values()), type({}.items()), type(lambda: 0), type, BaseException, memoryview),
 )

@@ -132,11 +132,13 @@ def found(module, name):
 def offer(code, supplied, reading, writing):
     """Loads a program, and does what its tests ask for until they end."""
     fresh_main()
+    prepare()
     link = Link(reading, writing, is_guarded=False)
-    printed = Printed()
-    link.printed = printed.taken
+    printed = {"stdout": Printed(1), "stderr": Printed(2)}
+    link.printed = lambda: {name: text for name, one in printed.items() if (text := one.taken())}
     vars(builtins).update(supplied)
-    sys.stdout = io.TextIOWrapper(printed, encoding="utf-8", errors="replace", write_through=True)
+    for name, stream in printed.items():
+        setattr(sys, name, io.TextIOWrapper(stream, encoding="utf-8", errors="replace", write_through=True))
     sys.stdin = own = io.TextIOWrapper(io.BufferedReader(Reader(link)), encoding="utf-8", errors="replace")
     sys.argv = ["program.py"]
     if "getrecursionlimit" in supplied:  # all of sys, whose streams are this process's own
@@ -175,11 +177,15 @@ def offer(code, supplied, reading, writing):
 
 
 class Printed(io.RawIOBase):
-    """Collects what a program prints, until the next message takes it along."""
+    """Collects what a program prints, until the next message takes it along.
 
-    def __init__(self):
+    Args:
+        descriptor: of the process's own output, to which goes what is much.
+    """
+
+    def __init__(self, descriptor):
         super().__init__()
-        self.parts, self.size = [], 0
+        self.descriptor, self.parts, self.size = descriptor, [], 0
 
     def writable(self):
         """It is."""
@@ -189,7 +195,7 @@ class Printed(io.RawIOBase):
         """Keeps text, or writes it to the process's own output if it is much."""
         data = bytes(data)
         if self.size + len(data) > KEPT_BYTES:
-            os.write(1, data)
+            os.write(self.descriptor, data)
             return len(data)
         self.parts.append(data)
         self.size += len(data)

@@ -39,19 +39,11 @@ def prepare(folder):
     options = [part for name in LEFT_OUT for part in ("-p", f"no:{name}")]
     options += [part for name in found for part in ("-p", name)]
     options += [part for one in SETTINGS for part in ("-o", one)]
-    options += ["-s", "-c", os.devnull, "--rootdir", "/", "--basetemp", f"{folder}/tests"]
-    before = os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    try:
-        config = _prepareconfig(options, [])
-        config._do_configure()
-        session = pytest.Session.from_config(config)
-        config.hook.pytest_sessionstart(session=session)
-    finally:
-        if before is None:
-            del os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
-        else:
-            os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = before
+    options += ["--disable-plugin-autoload", "-s", "-c", os.devnull, "--rootdir", "/", "--basetemp", f"{folder}/tests"]
+    config = _prepareconfig(options, [])
+    config._do_configure()
+    session = pytest.Session.from_config(config)
+    config.hook.pytest_sessionstart(session=session)
     pytest.main = lambda *_, **__: 0
     return session
 

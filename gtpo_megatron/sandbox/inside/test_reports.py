@@ -5,6 +5,9 @@ were run; or, of a text in which pytest finds none, what became of the text. Run
 library only.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 DETAIL_BYTES = 2000
 
 
@@ -15,17 +18,17 @@ class Progress:
         num: of cases.
     """
 
-    def __init__(self, num):
-        self.cases = [{"collected": None, "tests": [], "result": None} for _ in range(num)]
+    def __init__(self, num: int) -> None:
+        self.cases: list[dict[str, Any]] = [{"collected": None, "tests": [], "result": None} for _ in range(num)]
         self.is_over = False
 
-    def unfinished(self):
+    def unfinished(self) -> list[tuple[int, int]]:
         """Numbers of the cases without a result, with how many of their tests were run."""
         return (
             [] if self.is_over else [(at, len(one["tests"])) for at, one in enumerate(self.cases) if not one["result"]]
         )
 
-    def take(self, reports, status, detail):
+    def take(self, reports: Iterable[dict[str, Any]], status: str, detail: str) -> None:
         """Takes all that one process has reported.
 
         Args:
@@ -40,10 +43,10 @@ class Progress:
                 return self._end("error", "the report of the tests is not whole")
         if waiting := [one for one in self.cases if not one["result"]]:
             self._interrupted(waiting[0], status, detail)
-            self.is_over = status == "timeout"
+            self.is_over = status in ("timeout", "out of time")
         return None
 
-    def _took(self, report):
+    def _took(self, report: dict[str, Any]) -> bool:
         """Whether a report is the next one of the first case without a result."""
         case = next((one for one in self.cases if not one["result"]), None)
         if case is None or self.cases[report["case"]] is not case:
@@ -59,9 +62,9 @@ class Progress:
             case["result"] = _result(report["status"], report.get("detail", ""))
             return case["collected"] is None
         case["result"] = _result("ok", "")
-        return len(case["tests"]) == case["collected"]
+        return bool(len(case["tests"]) == case["collected"])
 
-    def _interrupted(self, case, status, detail):
+    def _interrupted(self, case: dict[str, Any], status: str, detail: str) -> None:
         if case["collected"] is None:
             case["result"] = _result(status, detail)
             return
@@ -69,12 +72,12 @@ class Progress:
         if len(case["tests"]) == case["collected"]:
             case["result"] = _result("ok", "")
 
-    def _end(self, status, detail):
+    def _end(self, status: str, detail: str) -> None:
         for case in self.cases:
             if not case["result"]:
                 case["tests"], case["result"] = [], _result(status, detail)
 
-    def results(self):
+    def results(self) -> list[dict[str, Any]]:
         """The results of all cases."""
         found = []
         for case in self.cases:
@@ -85,5 +88,5 @@ class Progress:
         return found
 
 
-def _result(status, detail, name=""):
+def _result(status: str, detail: str, name: str = "") -> dict[str, Any]:
     return {"status": str(status), "detail": str(detail)[:DETAIL_BYTES], "output": "", "name": str(name)}

@@ -126,16 +126,7 @@ class Tests:
     def _run_case(self, case):
         number, before = case["number"], self.program.used
         try:
-            names, module = self._executed(case)
-            items, seen = [], None
-            if pytest_session.is_collectable(names):
-                if isinstance(self.session, str):
-                    raise ImportError(self.session)
-                items, seen = pytest_session.collected(self.session, module)
-                if seen.uncollected:
-                    raise AssertionError(seen.uncollected[0])
-            if case["expects"] and not items:
-                raise AssertionError("pytest finds no test in it")
+            items, seen = self._collected(case)
         except BaseException as error:
             if not self.program.has_ended:
                 self.report({"case": number, "status": self._status_of(error), "detail": last_line(error)})
@@ -151,10 +142,23 @@ class Tests:
                 return
             if status == "ok" and self.program.used <= begun:
                 status = "unused"
-            self.report(
-                {"case": number, "test": items[at].nodeid.partition("::")[2], "status": status, "detail": detail}
-            )
+            name = items[at].nodeid.partition("::")[2]
+            self.report({"case": number, "test": name, "status": status, "detail": detail})
         self.report({"case": number, "status": "done"})
+
+    def _collected(self, case):
+        """The tests that pytest finds in a text, which is executed, and what it says of them."""
+        names, module = self._executed(case)
+        items, seen = [], None
+        if pytest_session.is_collectable(names):
+            if isinstance(self.session, str):
+                raise ImportError(self.session)
+            items, seen = pytest_session.collected(self.session, module)
+            if seen.uncollected:
+                raise AssertionError(seen.uncollected[0])
+        if case["expects"] and not items:
+            raise AssertionError("pytest finds no test in it")
+        return items, seen
 
     def _status_of(self, error):
         is_skip = isinstance(error, unittest.SkipTest) or type(error).__name__ == "Skipped"

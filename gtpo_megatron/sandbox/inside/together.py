@@ -9,7 +9,7 @@ import sys
 import types
 import unittest.mock
 
-from gtpo_megatron.sandbox.inside import frozen
+from gtpo_megatron.sandbox.inside import frozen, program
 from gtpo_megatron.sandbox.inside.link import last_line
 from gtpo_megatron.sandbox.inside.test_runner import Tests
 
@@ -87,7 +87,7 @@ class LoadedProgram:
         self.hidden = {*self.pythons, *self.supplied, *names} - set(own)
 
 
-def prepare():
+def freeze():
     """Freezes all classes, but those of what runs the tests; whether it could.
 
     What patches for tests may still change any class.
@@ -99,11 +99,11 @@ def prepare():
         patching.append(sys.modules["_pytest.monkeypatch"])
     for module in patching:
         module.setattr, module.delattr = frozen.thawed(setattr), frozen.thawed(delattr)
-    freeze_all()
+    _freeze_new()
     return True
 
 
-def freeze_all():
+def _freeze_new():
     """Freezes the classes of all modules that are loaded, if there are any since it was done last."""
     if len(sys.modules) != LOADED[0]:
         frozen.freeze(kind for kind in frozen.classes() if kind.__module__.partition(".")[0] not in RUNNING)
@@ -124,12 +124,13 @@ def examine(codes, cases, *, imports, own_names, for_program, supplied, report, 
         session: likewise.
     """
     pythons = dict(vars(builtins))
-    freeze_all()
+    _freeze_new()
+    program.prepare()
     vars(builtins).update({name: value for name, value in for_program.items() if name not in own_names})
-    program = LoadedProgram(supplied, pythons)
+    loaded = LoadedProgram(supplied, pythons)
     try:
-        program.load(codes, imports)
+        loaded.load(codes, imports)
     except BaseException as error:
         report({"unloaded": last_line(error)})
         return
-    Tests(program, supplied, pythons, report, session).run(cases)
+    Tests(loaded, supplied, pythons, report, session).run(cases)

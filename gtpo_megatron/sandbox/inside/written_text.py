@@ -1,8 +1,8 @@
 """The text of tests, changed in two places before it is executed: imports of the program, and managers of a program.
 
-A ``with`` of the tests may be of an object of the program, which can suppress what is raised in it. It may do so for what
-the tests raise themselves, and must not for a check that fails: see :class:`Manager`. Runs inside the sandbox; needs the
-standard library only.
+A ``with`` of the tests may be of an object of the program, which can suppress what is raised in it. It may do so for
+what the tests raise themselves, and must not for a check that fails: see :class:`Manager`. Runs inside the sandbox;
+needs the standard library only.
 """
 
 import ast

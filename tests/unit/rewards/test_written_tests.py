@@ -260,8 +260,8 @@ COLLECTED = {
     "loaded": "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertEqual(f(2), 4)\n"
     "def load_tests(loader, tests, pattern):\n    return tests",
     "a static method": "class TestA:\n    @staticmethod\n    def test_a():\n        assert f(2) == 4",
-    "a decorated one": "import functools\ndef twice(test):\n    @functools.wraps(test)\n    def run():\n        test()\n"
-    "        test()\n    return run\n@twice\ndef test_a():\n    assert f(2) == 4",
+    "a decorated one": "import functools\ndef twice(test):\n    @functools.wraps(test)\n    def run():\n"
+    "        test()\n        test()\n    return run\n@twice\ndef test_a():\n    assert f(2) == 4",
 }
 
 
@@ -290,9 +290,8 @@ def test_a_text_in_which_pytest_finds_no_test_earns_nothing(sandbox):
 
 def test_what_a_program_ends_is_begun_anew_behind_its_test(sandbox):
     text = "from solution import f\n" + "".join(f"def test_{n}():\n    assert f({n}) == {n * n}\n" for n in range(6))
-    found = graded(
-        sandbox, fenced("import os\ndef f(x):\n    if x in (2, 3): os._exit(0)\n    return x * x"), {"tests": text}
-    )
+    source = "import os\ndef f(x):\n    if x in (2, 3): os._exit(0)\n    return x * x"
+    found = graded(sandbox, fenced(source), {"tests": text})
     assert found.value == pytest.approx(4 / 6)
     assert [one.partition(":")[0] for one in found.info["tests"]] == ["passed"] * 2 + ["error"] * 2 + ["passed"] * 2
 

@@ -1,4 +1,4 @@
-"""Programs for tests of the sandbox, in text files: ``### NAME`` begins one, and ``--- tests`` its own tests, if any."""
+"""Programs for tests of the sandbox, in text files: ``### NAME`` begins one, ``--- tests`` its own tests, if any."""
 
 from pathlib import Path
 

@@ -21,7 +21,7 @@ def sandbox(request):
 
 
 def ran(sandbox, source, *tests):
-    cases = tuple(Case(code=one, expects_tests="def test_" in one) for one in tests)
+    cases = tuple(Case(code=one, num_tests=one.count("def test_")) for one in tests)
     return sandbox.run(Job(source=source, language="python", cases=cases, limits=Limits(case_s=20.0, total_s=100.0)))
 
 
@@ -38,7 +38,11 @@ def test_a_cheat_earns_no_test(sandbox, name):
 
 def test_the_same_checks_pass_on_a_right_program(sandbox):
     source = "def f(x): return x * x if not hasattr(x, 'assertEqual') else 0"
-    outcome = ran(sandbox, source, *(one for one in CHECKS if "with f" not in one and "ExitStack" not in one and "startswith" not in one))
+    outcome = ran(
+        sandbox,
+        source,
+        *(one for one in CHECKS if "with f" not in one and "ExitStack" not in one and "startswith" not in one),
+    )
     assert outcome.apart == ""
     assert [set(statuses(one)) for one in outcome.results] == [{"ok"}] * (len(CHECKS) - 4), outcome
 
