@@ -36,7 +36,7 @@ pytestmark = [
 
 TINY = ASSETS / "tiny_qwen2"
 START_S = 300.0
-MAX_TOKENS = 40
+MAX_TOKENS = 64
 TEMPLATE = "Compute {response}. Put the answer in \\boxed{}."
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",

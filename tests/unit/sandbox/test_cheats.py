@@ -13,9 +13,16 @@ CHEATS = {f"{kind}: {name}": source for kind in KINDS for name, (source, _) in p
 CHECKS = [text for text, _ in programs("checks").values()]
 
 
-@pytest.fixture(scope="module", params=["unsafe", pytest.param("bubblewrap", marks=needs_bubblewrap)])
-def sandbox(request):
-    made = UnsafeSandbox() if request.param == "unsafe" else BubblewrapSandbox()
+@pytest.fixture(scope="module")
+def unsafe():
+    made = UnsafeSandbox()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def bubblewrap():
+    made = BubblewrapSandbox()
     yield made
     made.close()
 
@@ -29,20 +36,27 @@ def statuses(result):
     return [one.status for one in result.tests or (result,)]
 
 
-@pytest.mark.parametrize("name", CHEATS)
-def test_a_cheat_earns_no_test(sandbox, name):
-    outcome = ran(sandbox, CHEATS[name], *CHECKS)
+def check_earns_nothing(sandbox, source):
+    outcome = ran(sandbox, source, *CHECKS)
     earned = [test for test, one in zip(CHECKS, outcome.results, strict=True) if "error" not in statuses(one)]
     assert earned == [], (outcome.apart, outcome.results)
 
 
-def test_the_same_checks_pass_on_a_right_program(sandbox):
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_cheat_earns_no_test(unsafe, name):
+    check_earns_nothing(unsafe, CHEATS[name])
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("name", [name for name in CHEATS if name.startswith("ends")])
+def test_what_ends_or_writes_earns_no_test_within_bubblewrap_either(bubblewrap, name):
+    check_earns_nothing(bubblewrap, CHEATS[name])
+
+
+def test_the_same_checks_pass_on_a_right_program(unsafe):
     source = "def f(x): return x * x if not hasattr(x, 'assertEqual') else 0"
-    outcome = ran(
-        sandbox,
-        source,
-        *(one for one in CHECKS if "with f" not in one and "ExitStack" not in one and "startswith" not in one),
-    )
+    tests = [one for one in CHECKS if not any(word in one for word in ("with f", "startswith", "ExitStack"))]
+    outcome = ran(unsafe, source, *tests)
     assert outcome.apart == ""
     assert [set(statuses(one)) for one in outcome.results] == [{"ok"}] * (len(CHECKS) - 4), outcome
 
