@@ -71,8 +71,31 @@ def assertions(number: int) -> RewardRequest:
     return _row(f"def f(x):\n    return x * {number}", [f"assert f({x}) == {x * number}" for x in range(NUM_TESTS)])
 
 
+def pytest_functions(number: int) -> RewardRequest:
+    """A function with functions that pytest collects."""
+    return _row(f"def f(x):\n    return x * {number}", _functions(number))
+
+
+def pytest_apart(number: int) -> RewardRequest:
+    """The same, with a program that must run apart."""
+    return _row(f"import gc\n\ndef f(x):\n    return x * {number}", _functions(number))
+
+
+def unittest_case(number: int) -> RewardRequest:
+    """A function with a case of unittest."""
+    methods = [f"    def test_{x}(self):\n        self.assertEqual(f({x}), {x * number})" for x in range(NUM_TESTS)]
+    text = "import unittest\nfrom solution import f\nclass T(unittest.TestCase):\n" + "\n".join(methods)
+    return _row(f"def f(x):\n    return x * {number}", text)
+
+
+def _functions(number: int) -> str:
+    tests = [f"def test_{x}():\n    assert f({x}) == {x * number}" for x in range(NUM_TESTS)]
+    return "from solution import f\n" + "\n".join(tests)
+
+
 KINDS: dict[str, Callable[[int], RewardRequest]] = {
-    "calls": calls, "standard_input": standard_input, "assertions": assertions
+    "calls": calls, "standard_input": standard_input, "assertions": assertions, "pytest_functions": pytest_functions,
+    "pytest_apart": pytest_apart, "unittest_case": unittest_case,
 }  # fmt: skip
 
 

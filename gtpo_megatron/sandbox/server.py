@@ -44,36 +44,15 @@ INSIDE = Path(__file__).parent / "inside"
 
 SOURCE = (INSIDE / "main.py").read_text(encoding="utf-8")
 
-MODULES = {
-    name: (INSIDE / f"{name}.py").read_text(encoding="utf-8")
-    for name in (
-        *(
-            "confined",
-            "folders",
-            "nodes",
-            "returned",
-            "prelude",
-            "row_modules",
-            "values",
-            "remotes",
-            "link",
-            "program",
-            "plain_tables",
-            "scopes",
-        ),
-        *(
-            "written_text",
-            "plain_classes",
-            "plain",
-            "frozen",
-            "pytest_session",
-            "test_runner",
-            "together",
-            "apart",
-            "test_reports",
-        ),
-    )
-}
+FOR_PROGRAMS = (
+    "confined", "folders", "nodes", "returned", "prelude", "row_modules", "values", "remotes", "link", "frozen",
+    "program",
+)  # fmt: skip
+FOR_TESTS = (
+    "plain_tables", "scopes", "written_text", "plain_classes", "plain", "pytest_session", "test_runner", "together",
+    "apart", "test_reports",
+)  # fmt: skip
+MODULES = {name: (INSIDE / f"{name}.py").read_text(encoding="utf-8") for name in (*FOR_PROGRAMS, *FOR_TESTS)}
 """What ``main.py`` imports, in that order."""
 
 
@@ -143,7 +122,7 @@ class ProgramServer:
             "file_mib": Limits().file_mib,
             "packages": self._packages,
             "framework": self._framework,
-            "modules": MODULES,
+            "modules": {name: text for name, text in MODULES.items() if self._framework or name in FOR_PROGRAMS},
             "program_filter": base64.b64encode(seccomp.build_filter(may_fork=False)).decode(),
             "compiler_filter": base64.b64encode(seccomp.build_filter(may_fork=True)).decode(),
         }

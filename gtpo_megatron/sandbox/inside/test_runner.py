@@ -168,10 +168,10 @@ class Tests:
         """The names of a text of tests, and their module."""
         text = case["code"]
         self.program.words.update(re.findall(r"\w+", text))
-        code = written_text.changed(text)
-        tree = ast.parse(text)
+        tree = ast.parse(text, "tests.py")
         self._put_program_under(written_text.imported_modules(tree))
         self.program.hides(written_text.own_names(tree), case["own"])
+        code = written_text.changed(tree)
         names = Names(self.program, case, self.supplied, self.pythons)
         module = sys.modules["__main__"] = Main(names)
         try:

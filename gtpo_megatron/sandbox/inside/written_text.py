@@ -135,11 +135,9 @@ def raising_lines(body):
     return found
 
 
-def changed(text):
-    """The code of a text of tests."""
-    tree = ast.parse(text, "tests.py")
-    tree = Changed(tree).visit(tree)
-    return compile(tree, "tests.py", "exec", dont_inherit=True)
+def changed(tree):
+    """The code of the tree of a text of tests, which is changed."""
+    return compile(Changed(tree).visit(tree), "tests.py", "exec", dont_inherit=True)
 
 
 def imported_modules(tree):
