@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -45,7 +46,9 @@ class BubblewrapSandbox:
         if os.uname().machine != seccomp.MACHINE:
             raise SandboxError(f"no seccomp filter for {os.uname().machine}, only for {seccomp.MACHINE}")
         python = _interpreter()
-        command = [bwrap, *_options(python, packages_for(packages, python))]
+        self._copies = tempfile.TemporaryDirectory(prefix="framework-")
+        testing = framework(Path(self._copies.name))
+        command = [bwrap, *_options(python, packages_for(packages, python), testing)]
         self._servers = ProgramServers(
             command, python=str(python), is_isolated=True, folder=FOLDER, packages=(PACKAGES,), framework=(TESTING,)
         )
@@ -57,11 +60,12 @@ class BubblewrapSandbox:
     def close(self) -> None:
         """Ends all of its processes."""
         self._servers.close()
+        self._copies.cleanup()
 
 
 @lru_cache(maxsize=1)
 def check_bubblewrap(packages: str = "") -> None:
-    """Runs an empty program.
+    """Runs an empty program, and one that is tested.
 
     Args:
         packages: as in ``RewardConfig.packages``.
@@ -70,8 +74,10 @@ def check_bubblewrap(packages: str = "") -> None:
         SandboxError: programs cannot be run so on this machine; the message says how to change that.
     """
     sandbox = BubblewrapSandbox(packages)
+    test = Case(code="def test_a(): assert f() == 1", num_tests=1)
     try:
         [result] = sandbox.run(Job(source="", language="python", cases=(Case(stdin=""),))).results
+        [tested] = sandbox.run(Job(source="def f(): return 1", language="python", cases=(test,))).results
     except SandboxError as error:
         raise SandboxError(
             f"bubblewrap does not work here ({error}); user namespaces may be off (sysctl "
@@ -81,9 +87,11 @@ def check_bubblewrap(packages: str = "") -> None:
         sandbox.close()
     if result.status != "ok":
         raise SandboxError(f"bubblewrap ran an empty program, which ended with {result.status}: {result.detail}")
+    if [one.status for one in tested.tests] != ["ok"]:
+        raise SandboxError(f"bubblewrap ran a test in Python, which ended with {tested.status}: {tested.detail}")
 
 
-def _options(python: Path, packages: Mapping[str, Path]) -> list[str]:
+def _options(python: Path, packages: Mapping[str, Path], testing: Mapping[str, Path]) -> list[str]:
     """Options of bwrap: what of the machine is there, read-only, and what is not."""
     options = [
         *("--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"),
@@ -105,7 +113,7 @@ def _options(python: Path, packages: Mapping[str, Path]) -> list[str]:
     prefix = Path(sys.base_prefix)
     if python.is_relative_to(prefix) and not prefix.is_relative_to("/usr"):
         options += ["--ro-bind", str(prefix), str(prefix)]
-    for folder, found in ((PACKAGES, packages), (TESTING, framework())):
+    for folder, found in ((PACKAGES, packages), (TESTING, testing)):
         for name, path in found.items():
             options += ["--ro-bind", str(path), f"{folder}/{name}"]
     return [*options, "--dir", FOLDER, "--remount-ro", "/", "--chdir", "/"]

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from functools import lru_cache
@@ -17,27 +18,43 @@ COMPILED = ("numpy",)
 
 FRAMEWORK = (
     "pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "pytest_asyncio", "pytest_mock",
-    "typing_extensions", "backports",
+    "typing_extensions", "exceptiongroup", "tomli",
 )  # fmt: skip
 """What runs tests in Python: pytest with what it imports, and two plugins; all of it pure Python."""
 
 
-def framework() -> dict[str, Path]:
+def framework(copies: Path | None = None) -> dict[str, Path]:
     """The packages of :data:`FRAMEWORK` that are installed here, by the names under which they are put into a folder.
 
     Their folders of metadata go along, because one asks for its own version.
+
+    Args:
+        copies: a folder for copies of what another user may not read, should this process be root, whose sandbox is
+            another user's; None: they are taken as they are.
     """
     found: dict[str, Path] = {}
     for name in FRAMEWORK:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:
             continue
-        path = Path(spec.origin)
+        path = Path(spec.origin).resolve()
         path = path.parent if path.name == "__init__.py" else path
-        folder = path.resolve() if path.is_dir() else path.resolve().parent
-        if os.geteuid() != 0 or is_open_to_all(folder):
-            found |= {one.name: one for one in (path.resolve(), *path.resolve().parent.glob(f"{name}-*.dist-info"))}
+        for one in (path, *path.parent.glob(f"{name}-*.dist-info")):
+            is_open = copies is None or os.geteuid() != 0 or is_open_to_all(one if one.is_dir() else one.parent)
+            found[one.name] = one if is_open or copies is None else _copy(one, copies / one.name)
     return found
+
+
+def _copy(path: Path, target: Path) -> Path:
+    """A copy that every user may read."""
+    target.parent.chmod(0o755)
+    if path.is_dir():
+        shutil.copytree(path, target)
+    else:
+        shutil.copy(path, target)
+    for one in (target, *target.rglob("*")):
+        one.chmod(0o755 if one.is_dir() else 0o644)
+    return target
 
 
 def packages_for(folder: str, python: Path) -> dict[str, Path]:

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from gtpo_megatron.errors import ConfigError, SandboxError
-from gtpo_megatron.sandbox import bubblewrap, seccomp, server
+from gtpo_megatron.sandbox import bubblewrap, packages, seccomp, server
 from gtpo_megatron.sandbox.choose import UnsafeSandbox, check_sandbox, open_sandbox
 from gtpo_megatron.sandbox.inside import main as inside
 from gtpo_megatron.sandbox.protocol import Case, Job
+from tests.sandboxes import needs_bubblewrap
 
 
 @pytest.fixture
@@ -127,3 +128,25 @@ def test_a_language_without_its_compiler_is_an_error_with_how_to_install_it(monk
 def test_an_answer_of_another_shape_is_an_error(answer):
     with pytest.raises(SandboxError, match="the sandbox answered"):
         server._outcome(answer, 1)
+
+
+def test_pytest_is_copied_where_the_sandbox_s_user_cannot_read_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(packages.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(packages, "is_open_to_all", lambda _: False)
+    found = packages.framework(tmp_path)
+    assert {"pytest", "_pytest", "pluggy", "py.py"} <= found.keys()
+    assert all(path.parent == tmp_path for path in found.values())
+    assert (tmp_path / "_pytest" / "main.py").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "_pytest").stat().st_mode & 0o777 == 0o755
+    assert all(not path.is_relative_to(tmp_path) for path in packages.framework().values())
+
+
+@needs_bubblewrap
+def test_a_machine_without_pytest_is_refused_before_a_run(monkeypatch):
+    bubblewrap.check_bubblewrap.cache_clear()
+    monkeypatch.setattr(bubblewrap, "framework", lambda _: {})
+    with pytest.raises(
+        SandboxError, match="ran a test in Python, which ended with error: ImportError: the tests need pytest"
+    ):
+        bubblewrap.check_bubblewrap()
+    bubblewrap.check_bubblewrap.cache_clear()
