@@ -144,7 +144,7 @@ SCORE_FORMS = (
         needs_scale=True,
     ),
     _form(
-        rf"(?:{_LINE}|(?<=[.!]\s))(?:(?:my|the|so|thus|hence|therefore|final|overall|total|verdict|assessment|evaluation|judge?ment|quality|"
+        rf"(?:{_LINE}|(?<=[.!]\s))(?:(?:my|the|so|thus|hence|therefore|final|overall|total|verdict|assessment|evaluation|judgment|judgement|quality|"
         rf"correctness|is)\b[\s,:{_MARKUP}]{{0,4}}){{0,4}}{_OPEN}{_VALUE}(?:\spoints)?{_CLOSE}[.!]?\s*\Z",
         *("7/10", r"\boxed{7}", "[[7]]", "Overall: 7 out of 10.", "Final verdict: [[7]]"),
         needs_scale=True,

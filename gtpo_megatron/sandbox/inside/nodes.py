@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 _NODE = re.compile(r"\b(ListNode|TreeNode)\b")
-_LIST = re.compile(r"\b[lL]ist\[")
+_LIST = re.compile(r"\b(?:List|list)\[")
 
 
 def kind_of(annotation: str) -> str:
