@@ -2,6 +2,7 @@
 
 import pytest
 
+from gtpo_megatron.sandbox import server
 from gtpo_megatron.sandbox.bubblewrap import BubblewrapSandbox
 from gtpo_megatron.sandbox.choose import UnsafeSandbox
 from gtpo_megatron.sandbox.protocol import Case, Job, Limits
@@ -59,6 +60,17 @@ def test_the_same_checks_pass_on_a_right_program(unsafe):
     outcome = ran(unsafe, source, *tests)
     assert outcome.apart == ""
     assert [set(statuses(one)) for one in outcome.results] == [{"ok"}] * (len(CHECKS) - 4), outcome
+
+
+@pytest.mark.parametrize("name", ["answers: eq", "changes: builtins by a function", "ends: a skip of pytest"])
+def test_the_reader_is_what_keeps_them_from_it(monkeypatch, name):
+    """A cheat that is taken for plain earns something: these tests can fail."""
+    unread = "_read = read\ndef read(*given):\n    found = _read(*given)\n    found.reason = ''\n    return found\n"
+    monkeypatch.setitem(server.MODULES, "plain", f"{server.MODULES['plain']}\n{unread}")
+    sandbox = UnsafeSandbox()
+    outcome = ran(sandbox, CHEATS[name], *CHECKS)
+    sandbox.close()
+    assert any("error" not in statuses(one) for one in outcome.results)
 
 
 def test_there_are_enough_cheats():
