@@ -45,12 +45,12 @@ INSIDE = Path(__file__).parent / "inside"
 SOURCE = (INSIDE / "main.py").read_text(encoding="utf-8")
 
 FOR_PROGRAMS = (
-    "confined", "folders", "nodes", "returned", "prelude", "row_modules", "values", "remotes", "link", "frozen",
-    "program",
+    "confined", "folders", "nodes", "returned", "prelude", "row_modules", "values", "remotes", "operators", "lent",
+    "link", "frozen", "program",
 )  # fmt: skip
 FOR_TESTS = (
-    "plain_tables", "scopes", "written_text", "plain_classes", "plain", "pytest_session", "test_runner", "together",
-    "apart", "test_reports",
+    "plain_tables", "scopes", "written_text", "plain_classes", "plain", "pytest_session", "test_runner", "guarded",
+    "together", "apart", "test_reports",
 )  # fmt: skip
 MODULES = {name: (INSIDE / f"{name}.py").read_text(encoding="utf-8") for name in (*FOR_PROGRAMS, *FOR_TESTS)}
 """What ``main.py`` imports, in that order."""

@@ -256,6 +256,9 @@ class Reaper:
         self.read()
         while left := progress.unfinished():
             reports, status, detail = self.examined(run, left)
+            if reason := next((str(one["apart"]) for one in reports if "apart" in one), ""):
+                self.reading.reason, progress = reason, module("test_reports").Progress(len(run))
+                continue
             progress.take(reports, status, detail)
         return progress.results()
 
@@ -291,10 +294,10 @@ class Reaper:
             ]
 
         def together():
+            texts = {"stub.py": self.job["before"], "program.py": self.job["source"]}
             module("together").examine(
-                self.code, begun(), imports=reading.imports, own_names=reading.own_names,
-                for_program=self.supplied, supplied=supplied, report=module("test_runner").reporter(nonce),
-                session=session,
+                texts, begun(), imports=reading.imports, own_names=reading.own_names, for_program=self.supplied,
+                supplied=supplied, report=module("test_runner").reporter(nonce), session=session,
             )  # fmt: skip
             os._exit(0)
 

@@ -7,6 +7,7 @@ inside the sandbox; needs the standard library only.
 """
 
 import ast
+import re
 
 from gtpo_megatron.sandbox.inside import plain_tables as tables
 from gtpo_megatron.sandbox.inside import scopes, written_text
@@ -66,6 +67,9 @@ class Reader:
                 self.bound[name] = self.bound.get(name, 0) + 1
             if isinstance(node, ast.Import | ast.ImportFrom):
                 self._take_import(node)
+            if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+                for name in tables.starred(node.module):
+                    self.bound[name] = self.bound.get(name, 0) + 1
         self.annotations = set(self._annotations())
         self.classes = Classes(self, statements, is_named)
 
@@ -152,6 +156,7 @@ class Reader:
             ast.Name: self._name,
             ast.Attribute: self._attribute,
             ast.Call: self._call,
+            ast.keyword: self._keyword,
             ast.ClassDef: self.classes.look_at,
             ast.Constant: self._constant,
             ast.MatchClass: self._pattern,
@@ -175,6 +180,7 @@ class Reader:
         name, parent = node.id, self.parents.get(node)
         if not isinstance(node.ctx, ast.Load):
             return
+        self._check_dispatched(node)
         if is_dunder(name) and name not in tables.READABLE and not self.classes.is_renamed(node):
             raise Apart(f"it uses {name}")
         if name in tables.NEVER and self.scopes.is_global(node):
@@ -192,7 +198,7 @@ class Reader:
     def _builtin(self, node, name):
         if name in (*tables.BY_NAME, "super") and not self.called_by(node):
             raise Apart(f"it uses {name} as a value")
-        is_asked = self.called_by(node) or node in self.annotations or self._is_compared(node)
+        is_asked = self.called_by(node) or self._is_compared(node)
         if name == "type" and not is_asked:
             raise Apart("it uses type as a value")
 
@@ -202,24 +208,37 @@ class Reader:
             raise Apart(f"it uses {module}.{name}")
         if name in tables.ENUMS and not self._is_class_use(node):
             raise Apart(f"it uses {name} otherwise than as a base")
-        parent, call = self.parents.get(node), self.called_by(node)
+        if name == "seed" and self.scopes.is_in_function(node):
+            raise Apart("it seeds what its tests draw from")
+        parent = self.parents.get(node)
         if name in tables.METACLASSES:
             if not (isinstance(parent, ast.keyword) and parent.arg == "metaclass" and name == "ABCMeta"):
                 raise Apart(f"it uses {name} as a value")
         elif name in tables.CALLED_ONLY:
-            if call is None or any(isinstance(one, ast.Starred) for one in call.args):
-                raise Apart(f"it uses {name} as a value")
-            if name == "wraps" and (len(call.args) != 1 or call.keywords):
-                raise Apart("it calls wraps with more than a function")
-            if name in ("attrgetter", "methodcaller"):
-                for at in range(len(call.args) if name == "attrgetter" else 1):
-                    self._check_name_given(call, at, is_set=False)
+            self._check_called(self.called_by(node), name)
+
+    def _check_called(self, call, name):
+        """``wraps(f)`` as a decorator, ``attrgetter("x")``, ``SimpleNamespace(x=1)``: what they do is to be seen."""
+        if call is None or any(isinstance(one, ast.Starred) for one in call.args):
+            raise Apart(f"it uses {name} as a value")
+        if name == "wraps" and (len(call.args) != 1 or call.keywords or not self._decorates(call)):
+            raise Apart("it calls wraps otherwise than to decorate a function")
+        if name == "SimpleNamespace" and any(one.arg is None for one in call.keywords):
+            raise Apart("it makes the names of a SimpleNamespace")
+        if name in ("attrgetter", "methodcaller"):
+            for at in range(len(call.args) if name == "attrgetter" else 1):
+                self._check_name_given(call, at, is_set=False)
+
+    def _decorates(self, call):
+        """Whether a call is the decorator of a function."""
+        owner = self.parents.get(call)
+        return isinstance(owner, ast.FunctionDef | ast.AsyncFunctionDef) and call in owner.decorator_list
 
     def _is_class_use(self, node):
         """Whether a class is used as a base, in an annotation or asked for by isinstance."""
         parent = self.parents.get(node)
         is_base = isinstance(parent, ast.ClassDef) and node in parent.bases
-        return is_base or node in self.annotations or self._is_asked_for(node)
+        return is_base or self._is_asked_for(node)
 
     def _is_asked_for(self, node):
         parent = self.parents.get(node)
@@ -240,8 +259,7 @@ class Reader:
         if module:
             self._attribute_of_module(node, module)
         elif name == "format":
-            if not _is_plain_format(node):
-                raise Apart("it calls format of a text that cannot be seen")
+            self._check_format(node)
         elif name == "__class__":
             self._check_class_use(node)
         elif is_dunder(name) and (_is_super(node.value) or self.is_python(node.value, "object")):
@@ -256,6 +274,16 @@ class Reader:
         if module or (isinstance(root, ast.Name) and (root.id in self.modules or root.id in self.imported)):
             raise Apart(f"it changes {ast.unparse(node)}")
         self.check_attribute(node.attr, is_set=True)
+
+    def _check_format(self, node):
+        """``"...".format`` of a text that can be seen, whose fields read no attribute that a program may not."""
+        text = node.value.value if isinstance(node.value, ast.Constant) else None
+        if not isinstance(text, str) or self.called_by(node) is None:
+            raise Apart("it calls format of a text that cannot be seen")
+        for part in re.findall(r"[.\[]\s*(\w+)", text):
+            if part.startswith("_"):
+                raise Apart(f"a format of it reads {part}")
+            self.check_attribute(part)
 
     def _attribute_of_module(self, node, module):
         parent = self.parents.get(node)
@@ -290,9 +318,23 @@ class Reader:
         for part in name.value.split("."):
             if part == "format":
                 raise Apart("it calls format by its name")
+            if name.value.startswith("_") and call.func is not None and at == 0:
+                raise Apart("it reads a private attribute by its name")
             self.check_attribute(part, is_set=is_set)
 
+    def _keyword(self, node):
+        if node.arg and (is_dunder(node.arg) or node.arg in ("stack_info", "namespace")):
+            raise Apart(f"it gives {node.arg}")
+        if node.arg == "style" and not (isinstance(node.value, ast.Constant) and node.value.value == "%"):
+            raise Apart("it gives a style of formats")
+
     def _call(self, node):
+        if getattr(node.func, "attr", "") in ("parse_args", "parse_known_args") and len(node.args) > 1:
+            raise Apart("it parses arguments into an object")
+        own = self.classes.by_name.get(getattr(node.func, "id", ""))
+        is_one = len(node.args) == 1 and not node.keywords and not isinstance(node.args[0], ast.Starred)
+        if own is not None and not is_one and self.classes.family(own) & set(tables.ENUMS):
+            raise Apart("it may make a class by a call of an enumeration")
         if self.is_python(node.func, *tables.BY_NAME):
             self._check_name_given(node, 1, is_set=node.func.id in ("setattr", "delattr"))
         elif self.is_python(node.func, "type"):
@@ -328,18 +370,27 @@ class Reader:
             if not isinstance(one, tables.OF_TYPES) or is_dunder(name) or name in tables.NEVER:
                 raise Apart("an annotation of it does more than name a type")
 
+    def _check_dispatched(self, node):
+        """Annotations are evaluated where functions are chosen by them: they must be classes, not texts by a name."""
+        if isinstance(node, ast.Name) and node in self.annotations and self._dispatches():
+            is_known = node.id in self.classes.by_name or self.meaning(node) is not None
+            if not is_known:
+                raise Apart(f"it dispatches by {node.id}")
+
+    def _dispatches(self):
+        return any(name.startswith("singledispatch") for _, name in self.imported.values()) or any(
+            isinstance(one, ast.Attribute) and one.attr.startswith("singledispatch") for one in self.nodes
+        )
+
     def _pattern(self, node):
         for name in node.kwd_attrs:
+            if name.startswith("_") or name == "format":
+                raise Apart(f"a pattern of it reads {name}")
             self.check_attribute(name)
 
 
 def _is_super(node):
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
-
-
-def _is_plain_format(node):
-    """Whether a format is of a text that reads no attribute of Python's own."""
-    return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) and "__" not in node.value.value
 
 
 def _is_main(statement):

@@ -58,11 +58,17 @@ class Classes:
     def may_register(self, modules, imported):
         """Whether a program has hold of classes that take others in by ``register``."""
         used = {*modules, *(module for module, name in imported if module != "typing" or _is_abstract(name))}
-        return bool(used & set(tables.OF_REGISTRIES)) or any(self.is_registry(kind) for kind in self.by_name.values())
+        names = {node.id for node in self.reader.nodes if isinstance(node, ast.Name)}
+        return (
+            bool(used & set(tables.OF_REGISTRIES))
+            or any(_is_abstract(name) for name in names)
+            or any(self.is_registry(kind) for kind in self.by_name.values())
+        )
 
     def is_registry(self, kind):
         """Whether a class has a ``register``."""
-        return bool(kind.keywords) or any(name == "ABC" or _is_abstract(name) for name in self.family(kind))
+        family = self.family(kind)
+        return bool(kind.keywords) or any(one in ("ABC", *tables.USER) or _is_abstract(one) for one in family)
 
     # --------------------------------------------------------------------------------------------------------- classes
 
@@ -75,7 +81,7 @@ class Classes:
             if not self._is_known(base.value if isinstance(base, ast.Subscript) else base):
                 raise Apart(f"{kind.name} is made of {ast.unparse(base)}")
         family = self.family(kind)
-        if family & set(tables.ENUMS) and not any(isinstance(one, ast.Assign) for one in kind.body):
+        if family & set(tables.ENUMS) and not any(map(_has_member, kind.body)):
             raise Apart(f"{kind.name} has no members, so that calls of it make classes")
         for one in kind.body:
             name = getattr(one, "name", "")
@@ -99,6 +105,8 @@ class Classes:
             kind = getattr(tables.builtins, name)
             is_value = kind in tables.VALUES and kind not in (type, BaseException)
             return isinstance(kind, type) and (is_value or kind is object or issubclass(kind, Exception))
+        if name in tables.SET_LIKE:
+            return False
         if module == "collections.abc" or name in tables.BASES or (module == "typing" and _is_abstract(name)):
             return True
         return module in tables.WITH_ERRORS and name.endswith(("Error", "Empty", "Full"))
@@ -153,6 +161,7 @@ class Classes:
         decorators = [one.func if isinstance(one, ast.Call) else one for one in kind.decorator_list]
         return (
             all(self.reader.named(one) in tables.KEEPING for one in decorators)
+            and not any(isinstance(one, ast.Call) and one.args for one in kind.decorator_list)
             and "Protocol" not in self.family(kind)
             and not ("register" in self.attributes and self.is_registry(kind))
         )
@@ -268,6 +277,8 @@ class Form:
         """Whether arithmetic makes objects of its own class, which are near to no number."""
         if self.method not in tables.ARITHMETIC:
             return False
+        if "__new__" in self.classes.methods or self.classes.value_kinds(self.kind):
+            return False  # what it makes may be a value
         returned = [one.value for part in body for one in ast.walk(part) if isinstance(one, ast.Return)]
         if not returned or not all(self._is_made_here(one) for one in returned):
             return False
@@ -295,6 +306,12 @@ def _is_renaming(name, meant):
     if name in tables.ARITHMETIC and meant in tables.ARITHMETIC:
         return tables.OPERATORS[name] == tables.OPERATORS[meant]
     return name in tables.DEFINED and meant in tables.DEFINED
+
+
+def _has_member(statement):
+    """Whether a statement of an enumeration makes a member."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return any(isinstance(one, ast.Name) and not one.id.startswith("_") for one in targets)
 
 
 def _is_abstract(name):

@@ -12,6 +12,7 @@ import datetime
 import decimal
 import fractions
 import importlib
+import ipaddress
 import pathlib
 import re
 import sys
@@ -19,6 +20,10 @@ import types
 import unittest
 import uuid
 from functools import lru_cache
+
+
+def _words(text):
+    return frozenset(text.split())
 
 
 class Apart(Exception):  # noqa: N818 - a reason, not a failure
@@ -38,19 +43,21 @@ WHOLE = (
 
 NAMES_OF = {
     "sys": "maxsize stdin stdout stderr setrecursionlimit getrecursionlimit version_info version float_info int_info "
-    "byteorder getsizeof argv platform maxunicode set_int_max_str_digits intern",
+    "byteorder getsizeof argv platform maxunicode set_int_max_str_digits intern exit",
     "os": "path getcwd listdir makedirs mkdir remove unlink rename replace rmdir getenv environ sep linesep stat walk "
     "scandir urandom cpu_count getpid PathLike fspath",
     "types": "SimpleNamespace MappingProxyType GeneratorType",
     "warnings": "warn simplefilter filterwarnings catch_warnings",
-    "logging": "getLogger Logger Handler StreamHandler FileHandler NullHandler LogRecord DEBUG INFO WARNING WARN ERROR "
-    "CRITICAL NOTSET debug info warning error critical exception log getLevelName",
+    "logging": "basicConfig getLogger Logger Handler StreamHandler FileHandler NullHandler LogRecord DEBUG INFO "
+    "WARNING WARN ERROR CRITICAL NOTSET debug info warning error critical exception log getLevelName",
     "threading": "Thread Lock RLock Condition Semaphore BoundedSemaphore Event Barrier Timer local current_thread "
     "active_count get_ident",
     "asyncio": "run sleep gather wait wait_for create_task ensure_future Queue PriorityQueue LifoQueue QueueEmpty "
     "QueueFull Lock Event Condition Semaphore BoundedSemaphore TimeoutError CancelledError as_completed shield "
-    "iscoroutinefunction iscoroutine get_event_loop new_event_loop set_event_loop get_running_loop timeout TaskGroup "
-    "to_thread FIRST_COMPLETED FIRST_EXCEPTION ALL_COMPLETED Future Task AbstractEventLoop",
+    "iscoroutinefunction iscoroutine get_event_loop new_event_loop get_running_loop timeout TaskGroup "
+    "to_thread FIRST_COMPLETED FIRST_EXCEPTION ALL_COMPLETED",
+    "argparse": "ArgumentParser Namespace ArgumentTypeError ArgumentError SUPPRESS REMAINDER OPTIONAL ZERO_OR_MORE "
+    "ONE_OR_MORE RawDescriptionHelpFormatter ArgumentDefaultsHelpFormatter RawTextHelpFormatter BooleanOptionalAction",
     "concurrent": "",
     "urllib": "",
     "shutil": "copy copy2 copyfile copytree move rmtree get_terminal_size",
@@ -66,7 +73,10 @@ NAMES_OF = {
 NOT_OF = {
     "functools": "update_wrapper WRAPPER_ASSIGNMENTS WRAPPER_UPDATES",
     "string": "Formatter",
-    "typing": "get_type_hints ForwardRef no_type_check_decorator",
+    "typing": "get_type_hints ForwardRef no_type_check_decorator get_origin get_args",
+    "random": "setstate",
+    "numpy.random": "set_state",
+    "enum": "global_enum global_enum_repr global_flag_repr global_str EnumMeta EnumType EnumDict",
     "decimal": "getcontext setcontext localcontext DefaultContext BasicContext ExtendedContext Context",
     "dataclasses": "make_dataclass",
     "re": "Scanner",
@@ -78,13 +88,16 @@ NOT_OF = {
 }
 """Names that may not be used: what they do with a name or an object is not to be seen in the program's text."""
 
-CALLED_ONLY = ("wraps", "attrgetter", "methodcaller", "namedtuple")
+CALLED_ONLY = ("wraps", "attrgetter", "methodcaller", "namedtuple", "SimpleNamespace")
 """Names of modules that are allowed in one form only (see ``plain.Reader``)."""
 
 METACLASSES = ("ABCMeta", "EnumMeta", "EnumType")
 TUPLES = ("namedtuple", "NamedTuple")
 KEEPING = ("dataclass", "total_ordering", "final", "unique")
 """Decorators of a class that leave its name its own."""
+SET_LIKE = ("Set", "MutableSet", "KeysView", "ItemsView", "MappingView", "ValuesView")
+"""Classes whose ``==`` asks for the size and for the elements, each of which may lie."""
+USER = ("UserDict", "UserList", "UserString")
 WITH_ERRORS = ("json", "queue", "asyncio", "sqlite3", "configparser")
 OF_REGISTRIES = ("collections.abc", "numbers", "abc", "io", "contextlib", "typing", "os")
 """Modules with classes that take others in by ``register``."""
@@ -103,32 +116,9 @@ STARRED = (
 )  # fmt: skip
 """Modules of which ``*`` may be imported; what may not be used of them is looked at where it is used."""
 
-NEVER = frozenset(
-    [
-        "exec",
-        "eval",
-        "compile",
-        "__import__",
-        "globals",
-        "locals",
-        "vars",
-        "dir",
-        "breakpoint",
-        "exit",
-        "quit",
-        "help",
-        "SystemExit",
-        "KeyboardInterrupt",
-        "GeneratorExit",
-        "copyright",
-        "credits",
-        "license",
-        "__builtins__",
-        "__loader__",
-        "__spec__",
-        "__build_class__",
-        "__debug__",
-    ]
+NEVER = _words(
+    "exec eval compile __import__ globals locals vars dir breakpoint help KeyboardInterrupt copyright credits license "
+    "__builtins__ __loader__ __spec__ __build_class__ __debug__"
 )
 """Names of Python's that send a program apart."""
 
@@ -146,17 +136,14 @@ INSIDES = frozenset(
             if name.startswith(("f_", "co_", "tb_", "gi_", "cr_", "ag_"))
         ),
         *("ctypes", "get_stack", "print_stack", "get_coro", "with_traceback", "load_extension"),
-        *("enable_load_extension", "format_map", "strides", "getfield", "setfield"),
+        *("enable_load_extension", "format_map", "strides", "getfield", "setfield", "mro", "setstate", "set_state"),
+        *("registry", "dispatch", "findCaller"),
     ]
 )
 """Attributes that lead to frames, code or memory."""
 
-CHECKS = frozenset(name for name in dir(unittest.TestCase) if name.startswith(("assert", "fail")))
+CHECKS = frozenset(["pytestmark", *(name for name in dir(unittest.TestCase) if name.startswith(("assert", "fail")))])
 """Attributes that a program may not set: it may be given a case of unittest."""
-
-
-def _words(text):
-    return frozenset(text.split())
 
 
 def _dunders(names):
@@ -329,8 +316,20 @@ def attributes_of_values():
         *VALUES, decimal.Decimal, fractions.Fraction, datetime.datetime, datetime.timedelta, pathlib.Path, array.array,
         types.SimpleNamespace, types.ModuleType, collections.deque, collections.Counter, collections.OrderedDict,
         collections.defaultdict, uuid.UUID, type(re.compile("")), type(re.match("", "")), StopIteration, OSError,
+        ipaddress.IPv4Address, ipaddress.IPv4Network,
     ]  # fmt: skip
-    return frozenset(["name", "value", *OF_ARRAYS, *(name for kind in kinds for name in dir(kind))])
+    return frozenset(
+        [
+            "name",
+            "value",
+            "expected",
+            "rel",
+            "abs",
+            "nan_ok",
+            *OF_ARRAYS,
+            *(name for kind in kinds for name in dir(kind)),
+        ]
+    )
 
 
 def is_dunder(name):

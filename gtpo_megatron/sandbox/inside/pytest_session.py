@@ -13,7 +13,7 @@ from gtpo_megatron.sandbox.inside.link import last_line
 
 LEFT_OUT = (
     "cacheprovider", "terminal", "assertion", "doctest", "pastebin", "faulthandler", "stepwise",
-    "setuponly", "setupplan", "legacypath", "threadexception", "unraisableexception", "terminalprogress",
+    "setuponly", "setupplan", "threadexception", "unraisableexception", "terminalprogress",
 )  # fmt: skip
 """Plugins of pytest that write files, reports or the texts of failures."""
 
@@ -45,6 +45,9 @@ def prepare(folder):
     session = pytest.Session.from_config(config)
     config.hook.pytest_sessionstart(session=session)
     pytest.main = lambda *_, **__: 0
+    # the names of tests hold what is expected: they are neither in the environment nor in the names of folders
+    sys.modules["_pytest.runner"]._update_current_test_var = lambda *_: None
+    sys.modules["_pytest.tmpdir"]._mk_tmp = lambda _request, factory: factory.mktemp("test", numbered=True)
     return session
 
 

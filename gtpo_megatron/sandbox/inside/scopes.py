@@ -72,6 +72,10 @@ class Scopes:
             child, at = at, self.parents.get(at)
         return None
 
+    def is_in_function(self, node):
+        """Whether a node is evaluated by a call."""
+        return self._function_of(node) is not None
+
     def _function_of(self, node):
         at = self.parents.get(node)
         while at is not None and not isinstance(at, FUNCTIONS):

@@ -20,8 +20,23 @@ from gtpo_megatron.sandbox.inside.link import ProgramExit, last_line
 MODULES = ("solution", "submission", "program", "candidate", "main", "your_module")
 """Modules as which tests may import the program, besides any name under which no other module is found."""
 
+KEPT = ("collections", "datetime", "decimal", "fractions", "typing")
+
 ALIASES = {"np": "numpy", "pd": "pandas"}
 """Names that tests use for packages, although their program may be the one that imports them."""
+
+
+def kept(supplied):
+    """Names of a prelude that no program takes the place of: classes whose objects tests compare."""
+    return {name for name, value in supplied.items() if getattr(value, "__module__", "") in KEPT}
+
+
+def is_given(name):
+    """Whether ``from solution import *`` gives a name: none of a module, and none that means something to pytest."""
+    is_hook = name.startswith(("_", "pytest", "setup", "setUp", "teardown", "tearDown"))
+    return (
+        not is_hook and name not in ALIASES and name not in ("mock", "unittest") and name not in sys.stdlib_module_names
+    )
 
 
 class Names(dict):
@@ -37,7 +52,7 @@ class Names(dict):
     def __init__(self, program, case, supplied, pythons):
         super().__init__({"__name__": "__main__", "__builtins__": pythons, "__doc__": None, "__file__": "/tests.py"})
         super().__setitem__(written_text.CHECK, written_text.checked_manager)
-        self.program, self.own, self.supplied = program, case["own"], supplied
+        self.program, self.own, self.supplied, self.kept = program, case["own"], supplied, kept(supplied)
 
     def __missing__(self, name):
         program, is_pythons = self.program, name in self["__builtins__"]
@@ -46,12 +61,12 @@ class Names(dict):
                 return program.named(name)
         elif name in program.imports and not is_pythons:  # the tests were written for a file with these imports
             return program.imported(name)
-        elif name in self.supplied:
-            return self.supplied[name]
         elif name in ALIASES and importlib.util.find_spec(ALIASES[name]) is not None:
             return importlib.import_module(ALIASES[name])
-        elif name in prelude.NODES or (name in program.names and not is_pythons):
+        elif name in prelude.NODES or (name in program.names and not is_pythons and name not in self.kept):
             return program.named(name)
+        elif name in self.supplied:
+            return self.supplied[name]
         raise KeyError(name)
 
     def get(self, name, default=None):
@@ -74,12 +89,11 @@ class Main(types.ModuleType):
         names = object.__getattribute__(self, "_names")
         if name == "__dict__":
             return names
-        try:
-            return names[name]
-        except KeyError:
-            if name.startswith("__"):
-                return super().__getattribute__(name)
-            raise AttributeError(name) from None
+        if name in names:  # what the tests bind themselves: pytest asks for names that mean something to it
+            return names.get(name)
+        if name.startswith("__"):
+            return super().__getattribute__(name)
+        raise AttributeError(name)
 
     def __setattr__(self, name, value):
         object.__getattribute__(self, "_names")[name] = value
@@ -161,7 +175,8 @@ class Tests:
         return items, seen
 
     def _status_of(self, error):
-        is_skip = isinstance(error, unittest.SkipTest) or type(error).__name__ == "Skipped"
+        outcomes = sys.modules.get("_pytest.outcomes")
+        is_skip = isinstance(error, (unittest.SkipTest, *([outcomes.Skipped] if outcomes else [])))
         return "skipped" if is_skip and self.program.is_theirs(error) else "error"
 
     def _executed(self, case):
@@ -177,26 +192,45 @@ class Tests:
         try:
             exec(code, names)
         except SystemExit as error:
-            if isinstance(error, ProgramExit) or error.code not in (None, 0):
+            if isinstance(error, ProgramExit) or error.code not in (None, 0) or of_program(error):
                 raise
         return names, module
 
     def _put_program_under(self, modules):
-        """Makes the program what tests import by a name under which nothing else is found, unless they name it so."""
+        """Makes the program what tests import by a name under which nothing else is found, unless they name it so.
+
+        Args:
+            modules: what they import, and whether they go on without it.
+        """
+        missing = [one for one in modules if self._is_missing(one)]
         if any(name.partition(".")[0] in MODULES for name in modules):
             return
-        for name in modules:
-            first = name.partition(".")[0]
-            if first in sys.modules or first in sys.stdlib_module_names:
-                continue
-            try:
-                is_there = importlib.util.find_spec(first) is not None
-            except (ImportError, ValueError):
-                is_there = False
-            if not is_there:
-                parts = name.split(".")
-                for number in range(1, len(parts) + 1):
-                    sys.modules[".".join(parts[:number])] = self.program.module
+        needed = [name for name in missing if not modules[name]]
+        for name in needed or missing:
+            parts = name.split(".")
+            for number in range(1, len(parts) + 1):
+                sys.modules[".".join(parts[:number])] = self.program.module
+
+    @staticmethod
+    def _is_missing(name):
+        """Whether no module is found under a name."""
+        first = name.partition(".")[0]
+        if first in sys.modules or first in sys.stdlib_module_names:
+            return False
+        try:
+            return importlib.util.find_spec(first) is None
+        except (ImportError, ValueError):
+            return True
+
+
+def of_program(error):
+    """Whether an exception has passed the program."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "program.py":
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def reporter(nonce):

@@ -5,13 +5,15 @@ sandbox; needs the standard library only.
 """
 
 import builtins
+import importlib
+import os
 import sys
 import types
 import unittest.mock
 
-from gtpo_megatron.sandbox.inside import frozen, program
+from gtpo_megatron.sandbox.inside import frozen, guarded, program
 from gtpo_megatron.sandbox.inside.link import last_line
-from gtpo_megatron.sandbox.inside.test_runner import Tests
+from gtpo_megatron.sandbox.inside.test_runner import Tests, is_given, kept
 
 NAME = "solution"
 
@@ -35,7 +37,7 @@ def module_of(program):
                 return super().__getattribute__(name)
             space = super().__getattribute__("__dict__")
             public = space.get("__all__") or [one for one in space if not one.startswith("_")]
-            return [one for one in public if one not in program.hidden]
+            return [one for one in public if type(one) is str and program.gives(one)]
 
     return ProgramModule(NAME)
 
@@ -75,8 +77,10 @@ class LoadedProgram:
         return vars(builtins)[name]
 
     def imported(self, name):
-        """What it has imported under a name."""
-        return self.space[name]
+        """What its text imports under a name, which is looked up again: the program may have put something there."""
+        module, attribute = self.imports[name]
+        found = importlib.import_module(module)
+        return getattr(found, attribute) if attribute else found
 
     def is_theirs(self, _):
         """A plain program has no exception that skips a test."""
@@ -84,7 +88,11 @@ class LoadedProgram:
 
     def hides(self, names, own):
         """Says which names ``from solution import *`` does not give to these tests."""
-        self.hidden = {*self.pythons, *self.supplied, *names} - set(own)
+        self.hidden, self.own = {*self.pythons, *kept(self.supplied), *names}, set(own)
+
+    def gives(self, name):
+        """Whether ``*`` gives a name."""
+        return name in self.own or (name not in self.hidden and (name in self.imports or is_given(name)))
 
 
 def freeze():
@@ -110,11 +118,11 @@ def _freeze_new():
         LOADED[0] = len(sys.modules)
 
 
-def examine(codes, cases, *, imports, own_names, for_program, supplied, report, session):
+def examine(texts, cases, *, imports, own_names, for_program, supplied, report, session):
     """Loads a program and runs its tests.
 
     Args:
-        codes: of the program.
+        texts: of the program, by the names of their files.
         cases: see :class:`.test_runner.Tests`.
         imports: what the program's text imports at its top.
         own_names: names that the program's module binds itself.
@@ -128,6 +136,9 @@ def examine(codes, cases, *, imports, own_names, for_program, supplied, report, 
     program.prepare()
     vars(builtins).update({name: value for name, value in for_program.items() if name not in own_names})
     loaded = LoadedProgram(supplied, pythons)
+    names = [f"_{os.urandom(16).hex()}" for _ in range(2)]
+    codes, found = guarded.codes_of(texts, report, names)
+    vars(builtins).update(found)
     try:
         loaded.load(codes, imports)
     except BaseException as error:

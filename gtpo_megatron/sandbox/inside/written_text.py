@@ -8,56 +8,66 @@ needs the standard library only.
 import ast
 import contextlib
 
+from gtpo_megatron.sandbox.inside.scopes import bindings
+
 CHECK = "_gtpo_checked_manager"
 
 
 class Manager:
-    """A context manager whose suppressing is looked at.
+    """A context manager whose suppressing is looked at: no failed check, and nothing that a statement stands behind.
+
+    What is raised by a ``raise`` of the tests, under no condition, may be suppressed whatever it is.
 
     Args:
         manager: of the ``with``.
-        raising: lines of the body that raise, whatever happens before; None if the body checks nothing.
+        raising: lines of its body that raise under no condition.
+        last: the last line of its body behind which nothing is called or checked.
     """
 
-    def __init__(self, manager, raising):
-        self.manager, self.raising = manager, raising
+    def __init__(self, manager, raising, last):
+        self.manager, self.raising, self.last = manager, raising, last
 
     def __enter__(self):
         return type(self.manager).__enter__(self.manager)
 
     def __exit__(self, kind, error, trace):
-        suppressed = type(self.manager).__exit__(self.manager, kind, error, trace)
-        return self.holds(suppressed, error, trace)
+        return self.holds(type(self.manager).__exit__(self.manager, kind, error, trace), error, trace)
 
     async def __aenter__(self):
         return await type(self.manager).__aenter__(self.manager)
 
     async def __aexit__(self, kind, error, trace):
-        suppressed = await type(self.manager).__aexit__(self.manager, kind, error, trace)
-        return self.holds(suppressed, error, trace)
+        return self.holds(await type(self.manager).__aexit__(self.manager, kind, error, trace), error, trace)
 
     def holds(self, suppressed, error, trace):
-        """What the manager says, unless it suppresses a check."""
-        if not suppressed or error is None or self.raising is None:
+        """What the manager says, unless it suppresses what it may not."""
+        if not suppressed or error is None:
             return suppressed
-        line = 0
+        lines = []
         while trace is not None:
-            line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == "tests.py" and trace.tb_next is None else 0
-            trace = trace.tb_next
-        return suppressed if line in self.raising else False
+            lines += [trace.tb_lineno] if trace.tb_frame.f_code.co_filename == "tests.py" else []
+            is_theirs, trace = trace.tb_frame.f_code.co_filename == "tests.py", trace.tb_next
+        if lines and is_theirs and lines[-1] in self.raising:
+            return suppressed
+        is_check = isinstance(error, AssertionError) or type(error).__module__ == "_pytest.outcomes"
+        return suppressed if not is_check and lines and lines[0] >= self.last else False
 
 
-def checked_manager(manager, raising):
+def checked_manager(manager, raising, last):
     """A manager of the tests', of unittest or of pytest as it is; any other within a :class:`Manager`."""
     kind = type(manager)
-    code = getattr(getattr(manager, "gen", None), "gi_code", None)
     if kind.__module__.partition(".")[0] in ("_pytest", "pytest", "unittest", "warnings", "__main__"):
         return manager
-    if code is not None and code.co_filename == "tests.py":
+    is_generator = kind in (contextlib._GeneratorContextManager, contextlib._AsyncGeneratorContextManager)
+    if is_generator and manager.gen is not None and _code_of(manager.gen).co_filename == "tests.py":
         return manager
     if not hasattr(kind, "__exit__") and not hasattr(kind, "__aexit__"):
         return manager
-    return Manager(manager, None if raising is None else frozenset(raising))
+    return Manager(manager, frozenset(raising), last)
+
+
+def _code_of(generator):
+    return getattr(generator, "gi_code", None) or generator.ag_code
 
 
 class Changed(ast.NodeTransformer):
@@ -97,31 +107,36 @@ class Changed(ast.NodeTransformer):
     def visit_With(self, node):
         """Puts each manager into a call that looks at it."""
         self.generic_visit(node)
-        lines = raising_lines(node.body) if checks_in(node.body) else None
+        lines, last = raising_lines(node.body), last_line_of(node.body)
         for item in node.items:
             called = item.context_expr.func if isinstance(item.context_expr, ast.Call) else None
             if called is not None and ast.unparse(called) in self.pythons:
                 continue
-            given = ast.Constant(None) if lines is None else ast.Tuple([ast.Constant(one) for one in lines], ast.Load())
-            call = ast.Call(ast.Name(CHECK, ast.Load()), [item.context_expr, given], [])
+            given = [ast.Tuple([ast.Constant(one) for one in lines], ast.Load()), ast.Constant(last)]
+            call = ast.Call(ast.Name(CHECK, ast.Load()), [item.context_expr, *given], [])
             item.context_expr = ast.copy_location(call, item.context_expr)
         return ast.fix_missing_locations(node)
 
     visit_AsyncWith = visit_With  # noqa: N815
 
 
-def checks_in(body):
-    """Whether statements check anything: an assertion, a method of unittest, or a raise under a condition."""
+SAYING = ("print", "append", "add", "fail", "warn", "sleep")
+"""Calls that check nothing."""
+
+
+def last_line_of(body):
+    """The first line of a body behind which nothing is called or checked that could find a fault."""
+    last = 0
     for statement in body:
         for node in ast.walk(statement):
-            if isinstance(node, ast.Assert):
-                return True
-            if isinstance(node, ast.If) and any(isinstance(one, ast.Raise) for one in ast.walk(node)):
-                return True
             name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
-            if name.startswith(("assert", "fail")):
-                return True
-    return False
+            is_false = isinstance(node, ast.Assert) and isinstance(node.test, ast.Constant)
+            if (isinstance(node, ast.Assert) and not is_false) or (name and name not in SAYING):
+                last = max(last, node.lineno)
+            if isinstance(node, ast.If) and not isinstance(node.test, ast.Constant):
+                raised = [one.lineno for one in ast.walk(node) if isinstance(one, ast.Raise)]
+                last = max([last, *(line + 1 for line in raised)])  # which is a check
+    return last
 
 
 def raising_lines(body):
@@ -141,7 +156,7 @@ def changed(tree):
 
 
 def imported_modules(tree):
-    """Dotted names of the modules that a tree imports, in order, but for those that may be missing."""
+    """Dotted names of the modules that a tree imports, in order, and whether it goes on without them."""
     optional = {
         inner
         for node in ast.walk(tree)
@@ -149,15 +164,14 @@ def imported_modules(tree):
         for part in node.body
         for inner in ast.walk(part)
     }
-    found = []
+    found = {}
     for node in ast.walk(tree):
-        if node in optional:
-            continue
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            found += [node.module] if node.module else [alias.name for alias in node.names]
-    return list(dict.fromkeys(found))
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module] if node.module else [alias.name for alias in node.names]
+        for name in names:
+            found[name] = node in optional and found.get(name, True)
+    return found
 
 
 def _catches_missing(handler):
@@ -168,14 +182,14 @@ def _catches_missing(handler):
 
 
 def own_names(tree):
-    """Names that the module of a tree binds by imports and definitions."""
-    found = []
-    for node in tree.body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            found += [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.append(node.name)
-    return set(found)
+    """Names that the module of a tree binds, wherever in it, but not in functions and classes."""
+    found, waiting = set(), list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        found.update(bindings(node))
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
+    return found
 
 
 def imports_at_top(trees):
