@@ -19,10 +19,9 @@ import types
 import weakref
 from collections.abc import Coroutine
 
+from gtpo_megatron.sandbox.inside.lent import Loans
+from gtpo_megatron.sandbox.inside.operators import Operators
 from gtpo_megatron.sandbox.inside.remotes import (
-    ARITHMETIC,
-    COMPARISONS,
-    CONVERSIONS,
     OPERATIONS,
     SPECIALS,
     Awaited,
@@ -58,13 +57,17 @@ from gtpo_megatron.sandbox.inside.values import (
 
 DETAIL_BYTES = 2000
 """Bytes kept of an exception's text."""
+LENDING = ("get", "global")
+"""Requests whose answers hold collections of the other side, which both keep alike."""
+LOSSY = ("mine", "error", "array", "scalar")
+"""What may be decoded to something that is not the same when it goes back."""
 
 
 class ProgramExit(SystemExit):
     """The program asked to leave."""
 
 
-class Link:
+class Link(Operators):
     """One side of the connection.
 
     Args:
@@ -75,13 +78,14 @@ class Link:
     """
 
     def __init__(self, reading, writing, *, is_guarded):
+        super().__init__()
         self.reading, self.writing, self.is_guarded = reading, writing, is_guarded
+        self.loans = Loans(self)
         self.buffer = bytearray()
         self.lock = threading.RLock()
         self.mine, self.keys, self.described = {}, {}, set()
         self.classes, self.theirs = {}, weakref.WeakValueDictionary()
         self.raised_here, self.raised_there = {}, {}
-        self.named, self.mixed, self.made = set(), set(), set()
         self.num_asked = 0
         self.has_ended = False
         self.served = {}
@@ -93,6 +97,7 @@ class Link:
         """Writes a message."""
         if self.printed is not None and (printed := self.printed()):
             message["printed"] = printed
+        self.loans.put_into(message)
         line = memoryview(json.dumps(message).encode() + b"\n")
         try:
             while line:
@@ -118,6 +123,7 @@ class Link:
         if self.is_guarded and isinstance(printed := message.get("printed"), dict):
             sys.stdout.write(str(printed.get("stdout", "")))
             sys.stderr.write(str(printed.get("stderr", "")))
+        self.loans.take_from(message)
         return message
 
     def ask(self, op, *, of=0, name="", args=(), kwargs=None):
@@ -135,14 +141,19 @@ class Link:
         message = {"op": op, "of": of, "name": name, "args": self.encode(list(args), memo)}
         if kwargs:
             message["kwargs"] = self.encode(dict(kwargs), memo)
+        if self.is_guarded and op in LENDING:
+            message["lend"] = self.loans.begun()
         self.send(message)
         while "op" in (answer := self.receive()):
             self.serve(answer)
         for key, contents in answer.get("changed", {}).items():
-            self._fill(memo.objects[int(key)], contents, memo)
+            self.fill(memo.objects[int(key)], contents, memo)
         if "raise" in answer:
             raise self._error(answer["raise"])
-        return self.decode(answer["ok"], memo)
+        found = self.decode(answer["ok"], memo)
+        if "lend" in message:
+            self.loans.add(message["lend"], memo)
+        return found
 
     def serve(self, message):
         """Answers a request."""
@@ -153,11 +164,13 @@ class Link:
             kwargs = self.decode(message["kwargs"], memo) if "kwargs" in message else {}
             memo.watch()
             answer["ok"] = self.encode(self._served(message, args, kwargs), memo)
+            if not self.is_guarded and "lend" in message:
+                self.loans.add(message["lend"], memo)
         except EndedError:
             raise
         except BaseException as error:
             answer = {"raise": self._described_error(error)}
-        answer["changed"] = {key: self._contents(memo.objects[key], memo) for key in memo.changed()}
+        answer["changed"] = {key: self.contents(memo.objects[key], memo) for key in memo.changed()}
         self.send(answer)
 
     def _served(self, message, args, kwargs):
@@ -166,73 +179,10 @@ class Link:
             return self.served[op](name, *args)
         it = self.mine[message["of"]]
         if self.is_guarded:
-            check_allowed(op, name, it)
+            check_allowed(op, name, it, args)
         return OPERATIONS[op](it, name, args, kwargs)
 
     # -------------------------------------------------------------------------------------------------------- remotes
-
-    def call(self, key, args, kwargs):
-        """Calls an object of the other side."""
-        return self.ask("call", of=key, args=args, kwargs=kwargs)
-
-    def construct(self, mirror, args, kwargs):
-        """Calls a class of the other side."""
-        made = self.call(mirror._key, args, kwargs)
-        if isinstance(made, Remote) and type(made) is mirror:
-            self.made.add(made._number)
-        return made
-
-    def answers(self, remote):
-        """Whether an object decides what it is equal to: the tests made it, and nothing has returned it since."""
-        return remote._number in self.made and type(remote)._key in self.named
-
-    def operate(self, remote, name, args, kwargs):
-        """An operator of a remote.
-
-        Between a remote and a value of this side the other side decides nothing: a comparison is made here, or fails,
-        and what arithmetic gives is an object there, which is no number here: it could be near to everything. Only
-        objects of a class that the tests name turn into numbers after it.
-        """
-        if name == "__call__":
-            return self.call(remote._number, args, kwargs)
-        if self.answers(remote):
-            return self.ask("special", of=remote._number, name=name, args=args, kwargs=kwargs)
-        has_value = self.is_guarded and any(not is_remote(one) for one in args)
-        if has_value and (name in COMPARISONS or name in ARITHMETIC):
-            plain = self.plain(remote)
-            if plain is not remote:
-                return getattr(plain, name, lambda *_: NotImplemented)(*args)
-            return NotImplemented if name in COMPARISONS else self._calculated(remote, name, args)
-        if has_value and name == "__contains__" and type(remote)._key not in self.named:
-            return any(one is args[0] or one == args[0] for one in iter(remote))
-        if self._is_mixed(remote, *args) and name in ARITHMETIC:
-            return self._calculated(remote, name, args)
-        if self._is_mixed(remote) and name in CONVERSIONS:
-            raise TypeError(f"{name} of what arithmetic of {type(remote).__name__} with a value has given")
-        return self.ask("special", of=remote._number, name=name, args=args, kwargs=kwargs)
-
-    def _is_mixed(self, *values):
-        """Whether one of them came of arithmetic with a value of this side."""
-        return any(isinstance(one, Remote) and one._number in self.mixed for one in values)
-
-    def _calculated(self, remote, name, args):
-        """An object of the other side, made of one of its own and of what came from this side."""
-        found = self.ask("special", of=remote._number, name=name, args=args)
-        if not isinstance(found, Remote):
-            return NotImplemented
-        if type(remote)._key not in self.named or self._is_mixed(remote, *args):
-            self.mixed.add(found._number)
-        return found
-
-    def plain(self, remote):
-        """A remote of a class made of ``list`` or the like, as that; any other as itself."""
-        return self.ask("plain", of=remote._number) if type(remote)._has_plain else remote
-
-    def hash_of(self, remote):
-        """Hash by the object's own method if the tests name its class; else by identity."""
-        if type(remote)._key in self.named:
-            return self.ask("hash", of=remote._number)
-        return object.__hash__(remote)
 
     def is_theirs(self, error):
         """Whether the other side raised an exception."""
@@ -259,8 +209,10 @@ class Link:
             return {"t": "yours", "v": value._key if isinstance(value, Mirror) else value._number}
         if id(value) in memo.keys:
             return {"t": "ref", "v": memo.keys[id(value)]}
+        if kind in MUTABLE and (place := self.loans.place(value)):
+            return {"t": "lent", "v": place}
         if kind in MUTABLE:
-            return {"t": MUTABLE[kind], "k": memo.add(value), "v": self._contents(value, memo), "x": extra_of(value)}
+            return {"t": MUTABLE[kind], "k": memo.add(value), "v": self.contents(value, memo), "x": extra_of(value)}
         if kind in IMMUTABLE:
             return {"t": IMMUTABLE[kind], "v": [self.encode(one, memo) for one in value]}
         if kind in TO_TEXT:
@@ -309,7 +261,8 @@ class Link:
         said = {"d": value.dtype.str, "s": list(value.shape), "v": value.tobytes().hex()}
         return {"t": "array" if is_array else "scalar"} | said
 
-    def _contents(self, value, memo):
+    def contents(self, value, memo):
+        """What is in a collection, as JSON."""
         if isinstance(value, dict):
             return [[self.encode(one, memo), self.encode(other, memo)] for one, other in value.items()]
         if isinstance(value, bytearray):
@@ -328,7 +281,7 @@ class Link:
                 return KINDS[kind](self.decode(one, memo) for one in given["v"])
             made = made_empty(kind, given.get("x"))
             memo.add(made, given["k"])
-            self._fill(made, given["v"], memo)
+            self.fill(made, given["v"], memo)
             return made
         if kind in VIEWS:
             return FROM_TEXT[kind](self.decode(given["v"], Memo()))
@@ -346,14 +299,18 @@ class Link:
             "array": lambda: array_of(given),
             "scalar": lambda: array_of(given)[()],
             "mine": lambda: self._remote(given),
+            "lent": lambda: self.loans.at(given["v"]),
         }
+        memo.is_lossy |= kind in LOSSY
         if not self.is_guarded:
+            makers["was"] = lambda: self.loans.was[given["v"][0]][given["v"][1]]
             makers["place"] = lambda: getattr(stdlib_module(given["v"][0], may_import=True), given["v"][1])
         if kind not in makers:
             raise EndedError("it wrote into its connection")
         return makers[kind]()
 
-    def _fill(self, made, contents, memo):
+    def fill(self, made, contents, memo):
+        """Puts contents into a collection, instead of its own."""
         if isinstance(made, dict):
             pairs = [(self.decode(one, memo), self.decode(other, memo)) for one, other in contents]
             made.clear()
@@ -372,12 +329,14 @@ class Link:
             if "n" in given:
                 return collections.namedtuple(mirror.__name__, given["n"], rename=True)(*plain)
             return plain
+        if type(given["v"]) is not int:
+            raise EndedError("it wrote into its connection")
         found = self.theirs.get(given["v"])
         if found is None:
             found = object.__new__(mirror)
             object.__setattr__(found, "_number", given["v"])
             self.theirs[given["v"]] = found
-        self.made.discard(given["v"])
+        self.arrives(given["v"])
         return found
 
     # -------------------------------------------------------------------------------------------------------- classes

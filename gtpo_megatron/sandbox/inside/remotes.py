@@ -33,6 +33,10 @@ CODE = (
     types.FunctionType | types.BuiltinFunctionType | types.MethodType | types.ModuleType
     | types.FrameType | types.CodeType | types.TracebackType | STEPPED
 )  # fmt: skip
+OF_MOCKS = (
+    "attach_mock", "configure_mock", "mock_add_spec", "reset_mock", "method_calls", "return_value", "side_effect",
+)  # fmt: skip
+"""Attributes of mocks by which a program could make checks of its calls pass."""
 READABLE = ("__name__", "__qualname__", "__doc__", "__dict__", "__annotations__", "__wrapped__", "__defaults__")
 
 
@@ -75,7 +79,7 @@ class Remote:
     def __getattr__(self, name):
         if name.startswith("__") and name not in READABLE:
             raise AttributeError(name)
-        return self._link.ask("get", of=self._number, name=name)
+        return self._link.attribute(self, name)
 
     def __setattr__(self, name, value):
         self._link.ask("set", of=self._number, name=name, args=(value,))
@@ -104,10 +108,10 @@ class Remote:
         return self._link.hash_of(self)
 
     def __copy__(self):
-        return self._link.ask("copy", of=self._number, name="copy")
+        return self._link.copied(self, "copy")
 
     def __deepcopy__(self, _):
-        return self._link.ask("copy", of=self._number, name="deepcopy")
+        return self._link.copied(self, "deepcopy")
 
 
 def is_remote(value):
@@ -176,15 +180,18 @@ OPERATIONS: dict[str, Any] = {
 """What the other side may ask of an object."""
 
 
-def check_allowed(op, name, it):
+def check_allowed(op, name, it, args=()):
     """Raises AttributeError for what an untrusted side may not do with an object of this one."""
+    is_mock = any(one.__module__ == "unittest.mock" for one in type(it).__mro__)
     is_code = isinstance(it, CODE)
     # of classes it makes objects only if the tests wrote them: one of io opens this process's descriptors
     may_call = callable(it) and (not isinstance(it, type) or it.__module__ == "__main__")
     fine = {
         "call": may_call,
-        "get": not name.startswith("_") and (not is_code or (isinstance(it, STEPPED) and name in STEPS)),
-        "set": not name.startswith("_") and not is_code and not isinstance(it, type),
+        "get": not name.startswith("_")
+        and (not is_code or (isinstance(it, STEPPED) and name in STEPS))
+        and not (is_mock and name in OF_MOCKS),
+        "set": not is_code and not isinstance(it, type) and _may_set(name, it, args, is_mock),
         "special": name in SPECIALS and not isinstance(it, types.ModuleType) and (name != "__call__" or may_call),
         "plain": True,
         "equal": True,
@@ -195,6 +202,13 @@ def check_allowed(op, name, it):
     }
     if not fine.get(op):
         raise AttributeError(f"{op} {name}")
+
+
+def _may_set(name, it, args, is_mock):
+    """Whether an untrusted side may set an attribute: none that checks or counts calls, and no method."""
+    if name.startswith(("_", "assert", "called", "call_")) or callable(getattr(type(it), name, None)):
+        return False
+    return not is_mock or not (name.startswith("mock_") or name in OF_MOCKS or any(callable(one) for one in args))
 
 
 def awaited(it):

@@ -79,6 +79,7 @@ class Memo:
         self.keys = {}
         self.objects = {}
         self.before = {}
+        self.is_lossy = False
 
     def add(self, value, key=None):
         """Numbers a collection."""

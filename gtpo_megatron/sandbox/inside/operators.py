@@ -1,0 +1,106 @@
+"""What operators of a program's objects may decide in the process of the tests (see :mod:`.link`).
+
+An object *answers*, by its own ``==`` and arithmetic with values of the tests, if it is of a class that the tests name
+and they made it: by a call of the class, or by an operator or a method of an object that answers. What a function of
+the program returns does not, not even if it was made before. Runs inside the sandbox; needs the standard library only.
+"""
+
+from gtpo_megatron.sandbox.inside.remotes import ARITHMETIC, COMPARISONS, CONVERSIONS, Remote, is_remote
+
+
+class Operators:
+    """Calls, attributes and operators of the other side's objects; part of :class:`.link.Link`."""
+
+    def __init__(self):
+        self.named, self.mixed, self.made, self.methods = set(), set(), set(), {}
+        self.newest, self.came = 0, (0, False)
+
+    def arrives(self, number):
+        """Notes that an object came; it is one that the tests made only if who asked for it says so."""
+        self.came = number, number > self.newest or number in self.made
+        self.newest = max(self.newest, number)
+        self.made.discard(number)
+        self.methods.pop(number, None)
+
+    def _made(self, found, kind):
+        """What has come last; it is made if it is exactly of a class, and nothing but makers has returned it yet."""
+        if isinstance(found, Remote) and type(found) is kind and self.came == (found._number, True):
+            self.made.add(found._number)
+        return found
+
+    def call(self, key, args, kwargs):
+        """Calls an object of the other side."""
+        kind = self.methods.get(key)
+        found = self.ask("call", of=key, args=args, kwargs=kwargs)
+        return found if kind is None else self._made(found, kind)
+
+    def construct(self, mirror, args, kwargs):
+        """Calls a class of the other side."""
+        return self._made(self.call(mirror._key, args, kwargs), mirror)
+
+    def attribute(self, remote, name):
+        """An attribute of an object: a method of it if that is an object which nothing has returned yet."""
+        before = self.newest
+        found = self.ask("get", of=remote._number, name=name)
+        is_new = isinstance(found, Remote) and found._number > before and self.came == (found._number, True)
+        if is_new and self.answers(remote):
+            self.methods[found._number] = type(remote)
+        return found
+
+    def copied(self, remote, name):
+        """A copy of an object."""
+        found = self.ask("copy", of=remote._number, name=name)
+        return self._made(found, type(remote)) if self.answers(remote) else found
+
+    def answers(self, remote):
+        """Whether an object decides what it is equal to: the tests made it, and nothing else has returned it since."""
+        return remote._number in self.made and type(remote)._key in self.named
+
+    def operate(self, remote, name, args, kwargs):
+        """An operator of a remote.
+
+        Between a remote and a value of this side the other side decides nothing: a comparison is made here, or fails,
+        and what arithmetic gives is an object there, which is no number here: it could be near to everything. Only
+        objects of a class that the tests name turn into numbers after it.
+        """
+        if self.answers(remote):
+            found = self.ask("special", of=remote._number, name=name, args=args, kwargs=kwargs)
+            return self._made(found, type(remote))
+        if name == "__call__":
+            return self.call(remote._number, args, kwargs)
+        has_value = self.is_guarded and any(not is_remote(one) for one in args)
+        if has_value and (name in COMPARISONS or name in ARITHMETIC):
+            plain = self.plain(remote)
+            if plain is not remote:
+                return getattr(plain, name, lambda *_: NotImplemented)(*args)
+            return NotImplemented if name in COMPARISONS else self._calculated(remote, name, args)
+        if has_value and name == "__contains__" and type(remote)._key not in self.named:
+            return any(one is args[0] or one == args[0] for one in iter(remote))
+        if self._is_mixed(remote, *args) and name in ARITHMETIC:
+            return self._calculated(remote, name, args)
+        if self._is_mixed(remote) and name in CONVERSIONS:
+            raise TypeError(f"{name} of what arithmetic of {type(remote).__name__} with a value has given")
+        return self.ask("special", of=remote._number, name=name, args=args, kwargs=kwargs)
+
+    def _is_mixed(self, *values):
+        """Whether one of them came of arithmetic with a value of this side."""
+        return any(isinstance(one, Remote) and one._number in self.mixed for one in values)
+
+    def _calculated(self, remote, name, args):
+        """An object of the other side, made of one of its own and of what came from this side."""
+        found = self.ask("special", of=remote._number, name=name, args=args)
+        if not isinstance(found, Remote):
+            return NotImplemented
+        if type(remote)._key not in self.named or self._is_mixed(remote, *args):
+            self.mixed.add(found._number)
+        return found
+
+    def plain(self, remote):
+        """A remote of a class made of ``list`` or the like, as that; any other as itself."""
+        return self.ask("plain", of=remote._number) if type(remote)._has_plain else remote
+
+    def hash_of(self, remote):
+        """Hash by the object's own method if the tests name its class; else by identity."""
+        if type(remote)._key in self.named:
+            return self.ask("hash", of=remote._number)
+        return object.__hash__(remote)
