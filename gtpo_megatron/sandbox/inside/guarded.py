@@ -1,19 +1,20 @@
 """A plain program's code, in which what its text does not show is looked at when it runs: whose attributes it reaches.
 
-Attributes that are set, and private ones (``_x``) that are read, must be those of the program's own objects or of the
-tests'. The reader (:mod:`.plain`) cannot tell which object a name stands for; so each such object is handed through a
-function, which ends the process for an object of anybody else's, and the program is run apart. Runs inside the sandbox;
-needs the standard library only.
+Attributes that are set, private ones (``_x``) that are read, and those whose names are made when it runs must be those
+of the program's own objects or of the tests'. The reader (:mod:`.plain`) cannot tell which object a name stands for; so
+each such object is handed through a function, which ends the process for an object of anybody else's, and the program
+is run apart. Runs inside the sandbox; needs the standard library only.
 """
 
 import ast
 import os
 import types
 
-from gtpo_megatron.sandbox.inside.plain_tables import is_dunder
+from gtpo_megatron.sandbox.inside.plain_tables import CHECKS, DUNDERS_READ, INSIDES, VALUES, is_dunder
 
+NAME = "solution"
 OWN_FILES = ("program.py", "stub.py", "tests.py")
-OWN_MODULES = ("solution", "program", "__main__")
+OWN_MODULES = (NAME, "program", "__main__")
 OPEN_MODULES = ("threading", "logging", "argparse", "numpy", "sqlite3", "configparser", "types")
 """Modules of objects whose public attributes anybody sets."""
 
@@ -21,40 +22,117 @@ BY_NAME = ("getattr", "hasattr", "setattr", "delattr")
 
 
 class Guarded(ast.NodeTransformer):
-    """Hands objects through a function.
+    """Hands objects through functions.
 
     Args:
-        reads: name of the function for private attributes.
-        sets: name of the function for attributes that are set.
+        names: of the functions of :class:`Guards`, by theirs there.
     """
 
-    def __init__(self, reads, sets):
-        self.reads, self.sets = reads, sets
+    def __init__(self, names):
+        self.names = names
 
     def visit_Attribute(self, node):
-        """``x._y`` and ``x.y = z``."""
+        """``x._y``, ``x.y = z`` and ``x.__dict__``."""
         self.generic_visit(node)
-        is_set = not isinstance(node.ctx, ast.Load)
-        if is_private(node.attr) or is_set:
-            node.value = self._through(node.value, is_set=is_set and not is_private(node.attr))
+        if node.attr == "__dict__" and isinstance(node.ctx, ast.Load):
+            return self._called("names_of", [node.value], node)
+        if is_private(node.attr):
+            node.value = self._called("own", [node.value], node.value)
+        elif not isinstance(node.ctx, ast.Load):
+            node.value = self._called("open", [node.value], node.value)
         return node
 
     def visit_Call(self, node):
-        """``getattr(x, "_y")``, ``setattr(x, "y", z)`` and ``object.__setattr__(x, "y", z)``."""
+        """``getattr(x, y)`` and its kin, ``vars(x)``, and ``object.__setattr__(x, "y", z)``."""
         self.generic_visit(node)
-        name = getattr(node.func, "id", "") or getattr(node.func, "attr", "")
-        is_by_name = name in BY_NAME or (name in ("__setattr__", "__delattr__") and len(node.args) > 1)
-        if is_by_name and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
-            is_hidden = is_private(str(node.args[1].value))
-            if is_hidden or name not in ("getattr", "hasattr"):
-                node.args[0] = self._through(node.args[0], is_set=not is_hidden)
+        name = getattr(node.func, "id", "")
+        if name in BY_NAME:
+            return self._called(name, node.args, node, node.keywords)
+        if name == "vars" and len(node.args) == 1:
+            return self._called("names_of", node.args, node)
+        if getattr(node.func, "attr", "") in ("__setattr__", "__delattr__") and len(node.args) > 1:
+            node.args[0] = self._called("own", [node.args[0]], node.args[0])
         return node
 
-    def _through(self, value, *, is_set):
-        call = ast.Call(ast.Name(self.sets if is_set else self.reads, ast.Load()), [value], [])
+    def _called(self, name, args, place, keywords=()):
+        call = ast.Call(ast.Name(self.names[name], ast.Load()), args, list(keywords))
         for one in (call, call.func):
-            ast.copy_location(one, value)
+            ast.copy_location(one, place)
         return call
+
+
+class Guards:
+    """What objects are handed through; a program that reaches what is not its own is ended.
+
+    Args:
+        report: says that the program must run apart.
+    """
+
+    def __init__(self, report):
+        self.report = report
+
+    def end(self, what):
+        """Ends the process."""
+        self.report({"apart": f"it reaches into {what}"})
+        os._exit(0)
+
+    def own(self, value):
+        """An object of the program or of its tests."""
+        if not is_own(value):
+            self.end(described(value))
+        return value
+
+    def open(self, value):
+        """An object whose public attributes may be set."""
+        module = type(value).__module__.partition(".")[0]
+        if not (is_own(value) or module in OPEN_MODULES or isinstance(value, BaseException)):
+            self.end(described(value))
+        return value
+
+    def names_of(self, value):
+        """The names of an object of one of the program's own classes."""
+        if type(value).__module__ != NAME or isinstance(value, (*VALUES, type)):
+            self.end(f"the names of {described(value)}")
+        return value.__dict__
+
+    def named(self, value, name, *, is_set):
+        """An object and the name of one of its attributes, which may be read, or set."""
+        if type(name) is not str:
+            self.end("an attribute by what is no text")
+        is_hidden = (is_dunder(name) and (is_set or name not in DUNDERS_READ)) or name in INSIDES or name == "format"
+        is_check = is_set and (name in CHECKS or isinstance(value, (*VALUES, type)))
+        if is_hidden or is_check:
+            self.end(f"{name} of {described(value)}")
+        if is_private(name):
+            self.own(value)
+        elif is_set:
+            self.open(value)
+        return value, name
+
+    def getattr(self, value, name, *default):
+        """As Python's."""
+        return getattr(*self.named(value, name, is_set=False), *default)
+
+    def hasattr(self, value, name):
+        """As Python's."""
+        return hasattr(*self.named(value, name, is_set=False))
+
+    def setattr(self, value, name, given):
+        """As Python's."""
+        setattr(*self.named(value, name, is_set=True), given)
+
+    def delattr(self, value, name):
+        """As Python's."""
+        delattr(*self.named(value, name, is_set=True))
+
+
+GUARDS = ("own", "open", "names_of", *BY_NAME)
+
+
+def described(value):
+    """The class of an object, or a class, in words."""
+    kind = value if isinstance(value, type) else type(value)
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def is_private(name):
@@ -62,36 +140,20 @@ def is_private(name):
     return name.startswith("_") and not is_dunder(name)
 
 
-def codes_of(texts, report, names):
+def codes_of(texts, report):
     """The codes of a program's texts, and the functions by the names under which they must be found.
 
     Args:
         texts: of the program, by the names of their files.
         report: says that the program must run apart.
-        names: two names that the program cannot know.
     """
-
-    def end(value):
-        kind = value if isinstance(value, type) else type(value)
-        report({"apart": f"it reaches into {kind.__module__}.{kind.__qualname__}"})
-        os._exit(0)
-
-    def read_of(value):
-        if not is_own(value):
-            end(value)
-        return value
-
-    def set_of(value):
-        module = type(value).__module__.partition(".")[0]
-        if not (is_own(value) or module in OPEN_MODULES or isinstance(value, BaseException)):
-            end(value)
-        return value
-
+    guards = Guards(report)
+    names = {name: f"_{os.urandom(16).hex()}" for name in GUARDS}  # which no program knows
     codes = []
     for file, text in texts.items():
-        tree = Guarded(*names).visit(ast.parse(text))
+        tree = Guarded(names).visit(ast.parse(text))
         codes.append(compile(tree, file, "exec", dont_inherit=True))
-    return codes, dict(zip(names, (read_of, set_of), strict=True))
+    return codes, {names[name]: getattr(guards, name) for name in GUARDS}
 
 
 def is_own(value):

@@ -196,7 +196,7 @@ class Reader:
             self._of_module(node, *meaning)
 
     def _builtin(self, node, name):
-        if name in (*tables.BY_NAME, "super") and not self.called_by(node):
+        if name in (*tables.BY_NAME, "super", "vars") and not self.called_by(node):
             raise Apart(f"it uses {name} as a value")
         is_asked = self.called_by(node) or self._is_compared(node)
         if name == "type" and not is_asked:
@@ -260,6 +260,8 @@ class Reader:
             self._attribute_of_module(node, module)
         elif name == "format":
             self._check_format(node)
+        elif name == "__dict__" and isinstance(node.ctx, ast.Load):
+            return  # of its own objects, which is looked at when it runs
         elif name == "__class__":
             self._check_class_use(node)
         elif is_dunder(name) and (_is_super(node.value) or self.is_python(node.value, "object")):
@@ -335,8 +337,12 @@ class Reader:
         is_one = len(node.args) == 1 and not node.keywords and not isinstance(node.args[0], ast.Starred)
         if own is not None and not is_one and self.classes.family(own) & set(tables.ENUMS):
             raise Apart("it may make a class by a call of an enumeration")
-        if self.is_python(node.func, *tables.BY_NAME):
-            self._check_name_given(node, 1, is_set=node.func.id in ("setattr", "delattr"))
+        if self.is_python(node.func, *tables.BY_NAME):  # what they are given is looked at when it runs
+            if any(isinstance(one, ast.Starred) for one in node.args) or node.keywords or len(node.args) < 2:
+                raise Apart(f"it calls {node.func.id} with more than can be seen")
+        elif self.is_python(node.func, "vars"):
+            if len(node.args) != 1 or isinstance(node.args[0], ast.Starred):
+                raise Apart("it asks for the names of where it is")
         elif self.is_python(node.func, "type"):
             if len(node.args) != 1 or node.keywords or isinstance(node.args[0], ast.Starred):
                 raise Apart("it makes a class by type")

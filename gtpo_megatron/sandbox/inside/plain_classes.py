@@ -265,7 +265,8 @@ class Form:
             elif isinstance(node, ast.IfExp):
                 waiting.append(node.test)
             elif isinstance(node, ast.Attribute) and self._is_other(node.value):
-                if node.attr not in tables.attributes_of_values() and not is_dunder(node.attr):
+                is_own = node.attr not in tables.attributes_of_values() and not is_dunder(node.attr)
+                if is_own or node.attr == "__dict__":  # the names of what is no object of its own are not given
                     return True
             elif isinstance(node, ast.BinOp | ast.UnaryOp | ast.Tuple | ast.List | ast.Attribute | ast.Call):
                 waiting += ast.iter_child_nodes(node)

@@ -117,13 +117,13 @@ STARRED = (
 """Modules of which ``*`` may be imported; what may not be used of them is looked at where it is used."""
 
 NEVER = _words(
-    "exec eval compile __import__ globals locals vars dir breakpoint help KeyboardInterrupt copyright credits license "
+    "exec eval compile __import__ globals locals dir breakpoint help KeyboardInterrupt copyright credits license "
     "__builtins__ __loader__ __spec__ __build_class__ __debug__"
 )
 """Names of Python's that send a program apart."""
 
 BY_NAME = ("getattr", "hasattr", "setattr", "delattr")
-LOOKED_AT = (*BY_NAME, "type", "super")
+LOOKED_AT = (*BY_NAME, "type", "super", "vars")
 """Names of Python's that may be used in some forms, whatever the program calls so itself."""
 
 _STEPPED = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)

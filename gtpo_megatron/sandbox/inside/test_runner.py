@@ -20,15 +20,24 @@ from gtpo_megatron.sandbox.inside.link import ProgramExit, last_line
 MODULES = ("solution", "submission", "program", "candidate", "main", "your_module")
 """Modules as which tests may import the program, besides any name under which no other module is found."""
 
-KEPT = ("collections", "datetime", "decimal", "fractions", "typing")
+KEPT = frozenset(
+    (
+        "ChainMap",
+        "Counter",
+        "OrderedDict",
+        "defaultdict",
+        "deque",
+        "date",
+        "datetime",
+        "timedelta",
+        "Decimal",
+        "Fraction",
+    )
+)
+"""Names of a prelude that no program takes the place of: of classes whose objects tests compare."""
 
 ALIASES = {"np": "numpy", "pd": "pandas"}
 """Names that tests use for packages, although their program may be the one that imports them."""
-
-
-def kept(supplied):
-    """Names of a prelude that no program takes the place of: classes whose objects tests compare."""
-    return {name for name, value in supplied.items() if getattr(value, "__module__", "") in KEPT}
 
 
 def is_given(name):
@@ -52,7 +61,7 @@ class Names(dict):
     def __init__(self, program, case, supplied, pythons):
         super().__init__({"__name__": "__main__", "__builtins__": pythons, "__doc__": None, "__file__": "/tests.py"})
         super().__setitem__(written_text.CHECK, written_text.checked_manager)
-        self.program, self.own, self.supplied, self.kept = program, case["own"], supplied, kept(supplied)
+        self.program, self.own, self.supplied, self.kept = program, case["own"], supplied, KEPT & supplied.keys()
 
     def __missing__(self, name):
         program, is_pythons = self.program, name in self["__builtins__"]

@@ -6,16 +6,15 @@ sandbox; needs the standard library only.
 
 import builtins
 import importlib
-import os
+import linecache
 import sys
 import types
 import unittest.mock
 
 from gtpo_megatron.sandbox.inside import frozen, guarded, program
+from gtpo_megatron.sandbox.inside.guarded import NAME
 from gtpo_megatron.sandbox.inside.link import last_line
-from gtpo_megatron.sandbox.inside.test_runner import Tests, is_given, kept
-
-NAME = "solution"
+from gtpo_megatron.sandbox.inside.test_runner import KEPT, Tests, is_given
 
 RUNNING = ("_pytest", "pytest", "pluggy", "pytest_asyncio", "pytest_mock")
 """Packages of what runs the tests: they change their own classes, and no program gets hold of one."""
@@ -64,6 +63,7 @@ class LoadedProgram:
         """Executes the program."""
         for name in (NAME, "program"):
             sys.modules[name] = self.module
+        self.space["__file__"] = "program.py"
         for code in codes:
             exec(code, self.space)
         self.names = {name for name in self.space if not name.startswith("__")}
@@ -88,7 +88,7 @@ class LoadedProgram:
 
     def hides(self, names, own):
         """Says which names ``from solution import *`` does not give to these tests."""
-        self.hidden, self.own = {*self.pythons, *kept(self.supplied), *names}, set(own)
+        self.hidden, self.own = {*self.pythons, *(KEPT & self.supplied.keys()), *names}, set(own)
 
     def gives(self, name):
         """Whether ``*`` gives a name."""
@@ -136,8 +136,9 @@ def examine(texts, cases, *, imports, own_names, for_program, supplied, report, 
     program.prepare()
     vars(builtins).update({name: value for name, value in for_program.items() if name not in own_names})
     loaded = LoadedProgram(supplied, pythons)
-    names = [f"_{os.urandom(16).hex()}" for _ in range(2)]
-    codes, found = guarded.codes_of(texts, report, names)
+    codes, found = guarded.codes_of(texts, report)
+    for name, text in texts.items():  # for tests that ask for a program's source
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     vars(builtins).update(found)
     try:
         loaded.load(codes, imports)

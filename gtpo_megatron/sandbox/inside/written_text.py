@@ -156,7 +156,10 @@ def changed(tree):
 
 
 def imported_modules(tree):
-    """Dotted names of the modules that a tree imports, in order, and whether it goes on without them."""
+    """Dotted names of the modules that a tree imports, in order; with the names of those that it can go on without.
+
+    A module that it needs has None.
+    """
     optional = {
         inner
         for node in ast.walk(tree)
@@ -170,7 +173,10 @@ def imported_modules(tree):
         if isinstance(node, ast.ImportFrom):
             names = [node.module] if node.module else [alias.name for alias in node.names]
         for name in names:
-            found[name] = node in optional and found.get(name, True)
+            if node not in optional or found.get(name, ()) is None:
+                found[name] = None
+            else:
+                found[name] = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
     return found
 
 

@@ -300,3 +300,11 @@ def test_why_a_program_was_apart_is_said_where_it_fails(sandbox):
     found = graded(sandbox, fenced("import gc\ndef f(x): return 0"), {"tests": "assert f(2) == 4"})
     assert found.info["apart"] == "it imports gc (line 1)"
     assert "apart" not in graded(sandbox, fenced("import gc\ndef f(x): return 4"), {"tests": "assert f(2) == 4"}).info
+
+
+@pytest.mark.parametrize("handler", ["raise ImportError('no') from None", "f = None"])
+def test_the_program_may_be_imported_within_a_try(sandbox, handler):
+    text = f"try:\n    from lasagna import f\nexcept ImportError:\n    {handler}\ndef test_a():\n    assert f(2) == 4"
+    assert complaint({"tests": text}) == ""
+    assert graded(sandbox, fenced(RIGHT), {"tests": text}, code_tests).value == 1.0
+    assert graded(sandbox, fenced(WRONG), {"tests": text}, code_tests).value == 0.0
