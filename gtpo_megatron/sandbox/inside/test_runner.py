@@ -209,13 +209,13 @@ class Tests:
         """Makes the program what tests import by a name under which nothing else is found, unless they name it so.
 
         Args:
-            modules: what they import, and whether they go on without it.
+            modules: see :func:`.written_text.imported_modules`.
         """
         missing = [one for one in modules if self._is_missing(one)]
         if any(name.partition(".")[0] in MODULES for name in modules):
             return
-        needed = [name for name in missing if not modules[name]]
-        for name in needed or missing:
+        needed = [name for name in missing if modules[name] is None]
+        for name in needed or [name for name in missing if self.program.names & set(modules[name])]:
             parts = name.split(".")
             for number in range(1, len(parts) + 1):
                 sys.modules[".".join(parts[:number])] = self.program.module
