@@ -10,6 +10,9 @@ import signal
 
 from gtpo_megatron.sandbox.inside import apart, frozen, plain, prelude, program, pytest_session, row_modules, together
 
+APART = 77
+"""Exit status of a process in which a program has turned out to be one that must run apart."""
+
 
 def main(given):
     """Runs the case, and leaves.
@@ -47,12 +50,18 @@ def test(code, given, supplied, say):
     )
     for_tests = prelude.for_tests(supplied)
     if not reading.reason and together.freeze():
-        program.fresh_main()
-        together.examine(
-            code, cases, imports=reading.imports, own_names=reading.own_names,
-            for_program=supplied, supplied=for_tests, report=say, session=session,
-        )  # fmt: skip
-        return
+        texts = {"stub.py": given["before"], "program.py": given["source"]}
+        child = os.fork()
+        if child == 0:
+            program.fresh_main()
+            together.examine(
+                texts, cases, imports=reading.imports, own_names=reading.own_names, for_program=supplied,
+                supplied=for_tests, report=lambda said: say(said) if "apart" not in said else os._exit(APART),
+                session=session,
+            )  # fmt: skip
+            os._exit(0)
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != APART:
+            return
     pipes = [os.pipe(), os.pipe()]
     child = os.fork()
     if child == 0:

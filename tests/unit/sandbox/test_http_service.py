@@ -144,3 +144,11 @@ def test_a_service_that_is_not_there_is_an_error(monkeypatch):
 def test_other_names_are_refused():
     with pytest.raises(ConfigError, match="must be bubblewrap, http"):
         RewardConfig(sandbox="docker")
+
+
+def test_a_program_that_reaches_for_more_while_it_runs_is_run_apart(service):
+    source = "import random\ndef f(x):\n    g = random.Random\n    g.x = 1\n    return x"
+    [found] = run(service, source, Case(code="assert f(1) == 1"), case_s=25.0).results
+    assert found.status == "ok", found
+    [found] = run(service, source, Case(code="assert f(1) == 2"), case_s=25.0).results
+    assert found.status == "error"
