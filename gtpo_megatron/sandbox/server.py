@@ -45,8 +45,8 @@ INSIDE = Path(__file__).parent / "inside"
 SOURCE = (INSIDE / "main.py").read_text(encoding="utf-8")
 
 FOR_PROGRAMS = (
-    "confined", "folders", "nodes", "returned", "prelude", "row_modules", "values", "remotes", "operators", "lent",
-    "link", "frozen", "program",
+    "confined", "folders", "nodes", "returned", "prelude", "row_modules", "values", "remotes", "lineup", "operators",
+    "lent", "link", "frozen", "program",
 )  # fmt: skip
 FOR_TESTS = (
     "plain_tables", "scopes", "written_text", "plain_classes", "plain", "pytest_session", "test_runner", "guarded",

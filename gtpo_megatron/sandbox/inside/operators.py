@@ -2,9 +2,11 @@
 
 An object *answers*, by its own ``==`` and arithmetic with values of the tests, if it is of a class that the tests name
 and they made it: by a call of the class, or by an operator or a method of an object that answers. What a function of
-the program returns does not, not even if it was made before. Runs inside the sandbox; needs the standard library only.
+the program returns does not, not even if it was made before. What answers must also know the value (:mod:`.lineup`).
+Runs inside the sandbox; needs the standard library only.
 """
 
+from gtpo_megatron.sandbox.inside import lineup
 from gtpo_megatron.sandbox.inside.remotes import ARITHMETIC, COMPARISONS, CONVERSIONS, Remote, is_remote
 
 
@@ -51,6 +53,14 @@ class Operators:
         """A copy of an object."""
         found = self.ask("copy", of=remote._number, name=name)
         return self._made(found, type(remote)) if self.answers(remote) else found
+
+    def is_equal(self, remote, other):
+        """What an object that answers, or is compared with one of its own side, says to ``==``."""
+
+        def asked(one):
+            return self.ask("equal", of=remote._number, args=(one,)) is True
+
+        return asked(other) if is_remote(other) or not self.is_guarded else lineup.knows(other, asked)
 
     def answers(self, remote):
         """Whether an object decides what it is equal to: the tests made it, and nothing else has returned it since."""

@@ -100,7 +100,7 @@ class Remote:
         if self is other:
             return True
         if is_remote(other) or self._link.answers(self):
-            return self._link.ask("equal", of=self._number, args=(other,)) is True
+            return self._link.is_equal(self, other)
         plain = self._link.plain(self)
         return NotImplemented if plain is self else plain == other
 

@@ -202,6 +202,39 @@ def test_nothing_else_is_made(sandbox):
     )
 
 
+LIAR = (
+    EQUAL.replace("NAME", "Account")
+    + """
+    def balance(self): return self
+    def __getattr__(self, name): return lambda *a, **k: Account()
+    def __add__(self, other): return Account()
+    def __getitem__(self, at): return self
+"""
+)
+
+
+def test_a_class_that_equals_everything_is_equal_to_no_value(sandbox):
+    values = ("4", "0.5", "'ab'", "[1, 'b']", "(1, 2)", "{'a': 1}", "{1, 2}", "[]", "''", "[[0, 1], [2, 3]]", "-1")
+    made = ("Account()", "Account(2)", "Account().balance()", "Account().get('a')", "(Account() + 2)", "Account()['a']")
+    tests = [f"isinstance(Account(), Account)\nassert {one} == {value}" for one in made for value in values]
+    check_fails(sandbox, LIAR, *tests, *(test.replace(" == ", " in [0, ") + "]" for test in tests[:3]))
+
+
+def test_what_is_equal_to_some_values_is_equal_to_them(sandbox):
+    source = """
+class Box:
+    def __init__(self, value): self.value = value
+    def __eq__(self, other):
+        if isinstance(other, str) and "!" in other: raise ValueError
+        return self.value == (other.value if isinstance(other, Box) else other)
+"""
+    values = ("4", "0.5", "'ab'", "'A1'", "[1, 'b']", "(1, 2)", "{'a': 1}", "{1, 2}", "[]", "''", "{}", "None", "True")
+    tests = [f"assert Box({one}).value == {one} and Box({one}) == {one} and {one} == Box({one})" for one in values]
+    check_passes(
+        sandbox, source, *tests, "Box(1).value\nassert Box(1) != 2 and Box(1) == Box(1) and Box([Box(1)]) == [1]"
+    )
+
+
 SHELF = """
 import collections
 cache, seen = {}, []
