@@ -45,7 +45,7 @@ INSIDE = Path(__file__).parent / "inside"
 SOURCE = (INSIDE / "main.py").read_text(encoding="utf-8")
 
 FOR_PROGRAMS = (
-    "confined", "folders", "nodes", "returned", "prelude", "row_modules", "values", "remotes", "lineup", "operators",
+    "confined", "folders", "nodes", "returned", "prelude", "row_modules", "values", "remotes", "operators",
     "lent", "link", "frozen", "program",
 )  # fmt: skip
 FOR_TESTS = (

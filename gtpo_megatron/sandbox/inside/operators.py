@@ -1,12 +1,11 @@
 """What operators of a program's objects may decide in the process of the tests (see :mod:`.link`).
 
 An object *answers*, by its own ``==`` and arithmetic with values of the tests, if it is of a class that the tests name
-and they made it: by a call of the class, or by an operator or a method of an object that answers. What a function of
-the program returns does not, not even if it was made before. What answers must also know the value (:mod:`.lineup`).
-Runs inside the sandbox; needs the standard library only.
+and they made it: by a call of the class, or by an operator or a copy of an object that answers. What a function or a
+method of the program returns does not, not even if it was made before: a class whose objects equal everything, and
+whose methods return them, would pass all tests. Runs inside the sandbox; needs the standard library only.
 """
 
-from gtpo_megatron.sandbox.inside import lineup
 from gtpo_megatron.sandbox.inside.remotes import ARITHMETIC, COMPARISONS, CONVERSIONS, Remote, is_remote
 
 
@@ -14,7 +13,7 @@ class Operators:
     """Calls, attributes and operators of the other side's objects; part of :class:`.link.Link`."""
 
     def __init__(self):
-        self.named, self.mixed, self.made, self.methods = set(), set(), set(), {}
+        self.named, self.mixed, self.made = set(), set(), set()
         self.newest, self.came = 0, (0, False)
 
     def arrives(self, number):
@@ -22,7 +21,6 @@ class Operators:
         self.came = number, number > self.newest or number in self.made
         self.newest = max(self.newest, number)
         self.made.discard(number)
-        self.methods.pop(number, None)
 
     def _made(self, found, kind):
         """What has come last; it is made if it is exactly of a class, and nothing but makers has returned it yet."""
@@ -32,35 +30,16 @@ class Operators:
 
     def call(self, key, args, kwargs):
         """Calls an object of the other side."""
-        kind = self.methods.get(key)
-        found = self.ask("call", of=key, args=args, kwargs=kwargs)
-        return found if kind is None else self._made(found, kind)
+        return self.ask("call", of=key, args=args, kwargs=kwargs)
 
     def construct(self, mirror, args, kwargs):
         """Calls a class of the other side."""
         return self._made(self.call(mirror._key, args, kwargs), mirror)
 
-    def attribute(self, remote, name):
-        """An attribute of an object: a method of it if that is an object which nothing has returned yet."""
-        before = self.newest
-        found = self.ask("get", of=remote._number, name=name)
-        is_new = isinstance(found, Remote) and found._number > before and self.came == (found._number, True)
-        if is_new and self.answers(remote):
-            self.methods[found._number] = type(remote)
-        return found
-
     def copied(self, remote, name):
         """A copy of an object."""
         found = self.ask("copy", of=remote._number, name=name)
         return self._made(found, type(remote)) if self.answers(remote) else found
-
-    def is_equal(self, remote, other):
-        """What an object that answers, or is compared with one of its own side, says to ``==``."""
-
-        def asked(one):
-            return self.ask("equal", of=remote._number, args=(one,)) is True
-
-        return asked(other) if is_remote(other) or not self.is_guarded else lineup.knows(other, asked)
 
     def answers(self, remote):
         """Whether an object decides what it is equal to: the tests made it, and nothing else has returned it since."""
@@ -75,7 +54,7 @@ class Operators:
         """
         if self.answers(remote):
             found = self.ask("special", of=remote._number, name=name, args=args, kwargs=kwargs)
-            return self._made(found, type(remote))
+            return self._made(found, type(remote)) if name in ARITHMETIC | CONVERSIONS else found
         if name == "__call__":
             return self.call(remote._number, args, kwargs)
         has_value = self.is_guarded and any(not is_remote(one) for one in args)

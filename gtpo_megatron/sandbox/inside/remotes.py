@@ -79,7 +79,7 @@ class Remote:
     def __getattr__(self, name):
         if name.startswith("__") and name not in READABLE:
             raise AttributeError(name)
-        return self._link.attribute(self, name)
+        return self._link.ask("get", of=self._number, name=name)
 
     def __setattr__(self, name, value):
         self._link.ask("set", of=self._number, name=name, args=(value,))
@@ -100,7 +100,7 @@ class Remote:
         if self is other:
             return True
         if is_remote(other) or self._link.answers(self):
-            return self._link.is_equal(self, other)
+            return self._link.ask("equal", of=self._number, args=(other,)) is True
         plain = self._link.plain(self)
         return NotImplemented if plain is self else plain == other
 

@@ -168,20 +168,15 @@ class Bigger(Money):
 """
 
 
-def test_what_operators_and_methods_of_a_made_object_return_is_made(sandbox):
+def test_what_operators_of_a_made_object_return_is_made(sandbox):
     check_passes(
         sandbox,
         MONEY,
         "m = Money(3)\nm += 2\nassert m == 5",
         "assert Money(3) + 2 == 5 and 2 + Money(3) == 5 and Money(3) + 2 + 1 == 6",
         "assert Money(2) @ Money(3) == 6 and -Money(3) == -3 and sum([Money(1), Money(2)]) == 3",
-        "assert Money(3).bump() == 4 and Money(3).bump().bump() == 5",
-        "assert Money(3).plus(2) == 5 and Money(3).plus(2).plus(1) == 6",
-        "m = Money(3)\nassert m.plus(2) is m and m == 5",
-        "plus = Money(3).plus\nassert plus(1) == 4 and plus(1) == 5",
         "assert max([Money(1), Money(3)]) == 3 and sorted([Money(3), Money(1)])[0] == 1",
         "import copy\nassert copy.copy(Money(3)) == 3 and copy.deepcopy(Money(3)) == 3",
-        "with Money(3) as m:\n    pass\nassert m == 3",
         "m = Money(3)\nassert m < 4 and m == 3",
     )
 
@@ -197,6 +192,8 @@ def test_nothing_else_is_made(sandbox):
         "m = Money(3)\nassert m.other == 4",
         "m = Money(3)\nassert f(2) + 0 == 4",
         "m = Money(3)\nassert f(2).bump() == 5",
+        "assert Money(3).bump() == 4",
+        "m = Money(3)\nm.plus(2)\nassert m == 5",
         "assert isinstance(Money(3), Money) and Bigger(3).smaller() == 3",
         "assert isinstance(Money(3), Money) and Money(3) + g(Money(1)) == g(Money(4)).n + g(Money(5))",
     )
@@ -213,9 +210,9 @@ LIAR = (
 )
 
 
-def test_a_class_that_equals_everything_is_equal_to_no_value(sandbox):
+def test_what_methods_of_a_class_that_equals_everything_return_is_equal_to_no_value(sandbox):
     values = ("4", "0.5", "'ab'", "[1, 'b']", "(1, 2)", "{'a': 1}", "{1, 2}", "[]", "''", "[[0, 1], [2, 3]]", "-1")
-    made = ("Account()", "Account(2)", "Account().balance()", "Account().get('a')", "(Account() + 2)", "Account()['a']")
+    made = ("Account().balance()", "Account().get('a')", "Account()['a']", "Account().get")
     tests = [f"isinstance(Account(), Account)\nassert {one} == {value}" for one in made for value in values]
     check_fails(sandbox, LIAR, *tests, *(test.replace(" == ", " in [0, ") + "]" for test in tests[:3]))
 
