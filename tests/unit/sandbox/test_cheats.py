@@ -7,10 +7,12 @@ from gtpo_megatron.sandbox.bubblewrap import BubblewrapSandbox
 from gtpo_megatron.sandbox.choose import UnsafeSandbox
 from gtpo_megatron.sandbox.protocol import Case, Job, Limits
 from tests.sandboxes import needs_bubblewrap
+from tests.unit.rewards.test_code_tests import fenced, graded
 from tests.unit.sandbox.programs import programs
 
 KINDS = ("changes", "reaches", "answers", "ends")
 CHEATS = {f"{kind}: {name}": source for kind in KINDS for name, (source, _) in programs(f"cheats_{kind}").items()}
+FOUND = programs("cheats_found")
 CHECKS = [text for text, _ in programs("checks").values()]
 
 
@@ -48,6 +50,12 @@ def test_a_cheat_earns_no_test(unsafe, name):
     check_earns_nothing(unsafe, CHEATS[name])
 
 
+@pytest.mark.parametrize("name", FOUND)
+def test_a_cheat_earns_none_of_its_own_tests(unsafe, name):
+    source, tests = FOUND[name]
+    assert graded(unsafe, fenced(source), {"tests": tests}).value == 0.0
+
+
 @needs_bubblewrap
 @pytest.mark.parametrize("name", [name for name in CHEATS if name.startswith("ends")])
 def test_what_ends_or_writes_earns_no_test_within_bubblewrap_either(bubblewrap, name):
@@ -75,3 +83,4 @@ def test_the_reader_is_what_keeps_them_from_it(monkeypatch, name):
 
 def test_there_are_enough_cheats():
     assert len(CHEATS) > 150
+    assert len(FOUND) > 100

@@ -9,8 +9,8 @@ from gtpo_megatron.sandbox.choose import UnsafeSandbox
 from tests.unit.rewards.test_code_tests import fenced, graded
 from tests.unit.sandbox.programs import programs
 
-SHAPES = programs("shapes")
-APART = 8
+SHAPES, FOUND = programs("shapes"), programs("shapes_found")
+APART = 6
 """Programs among them that are not plain: what of the tests can be wrong for them is known, and is none of this."""
 
 
@@ -38,6 +38,13 @@ def test_a_right_program_passes_and_an_empty_one_does_not(sandbox, name):
     assert right.value == 1.0, right.info
     wrong = graded(sandbox, fenced(empty(program)), {"tests": tests}, code_tests)
     assert wrong.value == 0.0, wrong.info
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_right_program_of_a_further_shape_passes(sandbox, name):
+    program, tests = FOUND[name]
+    found = graded(sandbox, fenced(program), {"tests": tests}, code_tests)
+    assert found.value == 1.0, found.info
 
 
 def test_most_of_them_share_the_interpreter_of_their_tests(sandbox):
