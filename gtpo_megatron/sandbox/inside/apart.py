@@ -38,7 +38,7 @@ class RemoteProgram:
     def __init__(self, link, imports, supplied, loaded, classes):
         self.link, self.imports, self.supplied = link, imports, supplied
         self.loaded, self.classes = loaded, classes
-        self.names, self.words, self.hidden = set(), set(), set()
+        self.names, self.hidden = set(), set()
         self.functions = set()
         self.module = ProgramModule(self)
         input_here = builtins.input

@@ -10,15 +10,13 @@ import ast
 import os
 import types
 
-from gtpo_megatron.sandbox.inside.plain_tables import CHECKS, DUNDERS_READ, INSIDES, VALUES, is_dunder
+from gtpo_megatron.sandbox.inside.plain_tables import BY_NAME, CHECKS, DUNDERS_READ, INSIDES, VALUES, is_dunder
 
 NAME = "solution"
 OWN_FILES = ("program.py", "stub.py", "tests.py")
 OWN_MODULES = (NAME, "program", "__main__")
 OPEN_MODULES = ("threading", "logging", "argparse", "numpy", "sqlite3", "configparser", "types")
 """Modules of objects whose public attributes anybody sets."""
-
-BY_NAME = ("getattr", "hasattr", "setattr", "delattr")
 
 
 class Guarded(ast.NodeTransformer):

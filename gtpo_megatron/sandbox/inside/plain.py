@@ -320,7 +320,7 @@ class Reader:
         for part in name.value.split("."):
             if part == "format":
                 raise Apart("it calls format by its name")
-            if name.value.startswith("_") and call.func is not None and at == 0:
+            if name.value.startswith("_") and not is_set:
                 raise Apart("it reads a private attribute by its name")
             self.check_attribute(part, is_set=is_set)
 

@@ -9,7 +9,6 @@ import importlib
 import importlib.util
 import json
 import os
-import re
 import sys
 import types
 import unittest
@@ -191,7 +190,6 @@ class Tests:
     def _executed(self, case):
         """The names of a text of tests, and their module."""
         text = case["code"]
-        self.program.words.update(re.findall(r"\w+", text))
         tree = ast.parse(text, "tests.py")
         self._put_program_under(written_text.imported_modules(tree))
         self.program.hides(written_text.own_names(tree), case["own"])

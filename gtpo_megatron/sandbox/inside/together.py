@@ -54,7 +54,7 @@ class LoadedProgram:
 
     def __init__(self, supplied, pythons):
         self.supplied, self.pythons = supplied, pythons
-        self.used, self.hidden, self.words = 0, set(), set()
+        self.used, self.hidden, self.own = 0, set(), set()
         self.imports = {}
         self.module = module_of(self)
         self.space = vars(self.module)
