@@ -7,19 +7,20 @@ Every round runs all variants one after the other; a ratio is the median over ro
 that a machine with neighbours does not favour one of them. The yardsticks are bare matrix products of the same
 shapes: logits alone forward; logits, logits again, the gradient of hidden and that of the weight for training.
 Memory is the peak of the resident set (CPU) or of the allocator (CUDA) over what the inputs and gradients take,
-each variant in a process of its own. TRL and Liger take part where they are installed.
+each variant in a process of its own. TRL, Liger and cut-cross-entropy take part where they are installed
+(``benchmarks/vocab_peers.py``). A backward pass has a random gradient for each log-prob.
 """
 
 import argparse
 import importlib
-import importlib.util
 import json
 import platform
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -27,14 +28,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from torch import Tensor
 
+from benchmarks.vocab_peers import PEERS, Peer, lacks
 from gtpo_megatron.distributed.vocab_parallel import linear_token_scores, token_scores
 from gtpo_megatron.kernels import tiles, torch_tiles
 
 MIB = 1 << 20
 
+VARIANTS = {
+    "forward": ("bare_forward", "bare_forward_tiled", "fused", "fused_logprobs_only", "dense"),
+    "train": ("bare_train", "fused_train", "fused_train_entropy", "dense_train", "liger_grpo_train"),
+}
+"""Methods of a problem, by group; the first of a group is its yardstick."""
+
 
 class Problem:
-    """Inputs and variants; each variant is a method without arguments, grouped by the yardstick it is compared with."""
+    """Inputs and variants: methods without arguments, and one of each kind for each peer that can be run here."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         torch.manual_seed(0)
@@ -46,17 +54,31 @@ class Problem:
         self.weight = torch.empty(arguments.vocab, arguments.hidden, device=self.device, dtype=dtype)
         self.weight.normal_(0, scale).requires_grad_()
         self.targets = torch.randint(0, arguments.vocab, (arguments.tokens,), device=self.device)
+        self.upstream = torch.randn(arguments.tokens, device=self.device)
 
-    def groups(self) -> dict[str, list[Callable[[], object]]]:
-        """Variants by group; the first of a group is its yardstick."""
-        forward = [self.bare_forward, self.bare_forward_tiled, self.fused, self.fused_logprobs_only, self.dense]
-        train = [self.bare_train, self.fused_train, self.fused_train_entropy, self.dense_train]
-        if importlib.util.find_spec("trl"):
-            forward.append(self.trl)
-            train.append(self.trl_train)
-        if importlib.util.find_spec("liger_kernel"):
-            train.append(self.liger_train)
-        return {"forward": forward, "train": train}
+    def groups(self) -> dict[str, list[str]]:
+        """Names of all variants by group."""
+        peers = [name for name, peer in PEERS.items() if not lacks(peer, self.device)]
+        methods = [name for name in VARIANTS["train"] if name != "liger_grpo_train" or "liger" in peers]
+        return {"forward": [*VARIANTS["forward"], *peers], "train": [*methods, *(f"{name}_train" for name in peers)]}
+
+    def variant(self, name: str) -> Callable[[], object]:
+        """What is timed under a name."""
+        peer = PEERS.get(name.removesuffix("_train"))
+        if peer is None:
+            variant: Callable[[], object] = getattr(self, name)
+            return variant
+        return partial(self.peer_train if name.endswith("_train") else self.peer_forward, peer)
+
+    @torch.no_grad()
+    def peer_forward(self, peer: Peer) -> object:
+        """Its scores."""
+        return peer.scores(self.hidden, self.weight, self.targets, self.chunk)
+
+    def peer_train(self, peer: Peer) -> None:
+        """Its scores and their backward pass; entropies, if it has them, detached."""
+        logprobs, _ = peer.scores(self.hidden, self.weight, self.targets, self.chunk)
+        self._backward((logprobs * self.upstream).sum())
 
     def chunks(self) -> list[slice]:
         """Tokens, a chunk at a time."""
@@ -121,14 +143,6 @@ class Problem:
         return log_p.gather(1, self.targets[:, None]), -(log_p.exp() * log_p).sum(1)
 
     @torch.no_grad()
-    def trl(self) -> tuple[Tensor, Tensor]:
-        """TRL's two functions on all logits."""
-        from trl.trainer.utils import entropy_from_logits, selective_log_softmax
-
-        logits = self.hidden @ self.weight.t()
-        return selective_log_softmax(logits, self.targets), entropy_from_logits(logits)
-
-    @torch.no_grad()
     def bare_train(self) -> None:
         """The four products of a fused layer that makes its logits twice."""
         buffer = self.hidden.new_empty((self.chunk, self.weight.shape[0]))
@@ -146,32 +160,22 @@ class Problem:
 
     def fused_train(self) -> None:
         """Fused, entropy detached, forward and backward."""
-        self._backward(
-            linear_token_scores(self.hidden, self.weight, self.targets, chunk_tokens=self.chunk).logprobs.sum()
-        )
+        scores = linear_token_scores(self.hidden, self.weight, self.targets, chunk_tokens=self.chunk)
+        self._backward((scores.logprobs * self.upstream).sum())
 
     def fused_train_entropy(self) -> None:
         """Fused, with the entropy's gradient."""
         scores = linear_token_scores(self.hidden, self.weight, self.targets, entropy_grad=True, chunk_tokens=self.chunk)
-        self._backward(scores.logprobs.sum() + scores.entropy.sum())
+        self._backward(((scores.logprobs + scores.entropy) * self.upstream).sum())
 
     def dense_train(self) -> None:
         """All logits, log_softmax by autograd; entropy detached."""
         log_p = torch.log_softmax((self.hidden @ self.weight.t()).float(), dim=1)
         with torch.no_grad():
             (log_p.exp() * log_p).sum(1)
-        self._backward(log_p.gather(1, self.targets[:, None]).sum())
+        self._backward((log_p.gather(1, self.targets[:, None])[:, 0] * self.upstream).sum())
 
-    def trl_train(self) -> None:
-        """TRL's two functions; entropy detached."""
-        from trl.trainer.utils import entropy_from_logits, selective_log_softmax
-
-        logits = self.hidden @ self.weight.t()
-        with torch.no_grad():
-            entropy_from_logits(logits)
-        self._backward(selective_log_softmax(logits, self.targets).sum())
-
-    def liger_train(self) -> None:
+    def liger_grpo_train(self) -> None:
         """Liger's fused linear GRPO loss: log-probs only, no entropy."""
         from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
 
@@ -209,7 +213,7 @@ def accuracy(vocab: int) -> dict[str, dict[str, float]]:
 
 def measure_memory(problem: Problem, name: str) -> float:
     """Peak bytes over inputs and gradients during one call, the first of its process."""
-    variant = getattr(problem, name)
+    variant = problem.variant(name)
     gradients = sum(t.numel() * t.element_size() for t in (problem.hidden, problem.weight)) if "train" in name else 0
     if problem.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -217,9 +221,9 @@ def measure_memory(problem: Problem, name: str) -> float:
         variant()
         return torch.cuda.max_memory_allocated() - before - gradients
     (problem.hidden[:64].detach() @ problem.weight[:512].detach().t()).exp().sum()  # the libraries' own buffers
-    for peer in ("trl.trainer.utils", "liger_kernel.chunked_loss"):
-        if name.startswith(peer.split(".")[0].split("_")[0]):
-            importlib.import_module(peer)  # its modules are not its working memory
+    for module in ("trl.trainer.utils", "liger_kernel.chunked_loss"):
+        if name.startswith(module.partition(".")[0].removesuffix("_kernel")):
+            importlib.import_module(module)  # its modules are not its working memory
     Path("/proc/self/clear_refs").write_text("5")
     before = _status_bytes("VmRSS")
     variant()
@@ -232,27 +236,27 @@ def _status_bytes(field: str) -> int:
 
 
 def measure_times(
-    problem: Problem, rounds: int, clock: Callable[[], float], only: Sequence[str]
+    problem: Problem, rounds: int, clock: Callable[[], float], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, float]]:
-    """Median seconds of each variant, and its median ratio to each yardstick of its group."""
+    """Median seconds of each variant, and its median ratio to the yardstick of its group, the group's first."""
     synchronise = torch.cuda.synchronize if problem.device.type == "cuda" else lambda: None
     seconds: dict[str, list[float]] = {}
-    groups = {name: group for name, group in problem.groups().items() if name in only}
     for number in range(rounds + 1):
-        for variant in (v for group in groups.values() for v in group):
+        for name in (name for group in groups.values() for name in group):
+            variant = problem.variant(name)
             synchronise()
             start = clock()
             variant()
             synchronise()
             if number:  # the first round warms up
-                seconds.setdefault(variant.__name__, []).append(clock() - start)
+                seconds.setdefault(name, []).append(clock() - start)
             problem.hidden.grad = problem.weight.grad = None
     rows = {}
     for group in groups.values():
-        yardstick = seconds[group[0].__name__]
-        for variant in group:
-            mine = seconds[variant.__name__]
-            rows[variant.__name__] = {
+        yardstick = seconds[group[0]]
+        for name in group:
+            mine = seconds[name]
+            rows[name] = {
                 "median_s": statistics.median(mine),
                 "over_bare": statistics.median(a / b for a, b in zip(mine, yardstick, strict=True)),
             }
@@ -301,7 +305,8 @@ def main() -> None:
         print(measure_memory(problem, arguments.memory_of))
         return
     clock = time.thread_time if arguments.cpu_time else time.perf_counter
-    times = measure_times(problem, arguments.rounds, clock, arguments.only)
+    groups = {name: group for name, group in problem.groups().items() if name in arguments.only}
+    times = measure_times(problem, arguments.rounds, clock, groups)
     ratios = times.pop("ratios")
     names, flops = list(times), 2 * arguments.tokens * arguments.hidden * arguments.vocab
     del problem

@@ -114,10 +114,6 @@ def _rates(section: Section, head: HeadSize, sizes: Sizes) -> None:
         chunk=head.chunk,
     )
     problem = Problem(arguments)
-    problem.groups = lambda: {  # type: ignore[method-assign]  # without the libraries that may be there
-        "forward": [getattr(problem, name) for name in FORWARD],
-        "train": [getattr(problem, name) for name in TRAINING],
-    }
     product = 2 * head.tokens * head.hidden * head.vocab
     # memory first: later calls find the allocator's blocks, and a CPU's libraries their buffers
     extra = {}
@@ -128,7 +124,7 @@ def _rates(section: Section, head: HeadSize, sizes: Sizes) -> None:
     floor = extra["bare_forward_tiled"]  # which holds one tile of logits
     for name in ("fused", "fused_train"):
         section.figure(f"{name}: memory over the bare product", (extra[name] - floor) / MIB, "MiB")
-    times = measure_times(problem, sizes.rounds, time.perf_counter, ["forward", "train"])
+    times = measure_times(problem, sizes.rounds, time.perf_counter, {"forward": FORWARD, "train": TRAINING})
     times.pop("ratios")
     for name, row in times.items():
         products = 1 if name in FORWARD else 4
