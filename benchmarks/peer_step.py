@@ -32,7 +32,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import tyro
 
 from benchmarks import eager_vllm
 from benchmarks.peer_sizes import (
@@ -312,6 +311,8 @@ def ratios(found: dict[str, list[dict[str, float]]]) -> dict[str, float]:
 
 def main() -> None:
     """Runs the arms in turns, prints a table, writes the JSON."""
+    import tyro
+
     options = tyro.cli(Options, description=__doc__)
     arms = options.arms or (GPU_ARMS if options.device == "cuda" else CPU_ARMS)
     found: dict[str, list[dict[str, float]]] = {arm: [] for arm in arms}

@@ -34,6 +34,7 @@ PARTS: dict[str, float] = {
     "push": 300,
     "sleep": 300,
     "engine": 420,
+    "peers": 480,
     "tests": 480,
 }
 """The parts in their order, and the seconds that each may take: at most 8 minutes."""

@@ -68,6 +68,7 @@ class Sizes:
         dtype: of the models.
         checked_responses: of the batch whose gradients are compared.
         bucket_bytes: of a push.
+        peer_step: key of ``benchmarks.peer_sizes.SIZES``, of a step beside TRL's.
         rounds: timed repetitions, after ``warm_rounds``.
         warm_rounds: that are not timed.
     """
@@ -80,6 +81,7 @@ class Sizes:
     dtype: str
     checked_responses: int
     bucket_bytes: int
+    peer_step: Literal["tiny", "0.5b"]
     rounds: int
     warm_rounds: int
 
@@ -202,6 +204,7 @@ def sizes_of(device: torch.device, *, small: bool) -> Sizes:
             dtype="bfloat16",
             checked_responses=4,
             bucket_bytes=1 << 16,
+            peer_step="tiny",
             rounds=2,
             warm_rounds=1,
         )
@@ -241,6 +244,7 @@ def sizes_of(device: torch.device, *, small: bool) -> Sizes:
         dtype="bfloat16",
         checked_responses=4,
         bucket_bytes=512 << 20,
+        peer_step="0.5b",
         rounds=5,
         warm_rounds=2,
     )
