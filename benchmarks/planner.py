@@ -1,4 +1,4 @@
-"""How long a plan takes, and estimated steps beside published ones.
+"""How long a plan takes, and estimated steps beside published and measured ones.
 
     python -m benchmarks.planner --json planner.json
 
@@ -8,30 +8,42 @@ experts mean length, responses and updates of a step are published too (NeMo-RL 
 equal stages, and are estimated as if they were. Each step is estimated twice: as ``gtpo-megatron plan`` does, and by
 the simulation behind ``plan --nodes``, with lognormal lengths of the same mean. Of the run that samples one step ahead
 tokens per second are published; that half of its GPUs generate is assumed, and its layout is that of NeMo-RL 0.4's.
+
+Measured: what one H100 and one H200 took to score and to update (``benchmarks/results/gpu_proof_*.json``, Megatron's
+local layers), beside the planner's seconds of the same model and batch. The planner's shares of the peak are from three
+of these models, so these agree by construction; the others show how far the rule holds.
 """
 
 import json
 import platform
 import statistics
+import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import torch
 import tyro
 
+from benchmarks.gpu_proof.models import run_config
+from benchmarks.gpu_proof.sizes import ModelSize, sizes_of
 from gtpo_megatron.companions.goodput.scale import IN_TURN, simulation_of
 from gtpo_megatron.companions.goodput.simulation import Mode
-from gtpo_megatron.companions.planner.hardware import GIB, GPUS
+from gtpo_megatron.companions.planner.hardware import GIB, GPUS, gpu_of_device
 from gtpo_megatron.companions.planner.known_models import KNOWN_MODELS
 from gtpo_megatron.companions.planner.layout import Layout
 from gtpo_megatron.companions.planner.layout_plan import make_plan
 from gtpo_megatron.companions.planner.model_request import paper_setting
 from gtpo_megatron.companions.planner.request import Cluster, PlanRequest, request_from
 from gtpo_megatron.companions.planner.search import assess
+from gtpo_megatron.companions.planner.step_time import StepTime
 from gtpo_megatron.config.parallel import ParallelConfig
 from recipes.qwen2_5_32b import gtpo_64gpu
 
 PROMPT_TOKENS = 200
+
+MEASURED = tuple(Path(__file__).parent / "results" / f"gpu_proof_{name}.json" for name in ("h100", "h200"))
+"""Reports of ``benchmarks.gpu_proof``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,14 +215,56 @@ def estimate(row: Published) -> dict[str, float]:
     }
 
 
+def measured_rows() -> dict[str, dict[str, float]]:
+    """Seconds to score a batch and to update once, measured and estimated, by GPU and model."""
+    sizes = sizes_of(torch.device("cpu"), small=False)
+    known = {size.name: size for size in (*sizes.models, sizes.whole, *sizes.adapted)}
+    rows = {}
+    for file in MEASURED:
+        parts = json.loads(file.read_text(encoding="utf-8"))
+        for part in (parts[name] for name in ("training", "adapters") if name in parts):
+            device = part["facts"]["device"]
+            for section in part["sections"]:
+                model = section["name"].removesuffix(": score and update")
+                found = {figure["name"]: figure["value"] for figure in section["figures"]}
+                estimated = one_rank(known[model], device)
+                update = found["forward_backward: time"] + found["optimizer: time"]
+                rows[f"{device}, {model}"] = {
+                    "score_s": found["score: time"],
+                    "estimated_score_s": estimated.score,
+                    "score_ratio": found["score: time"] / estimated.score,
+                    "update_s": update,
+                    "estimated_update_s": estimated.train,
+                    "update_ratio": update / estimated.train,
+                }
+    return rows
+
+
+def one_rank(size: ModelSize, device: str) -> StepTime:
+    """The planner's seconds of the proof's batch on one GPU that does nothing but train."""
+    gpu = gpu_of_device(device)
+    assert gpu is not None, "the planner knows the GPUs that have measured"
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(size.config), encoding="utf-8")
+        config = run_config(Path(folder), size, "bfloat16")
+        request = request_from(
+            config,
+            Cluster(gpu=GPUS[gpu], num_gpus=2, gpu_memory=80 * GIB, num_rollout_gpus=1),
+            mean_prompt_tokens=size.prompt_tokens,
+            mean_response_tokens=size.response_tokens,
+        )
+    return assess(request, Layout(num_ranks=1, recompute=size.recompute)).time
+
+
 def main() -> None:
-    """Runs the benchmark and prints two tables."""
+    """Runs the benchmark and prints three tables."""
     options = tyro.cli(Options, description=__doc__)
     result = {
         "options": asdict(options),
         "machine": {"processor": platform.processor() or platform.machine(), "python": platform.python_version()},
         "plans": plan_seconds(options),
         "steps": {row.name: estimate(row) for row in PUBLISHED},
+        "measured": measured_rows(),
     }
     for model, row in result["plans"].items():
         print(f"{model:42s} {row['layouts']:5.0f} layouts for {options.gpus} GPUs: {row['seconds']:6.3f} s")
@@ -218,6 +272,11 @@ def main() -> None:
         print(
             f"{model:42s} published {row['published_s']:6.1f} s a step: {row['ratio']:.2f} times the estimated "
             f"{row['estimated_s']:6.1f} s, {row['simulated_ratio']:.2f} times the simulated {row['simulated_s']:6.1f} s"
+        )
+    for model, row in result["measured"].items():
+        print(
+            f"{model:52s} scores {row['score_s']:6.3f} s, {row['score_ratio']:.2f} times the estimate; "
+            f"updates {row['update_s']:6.3f} s, {row['update_ratio']:.2f} times"
         )
     if options.json:
         Path(options.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

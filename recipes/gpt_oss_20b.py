@@ -5,7 +5,7 @@ docs/conversion.md says how. ``recipes/math_run.py`` has what is not said here, 
 
 IT THINKS, AND RESPONSES ARE CUT AT THE PAPER'S 4,096 TOKENS, at the template's own effort (medium) many of them; one
 without an answer is wrong. Short thoughts: ``--data.template-options '{"reasoning_effort": "low"}'``. The planner has
-room for 16,384 with a tensor-parallel size of 4 (73.8 GiB, 730 s a step).
+room for 16,384 with a tensor-parallel size of 4 (73.8 GiB, 759 s a step).
 """
 
 from gtpo_megatron.config.run import RunConfig

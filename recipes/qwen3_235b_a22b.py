@@ -2,7 +2,7 @@
 
 IT THINKS, AND MOST OF ITS RESPONSES ARE CUT: at the paper's 4,096 tokens few get to an answer, and one that does not is
 wrong. The planner has 16,384 on these GPUs only with eight context-parallel ranks and nothing to spare (80.0 GiB of 80,
-six sequences of full length in an engine's cache, 1,423 s a step). Without its thoughts: ``--data.template-options
+six sequences of full length in an engine's cache, 1,431 s a step). Without its thoughts: ``--data.template-options
 '{"enable_thinking": false}'``. ``recipes/math_run.py`` has what is not said here, each value marked as the paper's or
 ours.
 """

@@ -8,6 +8,7 @@ from gtpo_megatron.companions.planner.layout import Layout
 from gtpo_megatron.companions.planner.phases import GPUMemory, engine_gpu, engine_of, trainer_gpu
 from gtpo_megatron.companions.planner.request import PlanRequest
 from gtpo_megatron.companions.planner.search import AssessedLayout, assess, assess_all
+from gtpo_megatron.companions.planner.step_time import shares_of
 from gtpo_megatron.companions.planner.suggestions import suggestions
 
 
@@ -70,6 +71,7 @@ def plan_to_plain(plan: Plan) -> dict[str, Any]:
         "expert_imbalance": request.expert_imbalance,
         "cluster": asdict(request.cluster) | {"is_colocated": request.cluster.is_colocated},
         "batch": asdict(request.batch),
+        "shares": asdict(shares_of(request)),
         "engine": asdict(request.engine) | asdict(engine_of(request)) | numbers,
         "own": plan.own and _assessed(plan.own),
         "choice": plan.choice and _assessed(plan.choice),

@@ -14,6 +14,7 @@ from gtpo_megatron.companions.planner.layout_plan import Plan
 from gtpo_megatron.companions.planner.phases import PARTS, PHASES, GPUMemory, Phase, node_host
 from gtpo_megatron.companions.planner.request import PlanRequest
 from gtpo_megatron.companions.planner.search import AssessedLayout
+from gtpo_megatron.companions.planner.step_time import shares_of
 from gtpo_megatron.orchestration.cpu_memory import Taken, said_by_part, what_lowers
 from gtpo_megatron.sentence import print_sentence
 
@@ -100,6 +101,7 @@ def _head(plan: Plan) -> Iterable[str | Text]:
             f"{request.shape.experts.experts_per_token} for a token; the busiest rank is taken to receive "
             f"{request.expert_imbalance:g} times the mean (--expert-imbalance)"
         )
+    yield shares_of(request).said(has_experts=request.shape.experts is not None)
     if sequences < 1:
         advice = "raise rollout.kv_cache_mib or rollout.tensor_parallel_size"
         yield Text(f"not one sequence of full length fits into the cache: {advice}", style="yellow")

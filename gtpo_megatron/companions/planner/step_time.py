@@ -1,24 +1,20 @@
-"""Seconds of a step to first order: FLOPs and bytes over the rates of the data sheet, to put layouts in order.
+"""Seconds of a step to first order: FLOPs and bytes over shares of the data sheet's rates, to put layouts in order.
 
 A stage's time is the FLOPs of its micro-batches and the bytes that it sends meanwhile, nothing overlapped; a pipeline
-adds its bubble. Published steps take about 1.7 times as long: docs/planning.md compares two.
+adds its bubble. The trainer's products take measured shares of the peak (``efficiency.py``). Published steps take about
+1.5 times as long, with experts 1.9 times: docs/planning.md compares them.
 """
 
 from dataclasses import dataclass
 
 from gtpo_megatron.companions.planner.activations import CHUNK_TOKENS, FLOAT32_BYTES, work_of_delta_rule
 from gtpo_megatron.companions.planner.adapters import adapter_parameters
+from gtpo_megatron.companions.planner.efficiency import COMPUTE_EFFICIENCY, EXPERTS_EFFICIENCY, Shares, trainer_shares
 from gtpo_megatron.companions.planner.engine import EngineMemory
 from gtpo_megatron.companions.planner.layout import Layout, layers_of_stage
 from gtpo_megatron.companions.planner.request import PlanRequest
 from gtpo_megatron.companions.planner.trainer_state import StageParameters
 from gtpo_megatron.weights.model_shape import LayerCounts
-
-COMPUTE_EFFICIENCY = 0.6
-"""Share of the bfloat16 peak that matrix products over thousands of tokens reach."""
-
-EXPERTS_EFFICIENCY = 0.35
-"""Share of the bfloat16 peak that grouped products reach: narrow matrices, a few hundred tokens each. Assumed."""
 
 BYTES_EFFICIENCY = 0.75
 """Share of the nominal rate of a link or of a GPU's memory."""
@@ -73,7 +69,9 @@ def step_time(request: PlanRequest, layout: Layout, widest: StageParameters, eng
     batch = request.batch
     length = batch.mean_prompt_tokens + batch.mean_response_tokens
     tokens = max(batch.micro_batch_tokens, length)
-    forward, in_experts, products = _slowest_stage(request, layout, tokens)
+    shares = shares_of(request)
+    forward_alone, _, _ = _slowest_stage(request, layout, tokens, shares.score)
+    forward, in_experts, products = _slowest_stage(request, layout, tokens, shares.update)
     scored, trained = (
         max(1.0, num * length / layout.data / tokens) for num in (batch.num_responses, batch.num_update_responses)
     )
@@ -94,11 +92,16 @@ def step_time(request: PlanRequest, layout: Layout, widest: StageParameters, eng
     moved = (1 - request.offload_fraction) * state * ADAM_BYTES / HOST_BYTES if request.cluster.is_colocated else 0.0
     return StepTime(
         generate=_generate(request, engine),
-        score=(request.has_scoring + request.has_reference) * (scored + bubble) * forward
+        score=(request.has_scoring + request.has_reference) * (scored + bubble) * forward_alone
         + request.has_host_reference * _exchanges(request, widest),
         train=batch.num_updates * update + moved,
         push=(widest.num_elements * request.weight_bytes + engine.weights) / HOST_BYTES,
     )
+
+
+def shares_of(request: PlanRequest) -> Shares:
+    """Shares of the GPU's peak that the trainer's products outside experts reach."""
+    return trainer_shares(request.shape.hidden_size, request.cluster.gpu, has_adapter=request.adapter.is_on)
 
 
 def _exchanges(request: PlanRequest, widest: StageParameters) -> float:
@@ -106,15 +109,15 @@ def _exchanges(request: PlanRequest, widest: StageParameters) -> float:
     return 4 * widest.num_elements * request.weight_bytes / HOST_BYTES
 
 
-def _slowest_stage(request: PlanRequest, layout: Layout, tokens: float) -> tuple[float, float, float]:
+def _slowest_stage(request: PlanRequest, layout: Layout, tokens: float, share: float) -> tuple[float, float, float]:
     """Seconds of one micro-batch on the stage that all others wait for; see ``_forward``."""
     last = layout.pipeline - 1
     kinds = {(layers_of_stage(request.shape, layout, stage), stage == last) for stage in range(layout.pipeline)}
-    return max(_forward(request, layout, tokens, *kind) for kind in kinds)
+    return max(_forward(request, layout, tokens, share, *kind) for kind in kinds)
 
 
 def _forward(
-    request: PlanRequest, layout: Layout, tokens: float, counts: LayerCounts, has_head: bool
+    request: PlanRequest, layout: Layout, tokens: float, share: float, counts: LayerCounts, has_head: bool
 ) -> tuple[float, float, float]:
     """Seconds of one micro-batch on a stage; of those in its experts; and in products with weights, anywhere.
 
@@ -122,6 +125,7 @@ def _forward(
         request: batch, model and GPUs.
         layout: of the trainer.
         tokens: of the micro-batch.
+        share: of the peak that products outside experts reach.
         counts: layers of the stage.
         has_head: it has the output layer too.
     """
@@ -148,8 +152,9 @@ def _forward(
         reach = layout.tensor * layout.context * layout.data * 2
         hop = layout.virtual * row / layout.sequence_split / _link(request, reach)
     in_experts, expert_products = _experts(request, layout, tokens, expert_layers)
-    products = 2 * tokens * (weights + head) / (layout.tensor * layout.context) / _flops(request) + expert_products
-    seconds = flops / _flops(request) + delta_layers * _in_delta_rule(request, layout, tokens) + in_experts + sent + hop
+    rate = request.cluster.gpu.bf16_flops * share
+    products = 2 * tokens * (weights + head) / (layout.tensor * layout.context) / rate + expert_products
+    seconds = flops / rate + delta_layers * _in_delta_rule(request, layout, tokens) + in_experts + sent + hop
     return seconds, in_experts, products
 
 
@@ -274,7 +279,8 @@ def _decode(request: PlanRequest, engine: EngineMemory, decoded: float) -> tuple
     shape, tensor = request.shape, request.engine.tensor
     experts = _chosen_expert_parameters(request, shape.num_expert_layers)
     load = min(tensor, request.expert_imbalance) if request.engine.expert_parallel else 1.0
-    dense = 2 * (shape.num_active_parameters - experts) / tensor / _flops(request)
+    rate = request.cluster.gpu.bf16_flops * COMPUTE_EFFICIENCY
+    dense = 2 * (shape.num_active_parameters - experts) / tensor / rate
     token = dense + 2 * load * experts / tensor / _expert_flops(request)
     read = engine.weights - engine.expert_weights * (1 - _share_of_experts(request, decoded))
     return token, read, shape.num_layers * DECODE_LAYER_S + shape.num_expert_layers * DECODE_EXPERTS_S
@@ -284,10 +290,6 @@ def _share_of_experts(request: PlanRequest, tokens: float) -> float:
     """Share of a layer's experts that receive at least one of ``tokens`` tokens, if routers choose evenly."""
     experts = request.shape.experts
     return 1.0 if experts is None else 1 - (1 - experts.experts_per_token / experts.num_experts) ** tokens
-
-
-def _flops(request: PlanRequest) -> float:
-    return request.cluster.gpu.bf16_flops * COMPUTE_EFFICIENCY
 
 
 def _expert_flops(request: PlanRequest) -> float:

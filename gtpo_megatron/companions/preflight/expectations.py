@@ -3,15 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gtpo_megatron.companions.planner.efficiency import COMPUTE_EFFICIENCY
 from gtpo_megatron.companions.planner.hardware import GPU, GPUS, MIB, GPUName, gpu_of_device
 from gtpo_megatron.companions.planner.phases import engine_gpu, trainer_gpu
 from gtpo_megatron.companions.planner.request import Cluster, PlanRequest, gpus_of, request_from
 from gtpo_megatron.companions.planner.search import assess
-from gtpo_megatron.companions.planner.step_time import BYTES_EFFICIENCY, COMPUTE_EFFICIENCY, StepTime
+from gtpo_megatron.companions.planner.step_time import BYTES_EFFICIENCY, StepTime
 from gtpo_megatron.config.run import RunConfig
 
 TIME_FACTOR = 2.0
-"""A measured time may be so many times the planned one: published steps take about 1.7 times as long as the plan
+"""A measured time may be so many times the planned one: published steps take 1.5 to 1.9 times as long as the plan
 says (docs/planning.md)."""
 
 

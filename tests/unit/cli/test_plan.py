@@ -197,8 +197,8 @@ def test_nodes_of_a_model_have_the_layout_of_its_plan(capsys):
     [row] = json.loads(capsys.readouterr().out)["rows"]
     assert dispatch.run(model) == 0
     choice = json.loads(capsys.readouterr().out)["choice"]["layout"]
-    assert (choice["tensor"], choice["context"], choice["data"]) == (2, 2, 2)
-    assert row["layout"] == "TP2 CP2 DP2"
+    assert (choice["tensor"], choice["context"], choice["data"]) == (2, 4, 1)
+    assert row["layout"] == "TP2 CP4 DP1"
 
 
 def test_a_cache_without_room_for_a_sequence_does_not_fit(capsys):
