@@ -76,7 +76,7 @@ def on_one_gpu() -> RunConfig:
     return dataclasses.replace(
         base,
         name="peer_step_gtpo",
-        model=dataclasses.replace(base.model, dtype="bfloat16"),
+        model=dataclasses.replace(base.model, dtype="bfloat16", head_chunk_tokens=4096),
         optimizer=dataclasses.replace(base.optimizer, learning_rate=1e-6, warmup_updates=0),
         parallel=ParallelConfig(num_ranks=1, distributed_optimizer=True),
         rollout=dataclasses.replace(base.rollout, dtype="bfloat16", placement="colocated"),

@@ -229,10 +229,9 @@ def run_arm(arm: str, shared: Bench, limit_s: float | None = None) -> dict[str, 
     return found
 
 
-def _ours(shared: Bench, entropy_source: str, limit_s: float | None) -> dict[str, float]:
+def our_command(shared: Bench, folder: Path, entropy_source: str) -> list[str]:
     """A real run: a push each step, next to no evaluation and one checkpoint at its end."""
-    size, folder = shared.size, shared.scratch / "run"
-    shutil.rmtree(folder, ignore_errors=True)
+    size = shared.size
     fields = {
         "num_steps": shared.steps,
         "model.path": shared.model,
@@ -255,8 +254,15 @@ def _ours(shared: Bench, entropy_source: str, limit_s: float | None) -> dict[str
         fields["cluster.threads_per_rank"] = 2 // size.ranks
     flags = [word for name, value in fields.items() for word in (f"--{name}", str(value))]
     recipe = "benchmarks.peer_sizes:on_one_gpu" if shared.device == "cuda" else "recipes.tiny_cpu:gtpo"
-    command = [sys.executable, "-m", "gtpo_megatron.cli", "train", recipe, "--run-dir", str(folder), *flags]
-    run([*command, "--checkpoint.no-export-hf"], shared.scratch / "ours.log", shared.environment, limit_s)
+    command = [sys.executable, "-m", "gtpo_megatron.cli", "train", recipe, "--run-dir", str(folder)]
+    return [*command, *flags, "--checkpoint.no-export-hf"]
+
+
+def _ours(shared: Bench, entropy_source: str, limit_s: float | None) -> dict[str, float]:
+    folder = shared.scratch / "run"
+    shutil.rmtree(folder, ignore_errors=True)
+    command = our_command(shared, folder, entropy_source)
+    run(command, shared.scratch / "ours.log", shared.environment, limit_s)
     rows = [row for row in read_metrics(folder / "metrics.jsonl") if "timing/step_s" in row][SETTLING_STEPS:]
     found = {"step_s": statistics.median(row["timing/step_s"] for row in rows)}
     found |= {f"{name}_s": statistics.median(row.get(f"timing/{name}_s", 0.0) for row in rows) for name in STAGES}

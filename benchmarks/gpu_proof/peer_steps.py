@@ -70,9 +70,10 @@ def steps(report: Report, sizes: Sizes, *, until: float) -> None:
         for number, arm in enumerate(arms):
             with report.section(f"run {number + 1} of {len(arms)}: {arm}") as section:
                 left = until - time.perf_counter()
-                expected = max((row["run_s"] for rows in found.values() for row in rows), default=0.0)
+                longest = max((row["run_s"] for rows in found.values() for row in rows), default=0.0)
+                expected = found[arm][0]["run_s"] if arm in found else longest
                 if left < expected:
-                    section.skip(f"{left:.0f} s are left, and a run takes up to {expected:.0f}")
+                    section.skip(f"{left:.0f} s are left, and this run would take some {expected:.0f}")
                     continue
                 row = run_arm(arm, shared, min(left, LONGEST_RUN_S))
                 found.setdefault(arm, []).append(row)

@@ -40,7 +40,7 @@ class Refused:
 
 sys.meta_path.insert(0, Refused())
 from gtpo_megatron.actor import actor
-from benchmarks.gpu_proof.parts import adapters, gradients, kernels, push, sleep, training
+from benchmarks.gpu_proof.parts import adapters, gradients, kernels, peers, push, sleep, training
 """
 
 
