@@ -28,6 +28,7 @@ from benchmarks.gpu_proof.report import write_json
 PARTS: dict[str, float] = {
     "machine": 120,
     "kernels": 420,
+    "variants": 480,
     "gradients": 420,
     "training": 420,
     "adapters": 480,

@@ -20,6 +20,7 @@ SHORT = {
         "fused_train: share of cuBLAS's rate",
         "fused_train: memory over the bare product",
     ),
+    "variants": ("would be the default", "its share of cuBLAS's rate"),
     "gradients": ("mean gap of logprobs", "1 - least cosine of a tensor's gradients"),
     "training": _RATES,
     "adapters": (*_RATES, "allocated after an update", "forward_backward: peak of GPU memory"),

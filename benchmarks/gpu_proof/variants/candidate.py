@@ -3,11 +3,17 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 from unittest import mock
 
 from torch import Tensor
 
 from gtpo_megatron.distributed import vocab_parallel
+
+Pass = Literal["scores", "training"]
+"""The forward pass alone, and forward and backward."""
+
+PASSES: tuple[Pass, Pass] = ("scores", "training")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,11 +24,14 @@ class Candidate:
         name: of it, with its sizes.
         partials: stands in for `tiled_scores.linear_partials`; None: that one.
         gradients: stands in for `tiled_scores.linear_gradients`; None: that one.
+        stage: when it is measured: 0, by cuBLAS's products; 1, by products of Triton's, which a fault could break for
+            the rest of the process; 2, whose warps wait for each other, which a fault could keep from ever ending.
     """
 
     name: str
     partials: Callable[..., Tensor] | None = None
     gradients: Callable[..., Tensor | None] | None = None
+    stage: int = 0
 
 
 @contextlib.contextmanager

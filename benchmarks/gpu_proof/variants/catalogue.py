@@ -5,7 +5,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.gpu_proof.variants.candidate import Candidate
+from benchmarks.gpu_proof.variants.candidate import PASSES, Candidate, Pass
 from benchmarks.gpu_proof.variants.turns import Turns
 
 TILE = 1 << 25
@@ -18,7 +18,7 @@ def has_triton(device_type: str) -> bool:
     return is_there and (device_type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1")
 
 
-def candidates(device_type: str, *, small: bool) -> dict[str, list[Candidate]]:
+def candidates(device_type: str, *, small: bool) -> dict[Pass, list[Candidate]]:
     """By pass: ``scores``, and ``training``, which is both.
 
     Args:
@@ -27,7 +27,7 @@ def candidates(device_type: str, *, small: bool) -> dict[str, list[Candidate]]:
     """
     if small:
         return _small(device_type)
-    found = {"scores": [Candidate(name="present")], "training": [Candidate(name="present")]}
+    found: dict[Pass, list[Candidate]] = {name: [Candidate(name="present")] for name in PASSES}
     for name, plan in _turns(device_type).items():
         found["scores"].append(Candidate(name=name, partials=plan.partials))
     for name, plan in _training_turns(device_type).items():
@@ -37,12 +37,14 @@ def candidates(device_type: str, *, small: bool) -> dict[str, list[Candidate]]:
 
         for blocks in _blocks():
             way = Epilogue(scores=blocks, gradient=blocks)
-            found["scores"].append(Candidate(name=f"epilogue {blocks}", partials=way.partials))
+            found["scores"].append(
+                Candidate(name=f"epilogue {blocks}", partials=way.partials, stage=2 if blocks.specialize else 1)
+            )
         for blocks in _gradient_blocks():
             for elements in (1 << 26, 1 << 27):
                 way = Epilogue(scores=blocks, gradient=blocks, gradient_elements=elements)
                 name = f"epilogue {blocks}, gradients of {elements >> 19} MiB"
-                found["training"].append(Candidate(name=name, partials=way.partials, gradients=way.gradients))
+                found["training"].append(Candidate(name=name, partials=way.partials, gradients=way.gradients, stage=1))
     return found
 
 
@@ -132,19 +134,18 @@ def _gradient_blocks() -> list[Any]:
     return [one, replace(one, flatten=False), replace(one, m=256, n=128), replace(one, n=128, stages=4)]
 
 
-def _small(device_type: str) -> dict[str, list[Candidate]]:
+def _small(device_type: str) -> dict[Pass, list[Candidate]]:
     plans = {"two streams, present kernels": Turns(tile_elements=1 << 14, buffers=2, wide_elements=1 << 15)}
     ways: dict[str, Any] = dict(plans)
     if has_triton(device_type):
         from benchmarks.gpu_proof.variants.epilogue import Blocks, Epilogue
 
-        small = Turns(tile_elements=1 << 15, buffers=2, **_lean(programs=4, reduce_columns=512))
+        small = Turns(tile_elements=1 << 15, buffers=2, **_lean(programs=4))
         blocks = Blocks(m=32, n=256, k=32)
         ways |= {"lean, two streams": small, "epilogue": Epilogue(scores=blocks, gradient=blocks)}
-    return {
-        "scores": [Candidate(name="present"), *(Candidate(name=n, partials=way.partials) for n, way in ways.items())],
-        "training": [
-            Candidate(name="present"),
-            *(Candidate(name=n, partials=way.partials, gradients=way.gradients) for n, way in ways.items()),
-        ],
-    }
+    found: dict[Pass, list[Candidate]] = {name: [Candidate(name="present")] for name in PASSES}
+    for name, way in ways.items():
+        stage = 1 if name == "epilogue" else 0
+        found["scores"].append(Candidate(name=name, partials=way.partials, stage=stage))
+        found["training"].append(Candidate(name=name, partials=way.partials, gradients=way.gradients, stage=stage))
+    return found
