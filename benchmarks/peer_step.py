@@ -27,10 +27,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 
 from benchmarks import eager_vllm
@@ -51,8 +52,8 @@ from recipes.tiny_cpu import ASSETS
 ROOT = Path(__file__).resolve().parent.parent
 STAGES = ("rollout", "reward", "score", "credit", "update", "weight_sync")
 GIB = 1 << 30
-SECONDS_TO_END = 30.0
-"""That a process which takes too long has for its own ending, and for its children's."""
+SECONDS_TO_END = 10.0
+"""That a process which takes too long has to end itself and its children."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,15 +159,25 @@ def run(command: Sequence[str], log: Path, environment: dict[str, str], limit_s:
             ended = f"ended with {process.wait(limit_s)}"
         except subprocess.TimeoutExpired:
             ended = f"took longer than {limit_s:.0f} s"
-            process.terminate()
-            try:
-                process.wait(SECONDS_TO_END)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            _end(process)
     if process.returncode or ended.startswith("took"):
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] or ["it said nothing"]
         raise RuntimeError(f"{command[2]} {ended}: {lines[-1][-300:]}\n" + "\n".join(lines)[-3000:])
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Ends a process, and whatever of its children is left."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(SECONDS_TO_END)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    for child in children:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(children, timeout=SECONDS_TO_END)
 
 
 class _MemoryWatch(threading.Thread):
