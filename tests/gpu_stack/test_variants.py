@@ -17,9 +17,12 @@ from unittest import mock
 import pytest
 import torch
 
+from gtpo_megatron.distributed import vocab_parallel
 from gtpo_megatron.distributed.tiled_scores import ScoreTask
 from gtpo_megatron.kernels import partials
 from gtpo_megatron.kernels.partials import SoftmaxSums
+from gtpo_megatron.kernels.tiles import TileKernels
+from tests.gpu_stack.test_head import Watch, fake_kernels, inputs
 from tests.gpu_stack.test_kernels import Launch, _Recorder
 
 ROOT = Path(__file__).parents[2]
@@ -189,6 +192,44 @@ def test_kernels_with_an_epilogue_compile_for_an_h100(number):
     assert len(blocks) == 12
     for launch in block_launches(blocks[number], temperature=True, entropy=False):
         check(launch, compile_for_h100(launch))
+
+
+@pytest.mark.parametrize(
+    ("tile", "wide", "chunk"), [(1 << 25, 0, 0), (1 << 23, 1 << 26, 0), (1 << 26, 0, 8192)], ids=str
+)
+def test_tiles_of_a_gpu_hold_what_they_say_and_never_wait(tile, wide, chunk):
+    """On tensors that say they are a GPU's: operands are bfloat16, sums float32, and memory is that of the buffers."""
+    from benchmarks.gpu_proof.variants import turns
+    from benchmarks.gpu_proof.variants.candidate import Candidate, adopted
+
+    plan = turns.Turns(tile_elements=tile, wide_elements=wide, chunk_tokens=chunk)
+    dtypes = set()
+    kernels = TileKernels(
+        reduce=lambda *given, **_: dtypes.add(("reduce", given[0].dtype, given[3].dtype)),
+        gradient=lambda *given, **_: dtypes.add(("gradient", given[0].dtype, given[6].dtype)),
+    )
+    # torch 2.11 cannot follow the shapes of addmm with another output dtype
+    add = mock.patch.object(
+        turns.present, "_add_matmul_", lambda *given: dtypes.add(("product", *(one.dtype for one in given)))
+    )
+    candidate = Candidate(name="turns", partials=plan.partials, gradients=plan.gradients)
+    with fake_kernels(), mock.patch.object(turns, "kernels_for", return_value=kernels), add, adopted(candidate):
+        hidden, weight, targets = inputs()
+        with Watch() as forward:
+            scores = vocab_parallel.linear_token_scores(hidden, weight, targets, temperature=0.7, chunk_tokens=4096)
+        with Watch() as backward:
+            scores.logprobs.grad_fn.apply(torch.empty(scores.logprobs.shape, device="cuda"), None)
+    assert forward.waits + backward.waits == []
+    assert dtypes == {
+        ("reduce", torch.float32, torch.float32),
+        ("gradient", torch.float32, torch.bfloat16),
+        ("product", torch.float32, torch.bfloat16, torch.bfloat16),
+    }
+    room = 16 << 20
+    assert 4 * tile <= forward.peak < 4 * tile + room
+    results = 2 * hidden.numel() + 2 * weight.numel()  # hidden's, and the zeros that autograd gets for the weight
+    temporaries = 4 * tile + 2 * max(tile, wide) + 2 * 4 * (chunk or 4096) * hidden.shape[1]
+    assert backward.peak < results + temporaries + room
 
 
 # ------------------------------------------------------------------------------------------------ under the interpreter
