@@ -51,6 +51,9 @@ from recipes.tiny_cpu import ASSETS
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGES = ("rollout", "reward", "score", "credit", "update", "weight_sync")
+SHARING = ("to_trainer", "to_push", "to_engine")
+"""Stages in which engine and trainer leave the GPU to each other."""
+
 GIB = 1 << 30
 SECONDS_TO_END = 10.0
 """That a process which takes too long has to end itself and its children."""
@@ -118,7 +121,11 @@ def make_model(folder: Path, size: StepSize, device: Device) -> float:
     for path in (ASSETS / "tiny_qwen2").iterdir():
         if path.name.startswith(("tokenizer", "chat_template", "generation_config")):
             shutil.copy(path, folder)
-    return sum(value.numel() for value in model.parameters()) / 1e6
+    millions = sum(value.numel() for value in model.parameters()) / 1e6
+    if device == "cuda":  # nothing of it is left where others measure
+        del model
+        torch.cuda.empty_cache()
+    return millions
 
 
 @contextmanager
@@ -218,8 +225,9 @@ def run_arm(arm: str, shared: Bench, limit_s: float | None = None) -> dict[str, 
 
     Returns:
         Medians over the counted steps: ``step_s`` and, in seconds too, ``rollout_s``, ``score_s``, ``update_s`` and
-        ``weight_sync_s``; ``rest_s``, which is what the step takes besides; ``tokens`` of its responses; ``run_s`` of
-        the whole run; and on a GPU ``gpu_peak_gib``.
+        ``weight_sync_s``; ``rest_s``, which is what the step takes besides, and of ours ``sharing_s``, its part for
+        engine and trainer to leave the GPU to each other; ``tokens`` of its responses; ``run_s`` of the whole run; and
+        on a GPU ``gpu_peak_gib``.
 
     Raises:
         RuntimeError: it failed or took too long.
@@ -277,6 +285,8 @@ def _ours(shared: Bench, entropy_source: str, limit_s: float | None) -> dict[str
     rows = [row for row in read_metrics(folder / "metrics.jsonl") if "timing/step_s" in row][SETTLING_STEPS:]
     found = {"step_s": statistics.median(row["timing/step_s"] for row in rows)}
     found |= {f"{name}_s": statistics.median(row.get(f"timing/{name}_s", 0.0) for row in rows) for name in STAGES}
+    sharing = [sum(row.get(f"timing/{name}_s", 0.0) for name in SHARING) for row in rows]
+    found["sharing_s"] = statistics.median(sharing)
     found["tokens"] = statistics.median(row["throughput/tokens_per_s"] * row["timing/step_s"] for row in rows)
     return found
 

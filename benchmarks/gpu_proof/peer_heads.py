@@ -68,6 +68,7 @@ def output_layer(
             with report.section(f"{head.name}: {name}") as section:
                 section.skip(_reason(name, sizes))
         return
+    torch.compiler.reset()  # it gives up after eight versions of a function
     gc.collect()
     if sizes.device.type == "cuda":
         torch.cuda.empty_cache()

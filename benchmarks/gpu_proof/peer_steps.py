@@ -24,6 +24,7 @@ FIGURES = {
     "update_s": ("update", "s"),
     "weight_sync_s": ("push", "s"),
     "rest_s": ("the rest of a step", "s"),
+    "sharing_s": ("of it to leave the GPU to each other", "s"),
     "tokens": ("response tokens of a step", "tokens"),
     "gpu_peak_gib": ("peak of GPU memory, all processes", "GiB"),
     "run_s": ("the whole run", "s"),
