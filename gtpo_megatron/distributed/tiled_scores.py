@@ -25,6 +25,9 @@ from gtpo_megatron.kernels.tiles import (
 COLUMNS = 16_384
 """Columns per tile of given logits."""
 
+MERGED_PARTIALS = 1 << 18
+"""Partials that are merged together, of all tiles: 2 MiB of a field in float64, all tokens of a GPU's micro-batch."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ScoreTask:
@@ -162,24 +165,34 @@ def linear_partials(hidden: Tensor, weight: Tensor, task: ScoreTask, chunk_token
     scores = hidden.new_empty((0,), dtype=accumulation_dtype(hidden.dtype))
     kernels = kernels_for(hidden)
     num_tokens, rows = hidden.shape[0], task.true_rows(weight.shape[0])
-    merged = partials.empty_table(1, num_tokens, like=scores.double())[0]
+    if not num_tokens or not rows:
+        return partials.empty_table(1, num_tokens, like=scores.double())[0]
     sizes = {chunk.stop - chunk.start for chunk in spans(num_tokens, chunk_tokens)}
     # one tile for all chunks: a chunk's own would be made while the last one's is still there
-    largest = max((size * min(tile_columns(size, hidden), weight.shape[0]) for size in sizes), default=0)
+    largest = max(size * min(tile_columns(size, hidden), weight.shape[0]) for size in sizes)
     buffer = scores.new_empty((largest,))
+    # one table for all chunks: a merge is twenty launches; a smaller chunk has fewer parts
+    num_parts = max(-(-rows // tile_columns(size, hidden)) for size in sizes)
+    table = partials.empty_table(num_parts, num_tokens, like=scores)
+    targets = task.target_ids - task.first_row(weight.shape[0])
+    temperature = task.tile_temperature(slice(0, num_tokens), scores)
     for chunk in spans(num_tokens, chunk_tokens):
         size = chunk.stop - chunk.start
-        width = tile_columns(size, hidden)
-        table = partials.empty_table(-(-rows // width), size, like=scores)
         operand = _operand(hidden[chunk], scores.dtype)
-        targets = task.target_ids[chunk] - task.first_row(weight.shape[0])
-        temperature = task.tile_temperature(chunk, scores)
-        for part, columns in enumerate(spans(rows, width)):
+        for part, columns in enumerate(spans(rows, tile_columns(size, hidden))):
             logits = buffer[: size * (columns.stop - columns.start)].view(size, -1)
             _matmul(operand, _operand(weight[columns], scores.dtype).t(), out=logits)
-            kernels.reduce(logits, targets - columns.start, temperature, table[part], owned=True, may_mask=False)
-        if rows:
-            merged[:, chunk] = partials.merge(table, task.merge_temperature(chunk))
+            kernels.reduce(
+                logits,
+                targets[chunk] - columns.start,
+                None if temperature is None else temperature[chunk],
+                table[part, :, chunk],
+                owned=True,
+                may_mask=False,
+            )
+    merged = scores.new_empty(table.shape[1:], dtype=torch.float64)
+    for block in spans(num_tokens, max(1, MERGED_PARTIALS // num_parts)):
+        merged[:, block] = partials.merge(table[:, :, block], task.merge_temperature(block))
     return merged
 
 
@@ -217,6 +230,10 @@ def linear_gradients(  # noqa: PLR0913 - tensors of one backward pass, each used
     kernels = kernels_for(hidden)
     group = task.tp_group if reduce_hidden_grad and task.tp_size > 1 else None
     result = _SummedChunks(hidden, group) if hidden_grad else None
+    # once, not for every chunk or tile: a gradient of one number for all tokens is expanded, which kernels cannot read
+    saved = SoftmaxSums(*(total.to(scores.dtype) for total in saved))
+    grad_entropy = None if grads[1] is None else grads[1].to(scores.dtype).contiguous()
+    grads = grads[0].to(scores.dtype).contiguous(), grad_entropy
     for chunk in spans(hidden.shape[0], chunk_tokens):
         operand = _operand(hidden[chunk], scores.dtype)
         total = scores.new_zeros((operand.shape[0], hidden.shape[1])) if hidden_grad else None
@@ -238,9 +255,9 @@ def _chunk_gradients(  # noqa: PLR0913 - one loop body, split off for its length
     weight_grad: Tensor | None,
     scores: Tensor,
 ) -> None:
-    sums = SoftmaxSums(*(total[chunk].to(scores.dtype) for total in saved))
-    grad_logprobs = grads[0][chunk].to(scores.dtype)
-    grad_entropy = None if grads[1] is None else grads[1][chunk].to(scores.dtype)
+    sums = SoftmaxSums(*(total[chunk] for total in saved))
+    grad_logprobs = grads[0][chunk]
+    grad_entropy = None if grads[1] is None else grads[1][chunk]
     size, width = operand.shape[0], tile_columns(operand.shape[0], operand)
     buffer = scores.new_empty((size * min(width, weight.shape[0]),))
     # Operand of the matrix products: bfloat16 on a GPU, the tile itself elsewhere.
