@@ -151,6 +151,8 @@ def local_stages(
             reward=grader,
             trainer=trainer,
             weight_sync=WeightSync(config.weight_sync, transfer),
-            memory_sharing=MemorySharing(trainer, engines, is_colocated=config.rollout.placement == "colocated"),
+            memory_sharing=MemorySharing(
+                trainer, engines, is_colocated=config.rollout.placement == "colocated", timers=timers
+            ),
             timers=timers,
         )

@@ -73,7 +73,8 @@ def main(folder: Path) -> None:
 
 def memory_sharing(engine):
     """What takes turns with a trainer for the engine's memory; it sleeps though there is no GPU to share."""
-    from gtpo_megatron.orchestration.stages.stages import MemorySharing
+    from gtpo_megatron.observability.timers import StageTimers
+from gtpo_megatron.orchestration.stages.stages import MemorySharing
     from gtpo_megatron.rollout import vllm_engine
 
     def sleep(*, keep_weights: bool) -> None:
@@ -85,6 +86,7 @@ def memory_sharing(engine):
         types.SimpleNamespace(onload=lambda: None, offload=lambda: None),
         types.SimpleNamespace(sleep=sleep, wake=engine.wake),
         is_colocated=True,
+        timers=StageTimers(),
     )
 
 

@@ -100,7 +100,9 @@ def ray_stages(
             reward=RayRewards(processes[REWARD_NAME], deadline_s=deadline_s),
             trainer=trainer,
             weight_sync=weight_sync,
-            memory_sharing=MemorySharing(trainer, engine, is_colocated=config.rollout.placement == "colocated"),
+            memory_sharing=MemorySharing(
+                trainer, engine, is_colocated=config.rollout.placement == "colocated", timers=timers
+            ),
             timers=timers,
         )
         supervisor.closing()

@@ -25,12 +25,14 @@ class MemorySharing:
         trainer: the ranks.
         engine: the engines.
         is_colocated: they share GPUs.
+        timers: of the steps.
     """
 
-    def __init__(self, trainer: Trainer, engine: Engines, *, is_colocated: bool) -> None:
+    def __init__(self, trainer: Trainer, engine: Engines, *, is_colocated: bool, timers: StageTimers) -> None:
         self._trainer = trainer
         self._engine = engine
         self._is_colocated = is_colocated
+        self._timers = timers
 
     def to_trainer(self, *, keep_weights: bool = False) -> None:
         """Puts the engine to sleep (``keep_weights`` of it) and moves the trainer's state to the GPU.
@@ -38,14 +40,16 @@ class MemorySharing:
         For start, scoring, updates and checkpoints.
         """
         if self._is_colocated:
-            self._engine.sleep(keep_weights=keep_weights)
-            self._trainer.onload()
+            with self._timers.stage("to_trainer"):
+                self._engine.sleep(keep_weights=keep_weights)
+                self._trainer.onload()
 
     def to_push(self) -> None:
         """Moves gradients and optimizer to the host and allocates the engine's weights."""
         if self._is_colocated:
-            self._trainer.offload()
-            self._engine.wake("weights")
+            with self._timers.stage("to_push"):
+                self._trainer.offload()
+                self._engine.wake("weights")
 
     def to_engine(self) -> None:
         """Allocates the engine's key-value cache.
@@ -53,7 +57,8 @@ class MemorySharing:
         Call it after a push, or after ``to_trainer(keep_weights=True)`` and ``to_push``.
         """
         if self._is_colocated:
-            self._engine.wake("kv_cache")
+            with self._timers.stage("to_engine"):
+                self._engine.wake("kv_cache")
 
 
 class RewardStage(Protocol):

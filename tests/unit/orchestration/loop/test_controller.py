@@ -134,7 +134,7 @@ def run(
         reward=world,
         trainer=world,
         weight_sync=WeightSync(config.weight_sync, world.transfer),
-        memory_sharing=memory_sharing or MemorySharing(None, None, is_colocated=False),
+        memory_sharing=memory_sharing or MemorySharing(None, None, is_colocated=False, timers=StageTimers()),
         timers=StageTimers(),
     )
     heldout = HeldOutSet(label="heldout", problems=PROBLEMS[:2], num_contaminated=1)

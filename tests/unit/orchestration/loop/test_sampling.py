@@ -85,7 +85,7 @@ def sample(outcomes, algorithm, num_prompts):
         reward=world,
         trainer=None,
         weight_sync=WeightSync(None, None),
-        memory_sharing=MemorySharing(None, None, is_colocated=False),
+        memory_sharing=MemorySharing(None, None, is_colocated=False, timers=StageTimers()),
         timers=StageTimers(),
     )
     return sample_groups(draw, stages, ROLLOUT, algorithm, num_prompts=num_prompts, seed=0), world

@@ -81,7 +81,7 @@ def loop(world, *, num_steps=5, num_prompts=2, dynamic_sampling=None, **rollout)
         reward=world,
         trainer=world,
         weight_sync=WeightSync(config.weight_sync, world.transfer),
-        memory_sharing=MemorySharing(None, None, is_colocated=False),
+        memory_sharing=MemorySharing(None, None, is_colocated=False, timers=StageTimers()),
         timers=StageTimers(),
     )
     drawn = iter(range(100))

@@ -65,7 +65,7 @@ def one_step(source, gap=0.0, version=0, *, world=None, **update):
         reward=world,
         trainer=world,
         weight_sync=WeightSync(config.weight_sync, world.transfer),
-        memory_sharing=MemorySharing(None, None, is_colocated=False),
+        memory_sharing=MemorySharing(None, None, is_colocated=False, timers=StageTimers()),
         timers=StageTimers(),
     )
 

@@ -1,5 +1,6 @@
 """The turns of engines and trainer on shared GPUs."""
 
+from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.stages.stages import MemorySharing
 
 
@@ -15,7 +16,8 @@ class Recorder:
 
 def test_a_step_s_turns():
     recorder = Recorder()
-    turns = MemorySharing(recorder, recorder, is_colocated=True)
+    timers = StageTimers()
+    turns = MemorySharing(recorder, recorder, is_colocated=True, timers=timers)
     turns.to_trainer()
     assert recorder.told == [("sleep", False), ("onload",)]
     recorder.told.clear()
@@ -24,3 +26,14 @@ def test_a_step_s_turns():
     recorder.told.clear()
     turns.to_engine()
     assert recorder.told == [("wake", "kv_cache")]
+    assert set(timers.take()) == {"timing/to_trainer_s", "timing/to_push_s", "timing/to_engine_s"}
+
+
+def test_engines_with_gpus_of_their_own_move_nothing():
+    recorder, timers = Recorder(), StageTimers()
+    turns = MemorySharing(recorder, recorder, is_colocated=False, timers=timers)
+    turns.to_trainer()
+    turns.to_push()
+    turns.to_engine()
+    assert recorder.told == []
+    assert timers.take() == {}
