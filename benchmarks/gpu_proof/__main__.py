@@ -1,8 +1,8 @@
 """Proves on one GPU what a CPU cannot, in parts; or packs what such a machine needs. See docs/gpu_proof.md.
 
-    tools/gpu_proof.sh --output proof                        # all parts, on a GPU: within half an hour
+    tools/gpu_proof.sh --output proof                        # all parts, on a GPU
     tools/gpu_proof.sh --output proof --part kernels         # one; what other parts have found there is kept
-    tools/gpu_proof.sh --output proof --device cpu --small   # the same code without a GPU, a few minutes
+    tools/gpu_proof.sh --output proof --device cpu --small   # the same code without a GPU
     tools/gpu_proof.sh pack gpu_proof.tar.gz                 # where there is a package index: for where there is none
 
 Each part is a process of its own with a time limit. FOLDER/gpu_proof.json and FOLDER/gpu_proof.md are written anew
@@ -17,21 +17,27 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_proof import wheels
+from benchmarks.gpu_proof import archives, wheels
+from benchmarks.gpu_proof.needs import GROUPS
 from benchmarks.gpu_proof.page import page
 from benchmarks.gpu_proof.report import write_json
 
 PARTS: dict[str, float] = {
     "machine": 120,
+    "run": 480,
+    "recipe": 480,
+    "preflight": 480,
+    "pretrained": 480,
     "kernels": 420,
     "variants": 480,
     "gradients": 420,
     "training": 420,
     "adapters": 480,
+    "launches": 480,
     "push": 300,
     "sleep": 300,
     "engine": 420,
@@ -39,6 +45,16 @@ PARTS: dict[str, float] = {
     "tests": 480,
 }
 """The parts in their order, and the seconds that each may take: at most 8 minutes."""
+
+BESIDE_BASE: dict[str, tuple[str, ...]] = {
+    "engine": ("engine",),
+    "run": ("engine",),
+    "recipe": ("engine",),
+    "preflight": ("engine",),
+    "pretrained": ("engine", "pretrained"),
+    "peers": ("engine", "peers"),
+}
+"""Groups of distributions that a part needs beside those of all parts."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,28 +65,43 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--part", action="append", choices=list(PARTS), help="may be repeated; default: all")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--small", action="store_true", help="sizes that a CPU computes in seconds")
-    parser.add_argument("--wheel", type=Path, help="of megatron-core, if it is neither installed nor in the bundle")
     parser.add_argument("--limit", type=float, help="seconds that a part may take, instead of its own limit")
     parser.add_argument("verb", nargs="?", choices=["run", "pack"], default="run")
-    parser.add_argument("file", nargs="?", type=Path, default=Path("gpu_proof.tar.gz"), help="that pack writes")
+    packing = parser.add_argument_group("pack")
+    packing.add_argument("file", nargs="?", type=Path, default=Path("gpu_proof.tar.gz"), help="FILE.1.tar.gz and so on")
+    packing.add_argument("--archive-mib", type=int, default=64, help="of an archive at most; default: 64")
+    packing.add_argument("--there", type=Path, metavar="FILE", help="what that machine has: pip list --format=freeze")
+    packing.add_argument("--group", action="append", choices=list(GROUPS), help="may be repeated; default: all")
+    packing.add_argument("--instead", action="append", default=[], metavar="NAME==VERSION", help="of what is packed")
     chosen = parser.parse_args(arguments)
-    if chosen.wheel is not None and not chosen.wheel.is_file():
-        parser.error(f"--wheel {chosen.wheel}: there is no such file")
-    if chosen.verb == "pack":
-        size = wheels.pack(chosen.file, chosen.wheel)
-        print(f"{chosen.file}: {size / 2**20:.1f} of {wheels.LARGEST_BUNDLE >> 20} MiB")
-        return 0
-    return _run(chosen)
+    return _pack(chosen) if chosen.verb == "pack" else _run(chosen)
+
+
+def _pack(chosen: argparse.Namespace) -> int:
+    groups = ["base", *(name for name in GROUPS if name != "base" and name in (chosen.group or GROUPS))]
+    try:
+        there = chosen.there.read_text(encoding="utf-8").split() if chosen.there else []
+        made = archives.pack(
+            chosen.file, limit=chosen.archive_mib << 20, groups=groups, there=there, replaced=chosen.instead
+        )
+    except (archives.ArchiveError, wheels.WheelError, OSError) as error:
+        print(f"gpu_proof: {error}", file=sys.stderr)
+        return 1
+    for path, held in made.items():
+        print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB, {', '.join(held)}")
+    return 0
 
 
 def _run(chosen: argparse.Namespace) -> int:
     folder: Path = chosen.output.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    environment = _environment(chosen)
     names = chosen.part or list(PARTS)
+    folders, lacking = _arrived(names)
+    environment = _environment(chosen, folders)
     for name in names:
         print(f"{name}:", flush=True)
-        result = _part(name, folder, chosen, environment)
+        reason = next((lacking[one] for one in ("base", *BESIDE_BASE.get(name, ())) if one in lacking), "")
+        result = _not_run(folder / f"{name}.json", reason) if reason else _part(name, folder, chosen, environment)
         write_json(folder / f"{name}.json", result)
         print(f"{name}: {result['status']} in {result['seconds']:.0f} s{_told(result['reason'])}", flush=True)
         results = _results(folder)
@@ -85,14 +116,32 @@ def _told(reason: str) -> str:
     return f": {reason}" if reason else ""
 
 
-def _environment(chosen: argparse.Namespace) -> dict[str, str]:
-    """Of the parts: this repository and the unpacked wheels are on their module path, nothing is fetched."""
-    path, packed = [str(wheels.ROOT)], wheels.found(chosen.wheel)
-    if packed:
-        folder, added = wheels.unpack(packed, wheels.ROOT / "build" / "gpu_proof" / "site")
-        path.append(str(folder))
-        print(f"unpacked for want of them: {', '.join(added) or 'nothing'}", flush=True)
-    path += [one for one in [os.environ.get("PYTHONPATH", "")] if one]
+def _arrived(names: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
+    """Folders of what was unpacked for these parts, and why groups of distributions are not there."""
+    folders, lacking = [], {}
+    groups = dict.fromkeys(["base", *(group for name in names for group in BESIDE_BASE.get(name, ()))])
+    listed = archives.listed()
+    for group in groups:
+        if group not in listed:
+            continue  # nothing was packed: what is installed is used
+        if missing := archives.missing(listed[group]):
+            lacking[group] = f"{' and '.join(missing)} not unpacked here, which {group} needs"
+            continue
+        try:
+            folder, added = archives.unpack(listed[group])
+        except archives.ArchiveError as error:
+            lacking[group] = str(error)
+            continue
+        folders.append(folder)
+        print(f"{group}, unpacked for want of them: {', '.join(added) or 'nothing'}", flush=True)
+    for reason in lacking.values():
+        print(reason, flush=True)
+    return folders, lacking
+
+
+def _environment(chosen: argparse.Namespace, folders: Sequence[Path]) -> dict[str, str]:
+    """Of the parts: this repository and what was unpacked are on their module path, nothing is fetched."""
+    path = [str(wheels.ROOT), *map(str, folders), *filter(None, [os.environ.get("PYTHONPATH", "")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1"}
     # on one machine NCCL and gloo need no other interface
     environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TOKENIZERS_PARALLELISM": "false"}
@@ -119,6 +168,14 @@ def _part(name: str, folder: Path, chosen: argparse.Namespace, environment: Mapp
     found = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {"facts": {}, "sections": []}
     status, reason = _verdict(found, code, limit, (folder / f"{name}.log").read_text(encoding="utf-8"))
     return {**found, "status": status, "reason": reason, "seconds": round(time.perf_counter() - began, 1)}
+
+
+def _not_run(output: Path, reason: str) -> dict[str, Any]:
+    """Of a part that lacks what it needs; what an earlier call has found of it is kept."""
+    if output.exists():
+        found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+        return found
+    return {"facts": {}, "sections": [], "status": "not run", "reason": reason, "seconds": 0.0}
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
