@@ -93,10 +93,13 @@ def run_micro_batches(
         over dp.
     """
     device = cpu_platform.device()
+    # Transformer Engine's kernels read where sequences start on the device; local layers ask for it as numbers, each of
+    # them several times, and would wait for the device before they start their next kernel
+    bounds_device = device if cpu_platform.has_transformer_engine() else torch.device("cpu")
 
     def forward_step(numbered: Iterator[tuple[int, PackedMicroBatch]], chunk: Any) -> tuple[Tensor, Callable[..., Any]]:
         number, batch = next(numbered)
-        cu_seqlens = batch.cu_seqlens.to(device, non_blocking=True)
+        cu_seqlens = batch.cu_seqlens.to(bounds_device, non_blocking=True)
         packed = PackedSeqParams(
             qkv_format="thd",
             cu_seqlens_q=cu_seqlens,

@@ -87,7 +87,20 @@ class PolicyModel(GPTModel):
     """A GPTModel whose last stage returns the final hidden states ``[P, 1, H]`` (sharded under sequence parallelism).
 
     The output layer is applied by ``loss_adapter``, to scored positions only and in chunks.
+
+    Attributes:
+        packs_angles: layers are given the rotary angles of every packed token, so that Megatron's own rotary embedding
+            turns all sequences by the same few kernels and not one after the other. Transformer Engine's does so by
+            itself.
     """
+
+    packs_angles: bool = False
+
+    def _preprocess(self, *args: Any, packed_seq_params: Any = None, **kwargs: Any) -> tuple[Any, ...]:
+        hidden, angles, *others = super()._preprocess(*args, packed_seq_params=packed_seq_params, **kwargs)
+        if self.packs_angles and angles is not None:
+            angles = rotary.packed_angles(angles, packed_seq_params.cu_seqlens_q.tolist())
+        return hidden, angles, *others
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         return hidden_states
@@ -147,4 +160,5 @@ def _build_chunk(
         vp_stage=vp_stage,
     )
     rotary.set_frequencies(policy, arch)
+    policy.packs_angles = not cpu_platform.has_transformer_engine()
     return policy.to(device=cpu_platform.device(), dtype=torch_dtype(model))

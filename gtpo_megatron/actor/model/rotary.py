@@ -4,7 +4,9 @@ Megatron has some of these formulas, with parameters of its own that it fixes in
 here, for every kind alike, and handed to its rotary embedding.
 """
 
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -96,6 +98,21 @@ def set_attention_factor(config: Any, arch: Architecture) -> None:
             10 * (factor - 1),
             0.0,
         )
+
+
+def packed_angles(angles: Tensor, bounds: Sequence[int]) -> Tensor:
+    """Angles of every token of packed sequences, each of which begins at position 0.
+
+    Megatron takes angles to be of packed tokens where there are as many of both.
+
+    Args:
+        angles: ``[at least the longest sequence, 1, 1, rotary_size]``, by position.
+        bounds: where sequences start, and at last the number of tokens ``P``.
+
+    Returns:
+        ``[P, 1, 1, rotary_size]``.
+    """
+    return torch.cat([angles[: end - start] for start, end in itertools.pairwise(bounds)])
 
 
 def set_frequencies(policy: Any, arch: Architecture) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from gtpo_megatron.companions.planner.activations import (
     CHUNK_TOKENS,
+    FLOAT32_BYTES,
     in_flight,
     layer_bytes_per_token,
     saved_by_final_norm,
@@ -178,10 +179,11 @@ def assert_planned(case_of_model, num_bytes):
     for kind, count in shape.layers_between(0, shape.num_layers):
         saved = saved_by_layer(shape, "torch", weight_bytes, layout.recompute, kind)
         planned += count * layer_bytes_per_token(layout, saved)
-    # the bound is 15%: a model this small notices the rotary table that checkpointed layers share, some 200 bytes a
-    # token; and in float32, where a rank has one group, the query norm's input is no copy but a view
+    if layout.recompute == "full":  # angles of the packed tokens, one tensor for all layers: a real model's is 0.1%
+        planned += FLOAT32_BYTES * (shape.head_size if shape.latents is None else shape.latents.rotated_size)
+    # in float32, where a rank has one group, the query norm's input is no copy but a view
     is_loose = layout.recompute == "full" or (weight_bytes == 4 and shape.qk_norm and layout.tensor == 2)
-    tolerance = 0.15 if is_loose else 0.01
+    tolerance = 0.05 if is_loose else 0.01
     if shape.delta is not None and not is_loose:
         tolerance = 0.03  # a sequence's first chunk of 64 tokens has no state to read, and so keeps less
     assert planned * TOKENS == pytest.approx(num_bytes, rel=tolerance), layout
