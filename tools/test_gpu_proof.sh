@@ -50,3 +50,5 @@ export PYTHONPATH
 "$PYTHON" -m tests.gpu_stack.test_kernels
 echo "the output layer at the sizes of a GPU, on tensors that say they are one's:"
 "$PYTHON" -m tests.gpu_stack.test_gpu_proof
+echo "the local layers, on such tensors:"
+"$PYTHON" -W ignore -m tests.gpu_stack.test_launches

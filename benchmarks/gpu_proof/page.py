@@ -24,6 +24,11 @@ SHORT = {
     "gradients": ("mean gap of logprobs", "1 - least cosine of a tensor's gradients"),
     "training": _RATES,
     "adapters": (*_RATES, "allocated after an update", "forward_backward: peak of GPU memory"),
+    "launches": (
+        *("score: rate", "score: rate over that as it is", "score: MFU"),
+        *("update: rate", "update: rate over that as it is", "update: MFU"),
+        *("forward: launches of a layer", "forward: share of the time in kernels"),
+    ),
     "push": ("rate of a push",),
     "sleep": ("left the GPU", "optimizer to the host", "optimizer from the host"),
     "engine": ("free while it sleeps",),

@@ -40,7 +40,7 @@ class Refused:
 
 sys.meta_path.insert(0, Refused())
 from gtpo_megatron.actor import actor
-from benchmarks.gpu_proof.parts import adapters, gradients, kernels, peers, push, sleep, training
+from benchmarks.gpu_proof.parts import adapters, gradients, kernels, launches, peers, push, sleep, training
 """
 
 
@@ -130,7 +130,7 @@ def test_a_part_that_takes_too_long_is_ended(tmp_path):
 @pytest.mark.megatron
 @pytest.mark.timeout(600)
 def test_the_parts_that_import_megatron(tmp_path):
-    parts = "gradients", "training", "adapters", "push", "sleep"
+    parts = "gradients", "training", "adapters", "launches", "push", "sleep"
     assert small(tmp_path, *parts) == 0, (tmp_path / "gpu_proof.md").read_text()
 
 
