@@ -48,6 +48,7 @@ echo "the Triton kernels, compiled:"
 PYTHONPATH="$(echo "$scratch"/machine/build/gpu_proof/site/*):$PWD"
 export PYTHONPATH
 "$PYTHON" -m tests.gpu_stack.test_kernels
+"$PYTHON" -m tests.gpu_stack.test_variants
 echo "the output layer at the sizes of a GPU, on tensors that say they are one's:"
 "$PYTHON" -m tests.gpu_stack.test_gpu_proof
 echo "the local layers, on such tensors:"
