@@ -32,14 +32,7 @@ SHORT = {
     "push": ("rate of a push",),
     "sleep": ("left the GPU", "optimizer to the host", "optimizer from the host"),
     "engine": ("free while it sleeps",),
-    "peers": (
-        "share of cuBLAS's rate",
-        "memory beyond inputs and gradients",
-        "largest error of log-prob",
-        "relative error of the gradient of weight",
-        "whole step",
-        "ours over TRL's",
-    ),
+    "peers": ("share of cuBLAS's rate", "largest error of log-prob", "whole step", "ours over TRL's"),
     "tests": ("passed", "failed"),
 }
 """What the short table has: names of figures by part, or what is before their comma."""
