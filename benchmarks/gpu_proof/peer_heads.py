@@ -99,7 +99,8 @@ def output_layer(
         if section.content["status"] == "passed":
             works.append(name)
     del reference
-    with report.section(f"{head.name}: in turns: {', '.join(works)}") as section:
+    with report.section(f"{head.name}: in turns{' once more' if beside else ''}") as section:
+        section.figure("who", ", ".join(works))
         _times(section, works, problem, sizes)
 
 

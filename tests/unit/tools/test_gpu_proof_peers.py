@@ -119,9 +119,10 @@ def test_a_peer_that_fails_is_its_own_section_and_the_others_take_turns(tmp_path
     peer_heads.output_layer(report, SMALL.heads[0], SMALL, ("fused", "torch_chunked", "trl"))
     found = sections(tmp_path / "a.json")
     assert found["small: trl"]["reason"] == "RuntimeError: no kernel image is available"
-    turns = found["small: in turns: fused, torch_chunked"]
+    turns = found["small: in turns"]
     assert turns["status"] == "passed"
     figures = {one["name"]: one["value"] for one in turns["figures"]}
+    assert figures["who"] == "fused, torch_chunked"
     assert figures["share of cuBLAS's rate, forward and backward, fused"] > 0
     errors = {one["name"]: one["value"] for one in found["small: fused"]["figures"]}
     assert errors["largest error of log-prob"] < 1e-5
