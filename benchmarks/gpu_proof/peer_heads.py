@@ -157,8 +157,8 @@ def _errors(
         ("weight", weight.grad, reference.weight_grad),
     ):
         assert got is not None
-        error = float((got.double() - wanted).norm() / wanted.norm())
-        section.figure(f"relative error of the gradient of {name}", error)
+        relative = float((got.double() - wanted).norm() / wanted.norm())
+        section.figure(f"relative error of the gradient of {name}", relative)
 
 
 def _memory(section: Section, name: str, problem: Problem) -> None:
