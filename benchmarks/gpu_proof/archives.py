@@ -188,7 +188,8 @@ def unpack(pieces: Sequence[Piece]) -> tuple[Path, list[str]]:
                 f"the other archives"
             )
     digest = hashlib.sha256("".join(piece.sha256 for piece in pieces).encode()).hexdigest()[:16]
-    folder = BUILT / "site" / f"{pieces[0].group}-{digest}"
+    # its last name tells libraries that look at paths that this is nobody's own code
+    folder = BUILT / "unpacked" / f"{pieces[0].group}-{digest}" / "site-packages"
     names = folder / ".unpacked"
     if not names.exists():
         shutil.rmtree(folder, ignore_errors=True)

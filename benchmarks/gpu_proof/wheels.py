@@ -41,14 +41,14 @@ def download(group: str, replaced: Sequence[str] = ()) -> list[Path]:
     Raises:
         WheelError: pip cannot download one.
     """
-    instead = {_name(one): one for one in replaced}
-    wanted = [instead.get(_name(one), one) for one in GROUPS[group]]
+    instead = {identity_of(one): one for one in replaced}
+    wanted = [instead.get(identity_of(one), one) for one in GROUPS[group]]
     folder = FOLDER / f"{group}-{hashlib.sha256(repr(wanted).encode()).hexdigest()[:12]}"
     if not folder.exists():
         aside = folder.with_suffix(".part")
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        whole = [one for one in wanted if _name(one) in WITH_DEPENDENCIES]
+        whole = [one for one in wanted if identity_of(one) in WITH_DEPENDENCIES]
         for some, options in (([one for one in wanted if one not in whole], ["--no-deps"]), (whole, [])):
             if some:
                 _pip_download(aside, some, options)
@@ -70,10 +70,11 @@ def _pip_download(folder: Path, requirements: Sequence[str], options: Sequence[s
 def identity(wheel: Path) -> tuple[str, str]:
     """Name of the distribution, as package indices spell it, and its version."""
     name, version, *_ = wheel.name.split("-")
-    return _name(name), version
+    return identity_of(name), version
 
 
-def _name(requirement: str) -> str:
+def identity_of(requirement: str) -> str:
+    """A distribution's name as package indices spell it, of a requirement or another spelling."""
     return re.sub(r"[-_.]+", "-", re.split(r"[<>=!~\[ ]", requirement)[0]).lower()
 
 
@@ -88,7 +89,7 @@ def is_newer(name: str, version: str) -> bool:
 def is_among(wheel: Path, there: Sequence[str]) -> bool:
     """Whether lines ``name`` or ``name==version`` name this distribution, in no older version."""
     name, version = identity(wheel)
-    found = {_name(line): line.partition("==")[2].strip() for line in there}
+    found = {identity_of(line): line.partition("==")[2].strip() for line in there}
     return name in found and (not found[name] or _numbers(found[name]) >= _numbers(version))
 
 

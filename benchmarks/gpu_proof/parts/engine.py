@@ -1,7 +1,6 @@
 """A vLLM engine sleeps and wakes: what it gives back of the GPU, and that it answers as before."""
 
 import dataclasses
-import importlib.util
 import os
 import shutil
 import tempfile
@@ -13,6 +12,7 @@ import torch
 from benchmarks.gpu_proof.models import make_folder
 from benchmarks.gpu_proof.report import Report, Section
 from benchmarks.gpu_proof.sizes import ModelSize, Sizes
+from benchmarks.gpu_proof.training_runs import lacking
 from gtpo_megatron.config.rollout import RolloutConfig
 from recipes import tiny_cpu
 
@@ -21,8 +21,8 @@ MIB = 1 << 20
 
 def run(report: Report, sizes: Sizes) -> None:
     with report.section("a vLLM engine sleeps and wakes") as section:
-        if importlib.util.find_spec("vllm") is None:
-            section.skip("vLLM is not installed")
+        if reason := lacking(sizes.device):
+            section.skip(reason)
         else:
             _engine(section, sizes.models[0], sizes)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks.gpu_proof.one_gpu_recipe import command, make_model
 from benchmarks.gpu_proof.report import Report
 from benchmarks.gpu_proof.sizes import Sizes
+from benchmarks.gpu_proof.training_runs import lacking
 
 SECONDS = 420
 """That it may take; the part itself has a little more."""
@@ -19,6 +20,9 @@ SECONDS = 420
 
 def run(report: Report, sizes: Sizes) -> None:
     with report.section("preflight of the recipe for one GPU") as section, tempfile.TemporaryDirectory() as scratch:
+        if reason := lacking(sizes.device):
+            section.skip(reason)
+            return
         options = [*command(make_model(Path(scratch), sizes), sizes, num_steps=6), "--seconds", str(SECONDS)]
         section.figure("command", f"gtpo-megatron preflight {shlex.join(options)}")
         output = Path(scratch) / "preflight"

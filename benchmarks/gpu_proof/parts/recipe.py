@@ -14,7 +14,7 @@ import torch
 from benchmarks.gpu_proof.one_gpu_recipe import command, make_model
 from benchmarks.gpu_proof.report import Report, Section
 from benchmarks.gpu_proof.sizes import Sizes
-from benchmarks.gpu_proof.training_runs import STAGES, Rows, Run, eager_engines, gaps, printed, typical, values
+from benchmarks.gpu_proof.training_runs import STAGES, Rows, Run, eager_engines, gaps, lacking, printed, typical, values
 from gtpo_megatron.companions.planner.hardware import GPUS, gpu_of_device
 
 LIMIT_S = 440.0
@@ -49,8 +49,11 @@ PEAKS = {"memory/actor_score_gpu_peak_gib": "score", "memory/actor_forward_backw
 def run(report: Report, sizes: Sizes) -> None:
     until, is_gpu = time.monotonic() + LIMIT_S, sizes.device.type == "cuda"
     with tempfile.TemporaryDirectory() as scratch:
-        model = make_model(Path(scratch), sizes)
         with report.section("the recipe for one GPU, as it is") as section:
+            if reason := lacking(sizes.device):
+                section.skip(reason)
+                return
+            model = make_model(Path(scratch), sizes)
             _train(section, model, Path(scratch) / "run", sizes, until)
         if section.content["status"] == "failed" and is_gpu:
             with (

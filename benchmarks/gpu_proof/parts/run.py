@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.gpu_proof.report import Report, Section
 from benchmarks.gpu_proof.sizes import Sizes
-from benchmarks.gpu_proof.training_runs import STAGES, Run, eager_engines, gaps, learning, typical
+from benchmarks.gpu_proof.training_runs import STAGES, Run, eager_engines, gaps, lacking, learning, typical
 from benchmarks.gpu_proof.wheels import ROOT
 
 RECIPE = "benchmarks.gpu_proof.recipes:tiny"
@@ -24,6 +24,9 @@ def run(report: Report, sizes: Sizes) -> None:
     until, is_gpu = time.monotonic() + LIMIT_S, sizes.device.type == "cuda"
     with tempfile.TemporaryDirectory() as scratch:
         with report.section("the tiny task, killed and resumed") as section:
+            if reason := lacking(sizes.device):
+                section.skip(reason)
+                return
             _killed_and_resumed(section, Path(scratch) / "run", until, is_gpu=is_gpu)
         if section.content["status"] == "failed" and is_gpu:
             # what vLLM compiles and captures asks most of a torch that it was not built for

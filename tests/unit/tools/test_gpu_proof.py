@@ -5,13 +5,12 @@ import re
 import subprocess
 import sys
 import tomllib
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu_proof import __main__ as runner
-from benchmarks.gpu_proof import wheels
+from benchmarks.gpu_proof.needs import GROUPS, THERE
 from benchmarks.gpu_proof.page import page
 from benchmarks.gpu_proof.report import Report
 
@@ -48,7 +47,7 @@ from benchmarks.gpu_proof.parts import adapters, gradients, kernels, launches, p
 def test_a_machine_needs_no_more_than_it_has_and_the_bundle_brings():
     """Of what an installation depends on; what these need themselves is not looked for."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    names = {re.split("[<>=]", one)[0].strip() for one in (*wheels.NEEDED, *wheels.THERE)}
+    names = {re.split("[<>=]", one)[0].strip() for one in (*GROUPS["base"], *THERE)}
     lacking = {re.split("[<>=]", one)[0].strip() for one in project} - names - {"pyyaml"}  # transformers needs it
     refused = ",".join(name.replace("-", "_") for name in [*lacking, "vllm"])
     done = subprocess.run([sys.executable, "-c", BARE, refused], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -136,52 +135,14 @@ def test_the_parts_that_import_megatron(tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.vllm
-@pytest.mark.timeout(400)
-def test_the_part_with_an_engine(tmp_path):
-    assert small(tmp_path, "engine") == 0, (tmp_path / "gpu_proof.md").read_text()
-
-
-# ---------------------------------------------------------------------------------------------------------- the bundle
-def test_megatron_is_the_one_of_the_gpu_extra():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert wheels.MEGATRON in extras["gpu"]
-
-
-def make_wheel(folder, name, version):
-    path = folder / f"{name}-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(f"{name}.py", f"VERSION = {version!r}")
-    return path
-
-
-def test_only_what_is_missing_or_older_is_unpacked(tmp_path):
-    found = [
-        make_wheel(tmp_path, "not_there_at_all", "1.0"),
-        make_wheel(tmp_path, "pytest", "0.1"),  # an older one than here
-        make_wheel(tmp_path, "einops", "99.1"),
-    ]
-    folder, added = wheels.unpack(found, tmp_path / "site")
-    assert added == ["not-there-at-all-1.0", "einops-99.1"]
-    assert sorted(path.name for path in folder.glob("*.py")) == ["einops.py", "not_there_at_all.py"]
-    assert wheels.unpack(found, tmp_path / "site")[0] == folder
-
-
-def test_wheels_of_another_python_are_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(wheels, "FOLDER", tmp_path)
-    packed = [make_wheel(tmp_path, "megatron_core", "0.19.2"), make_wheel(tmp_path, "pydantic", "2.14")]
-    given = make_wheel(tmp_path / "..", "megatron_core", "0.18.0")
-    monkeypatch.setattr(wheels, "PYTHON", sys.version_info[:2])
-    assert wheels.found(None) == packed
-    assert wheels.found(given) == [packed[1], given]
-    monkeypatch.setattr(wheels, "PYTHON", (3, 9))
-    assert wheels.found(None) == []
-
-
-def test_a_bundle_that_is_too_large_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(wheels, "download", lambda _: None)
-    monkeypatch.setattr(wheels, "LARGEST_BUNDLE", 1 << 20)
-    with pytest.raises(SystemExit, match=r"has \d+\.\d MiB, more than 1"):
-        wheels.pack(tmp_path / "bundle.tar.gz", None)
+@pytest.mark.ray
+@pytest.mark.megatron
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("part", ["engine", "run", "recipe", "preflight", "pretrained"])
+def test_the_parts_with_an_engine(tmp_path, part):
+    assert small(tmp_path, part) == 0, (tmp_path / "gpu_proof.md").read_text()
+    found = json.loads((tmp_path / f"{part}.json").read_text())
+    assert [one["status"] for one in found["sections"]] == ["passed"]
 
 
 def test_the_command_is_thin():
