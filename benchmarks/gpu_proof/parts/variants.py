@@ -30,6 +30,9 @@ FINALISTS = 6
 
 ALONE_ROUNDS = 3
 
+TWO_ERRORS = 2.0
+"""Of two ways, each of which may be as far off as the bound; a tile that is read too early is much farther."""
+
 GAIN = 1.02
 """By so much a candidate must beat the present way at every shape to become the default."""
 
@@ -54,11 +57,26 @@ def run(report: Report, sizes: Sizes) -> None:
     chosen: dict[Pass, Found] = {"scores": {}, "training": {}}
     for stage, allowed in enumerate(SECONDS):
         for kind, ways in catalogue.items():
-            found = _alone(report, layers, kind, [way for way in ways if way.stage == stage], allowed[kind])
+            tried = [way for way in ways if way.stage == stage]
+            if kind == "training" and (both := mixed(catalogue, chosen)) is not None:
+                ways.append(both)
+                tried.insert(0, both)
+            found = _alone(report, layers, kind, tried, allowed[kind])
             if not found:
                 continue
             name, shares = _verdict(report, layers, kind, ways, chosen[kind] | found, sizes.rounds, stage)
             chosen[kind] = {name: shares}
+
+
+def mixed(catalogue: Mapping[Pass, Sequence[Candidate]], chosen: Mapping[Pass, Found]) -> Candidate | None:
+    """The best scores, with the gradients of the best training, if that has others; else None."""
+    (scores,), (training,) = (list(chosen[kind]) or ["present"] for kind in ("scores", "training"))
+    name = f"scores of {scores}; gradients of {training}"
+    ways = {kind: {way.name: way for way in row} for kind, row in catalogue.items()}
+    if training == scores or training.startswith(f"scores of {scores};") or name in ways["training"]:
+        return None
+    gradients = ways["training"][training].gradients
+    return Candidate(name=name, partials=ways["scores"][scores].partials, gradients=gradients)
 
 
 def _alone(report: Report, layers: Sequence[Layer], kind: Pass, ways: Sequence[Candidate], seconds: float) -> Found:
@@ -70,11 +88,12 @@ def _alone(report: Report, layers: Sequence[Layer], kind: Pass, ways: Sequence[C
             if time.perf_counter() - began > seconds:
                 section.skip(f"{seconds:g} s were used up by those before it")
                 continue
-            bounds = BOUNDS["bfloat16" if layers[0].device.type == "cuda" else "float32"]
+            exact = BOUNDS["bfloat16" if layers[0].device.type == "cuda" else "float32"]
+            beside = {name: TWO_ERRORS * bound for name, bound in exact.items()}
             shares: dict[str, float] = {}
             for layer in layers:
-                _right(section, layer.size.name, "against float64", bounds, layer.errors(way, kind))
-                _right(section, layer.size.name, "beside the present way", bounds, layer.beside_present(way, kind))
+                _right(section, layer.size.name, "against float64", exact, layer.errors(way, kind))
+                _right(section, layer.size.name, "beside the present way", beside, layer.beside_present(way, kind))
                 timing = layer.rates([way], kind, ALONE_ROUNDS if layer.device.type == "cuda" else 1)[way.name]
                 _figures(section, f"alone, {layer.size.name}", timing, layer.flops(kind))
                 shares[layer.size.name] = timing.share

@@ -41,9 +41,9 @@ def candidates(device_type: str, *, small: bool) -> dict[Pass, list[Candidate]]:
                 Candidate(name=f"epilogue {blocks}", partials=way.partials, stage=2 if blocks.specialize else 1)
             )
         for blocks in _gradient_blocks():
-            for elements in (1 << 26, 1 << 27):
-                way = Epilogue(scores=blocks, gradient=blocks, gradient_elements=elements)
-                name = f"epilogue {blocks}, gradients of {elements >> 19} MiB"
+            for elements, chunk in ((1 << 26, 4096), (1 << 27, 8192)):
+                way = Epilogue(scores=blocks, gradient=blocks, gradient_elements=elements, chunk_tokens=chunk)
+                name = f"epilogue {blocks}, {chunk} tokens, gradients of {elements >> 19} MiB"
                 found["training"].append(Candidate(name=name, partials=way.partials, gradients=way.gradients, stage=1))
     return found
 
@@ -75,10 +75,12 @@ def _turns(device_type: str) -> dict[str, Turns]:
     for carved in (8, 16):
         narrow = replace(one, buffers=2, carved=carved, **_lean(reduce_warps=16, programs=2 * carved))
         found[f"lean, two streams, {carved} multiprocessors carved out"] = narrow
-    for mib, chunk in ((16, 2048), (32, 4096), (64, 4096), (256, 8192)):
+    for mib, chunk in ((256, 8192), (16, 2048), (32, 4096), (64, 4096)):
         plan = Turns(tile_elements=mib << 18, chunk_tokens=chunk, **lean)
         found[f"lean, tiles of {mib} MiB, {chunk} tokens"] = plan
         found[f"lean, two streams, tiles of {mib} MiB, {chunk} tokens"] = replace(plan, buffers=2)
+    narrow = Turns(tile_elements=256 << 18, chunk_tokens=8192, buffers=2, **_lean(reduce_warps=16, programs=32))
+    found["lean, two streams, 32 programs, tiles of 256 MiB, 8192 tokens"] = narrow
     return found
 
 
@@ -97,6 +99,14 @@ def _training_turns(device_type: str) -> dict[str, Turns]:
         ),
         "lean, two streams, gradients of 128 MiB": replace(one, buffers=2, wide_elements=1 << 26),
         "lean, two streams, 32 programs": replace(one, buffers=2, **_lean(reduce_warps=16, programs=32)),
+    }
+    whole = replace(one, chunk_tokens=8192, wide_elements=1 << 27)
+    found |= {
+        "lean, 8192 tokens, gradients of 256 MiB": whole,
+        "lean, two streams, 8192 tokens, gradients of 256 MiB": replace(whole, buffers=2),
+        "lean, two streams, 32 programs, 8192 tokens, gradients of 256 MiB": replace(
+            whole, buffers=2, **_lean(reduce_warps=16, programs=32)
+        ),
     }
     for mib in (16, 32):
         plan = replace(one, tile_elements=mib << 18, wide_elements=1 << 26)
@@ -119,7 +129,7 @@ def _blocks() -> list[Any]:
         replace(one, m=256, n=128),
         replace(one, n=128, k=64, stages=4),
         replace(one, n=128, warps=4, programs=2, flatten=False),
-        replace(one, m=64, n=256, warps=4, programs=1),
+        replace(one, m=256, n=128, flatten=False),
         replace(one, k=128, stages=2),
         replace(one, warps=4, flatten=False, specialize=True),
         replace(one, warps=4, flatten=False, specialize=True, stages=4),

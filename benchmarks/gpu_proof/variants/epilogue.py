@@ -217,11 +217,13 @@ class Epilogue:
         scores: sizes of the kernel of the forward pass.
         gradient: of the backward pass.
         gradient_elements: of the buffer of logits' gradients in bfloat16.
+        chunk_tokens: whose gradients are made together, instead of those that the caller asks for; 0: his.
     """
 
     scores: Blocks = Blocks()
     gradient: Blocks = Blocks()
     gradient_elements: int = 1 << 26
+    chunk_tokens: int = 0
 
     def partials(self, hidden: Tensor, weight: Tensor, task: ScoreTask, chunk_tokens: int) -> Tensor:
         """`tiled_scores.linear_partials`; there are no chunks."""
@@ -276,7 +278,7 @@ class Epilogue:
         targets = task.target_ids - task.first_row(weight.shape[0])
         group = task.tp_group if reduce_hidden_grad and task.tp_size > 1 else None
         result = present._SummedChunks(hidden, group) if hidden_grad else None
-        chunk_tokens = min(chunk_tokens, max(1, num_tokens))
+        chunk_tokens = min(self.chunk_tokens or chunk_tokens, max(1, num_tokens))
         wide = max(512, self.gradient_elements // chunk_tokens // 512 * 512)
         buffer = hidden.new_empty((chunk_tokens * min(wide, -(-max(1, rows) // 8) * 8),))
         for chunk in spans(num_tokens, chunk_tokens):

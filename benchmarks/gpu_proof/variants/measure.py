@@ -177,7 +177,7 @@ class Layer:
         """Of the check against float64: hidden, targets, temperatures."""
         problem = self.problem
         checked = min(CHECKED_TOKENS, self.size.tokens - 3)
-        temperature = torch.linspace(0.7, 1.3, checked, device=self.device, dtype=torch.float64)
+        temperature = torch.linspace(0.9, 1.3, checked, device=self.device, dtype=torch.float64)
         return problem.hidden.detach()[:checked], problem.targets[:checked] % (self.size.vocab - PADDING), temperature
 
     def _checked(self, kind: Pass) -> Results:

@@ -73,6 +73,8 @@ def _steps(layer: Layer) -> Iterator[tuple[str, Callable[[], object]]]:
         from benchmarks.gpu_proof.variants.merging import merge
 
         yield "merge in one launch", lambda: merge(table, 1.0)
+    yield "scores of all tokens, inputs checked", problem.fused
+    yield "scores of all tokens, as the actor asks for them", lambda: layer.call("scores")
 
 
 def _kernels(layer: Layer) -> dict[str, TileKernels]:

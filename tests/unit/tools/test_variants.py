@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from benchmarks.gpu_proof.parts.variants import SECONDS, choice
+from benchmarks.gpu_proof.parts.variants import SECONDS, choice, mixed
 from benchmarks.gpu_proof.variants.candidate import PASSES, Candidate, adopted
 from benchmarks.gpu_proof.variants.catalogue import candidates
 from benchmarks.gpu_proof.variants.measure import Layer
@@ -117,6 +117,24 @@ def test_the_default_is_the_fastest_that_is_right_at_every_shape():
     shares["slower at one"] = {"32B": 0.95, "7B": 0.67}
     assert choice(shares, ["32B", "7B"]) == "present"
     assert choice({"present": {}}, ["32B"]) == "present"
+
+
+def test_the_best_scores_go_with_the_best_gradients():
+    def nothing(*_, **__):
+        raise AssertionError
+
+    def others(*_, **__):
+        raise AssertionError
+
+    a, b = (Candidate(name=name, partials=one, gradients=one) for name, one in (("a", nothing), ("b", others)))
+    catalogue = {kind: [Candidate(name="present"), a, b] for kind in PASSES}
+    both = mixed(catalogue, {"scores": {"a": {}}, "training": {"b": {}}})
+    assert (both.name, both.partials, both.gradients) == ("scores of a; gradients of b", nothing, others)
+    assert mixed(catalogue, {"scores": {"a": {}}, "training": {}}).gradients is None
+    for training in ("a", both.name):
+        catalogue["training"].append(both)
+        assert mixed(catalogue, {"scores": {"a": {}}, "training": {training: {}}}) is None
+    assert mixed(catalogue, {"scores": {}, "training": {}}) is None
 
 
 def test_the_catalogue_has_each_candidate_once_and_time_for_its_stage():
