@@ -67,6 +67,7 @@ def _turns(device_type: str) -> dict[str, Turns]:
         "lean, 4,096 columns": replace(one, **_lean(reduce_columns=4096)),
         "lean, 16 warps": replace(one, **_lean(reduce_warps=16)),
         "lean, two streams": replace(one, buffers=2),
+        "lean, two streams, cuBLASLt": replace(one, buffers=2, is_lt=True),
         "lean, two streams, products first": replace(one, buffers=2, is_reader_first=False),
     }
     for programs in (16, 32, 64):
@@ -93,6 +94,7 @@ def _training_turns(device_type: str) -> dict[str, Turns]:
     found |= {
         "lean": one,
         "lean, two streams": replace(one, buffers=2),
+        "lean, two streams, cuBLASLt": replace(one, buffers=2, is_lt=True),
         "lean, gradients of 128 MiB": replace(one, wide_elements=1 << 26),
         "lean, two streams, tiles of 64 MiB, gradients of 64 MiB": replace(
             one, buffers=2, tile_elements=TILE // 2, wide_elements=TILE

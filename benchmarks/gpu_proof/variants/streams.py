@@ -77,14 +77,20 @@ def _second_stream(device: torch.device, is_first: bool) -> Any:
 
 
 @contextlib.contextmanager
-def carved(count: int, device: torch.device) -> Iterator[None]:
-    """Products are given to cuBLASLt with ``count`` multiprocessors fewer than there are."""
-    if not count or device.type != "cuda":
+def by_cublaslt(device: torch.device, *, is_wanted: bool, carved: int = 0) -> Iterator[None]:
+    """Products are cuBLASLt's, whose choice of kernels is its own.
+
+    Args:
+        device: of the products; on a CPU nothing changes.
+        is_wanted: False: they stay with torch's choice, unless ``carved`` asks for it.
+        carved: multiprocessors that they leave to others.
+    """
+    if device.type != "cuda" or not (is_wanted or carved):
         yield
         return
     library = torch.backends.cuda.preferred_blas_library()
     torch.backends.cuda.preferred_blas_library("cublaslt")
-    torch._C._set_sm_carveout_experimental(count)
+    torch._C._set_sm_carveout_experimental(carved or None)
     try:
         yield
     finally:

@@ -11,12 +11,13 @@ gradient ``[chunk, H]`` once in float32.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from benchmarks.gpu_proof.variants.streams import Streams, carved
+from benchmarks.gpu_proof.variants.streams import Streams, by_cublaslt
 from gtpo_megatron.distributed import tiled_scores as present
 from gtpo_megatron.distributed.tiled_scores import ScoreTask
 from gtpo_megatron.kernels import partials
@@ -33,7 +34,8 @@ class Turns:
         buffers: tiles in memory: 1, or 2 on two streams.
         wide_elements: of a gradient whose two products are computed together; at least a tile's.
         chunk_tokens: rows of a tile, instead of those that the caller asks for; 0: his.
-        carved: multiprocessors that products leave to the reduction.
+        is_lt: products are cuBLASLt's.
+        carved: multiprocessors that products leave to the reduction, which makes them cuBLASLt's.
         is_reader_first: the second stream goes before the first one, wherever both have a program to start.
         kernels: None: the present ones.
         merge: of the parts of all tiles; None: the present one.
@@ -43,6 +45,7 @@ class Turns:
     buffers: int = 1
     wide_elements: int = 0
     chunk_tokens: int = 0
+    is_lt: bool = False
     carved: int = 0
     is_reader_first: bool = True
     kernels: TileKernels | None = None
@@ -61,7 +64,7 @@ class Turns:
         table = scores.new_empty((-(-rows // width), partials.NUM_FIELDS, num_tokens))
         targets = task.target_ids - task.first_row(weight.shape[0])
         temperature = task.tile_temperature(slice(0, num_tokens), scores)
-        with carved(self.carved, hidden.device), self._streams(hidden) as streams:
+        with self._products(hidden), self._streams(hidden) as streams:
             for chunk in spans(num_tokens, chunk_tokens):
                 operand = present._operand(hidden[chunk], scores.dtype)
                 for part, columns in enumerate(spans(rows, width)):
@@ -116,7 +119,7 @@ class Turns:
             width=width,
             wide=wide,
         )
-        with carved(self.carved, hidden.device), self._streams(hidden) as streams:
+        with self._products(hidden), self._streams(hidden) as streams:
             for chunk in spans(hidden.shape[0], chunk_tokens):
                 operand = present._operand(hidden[chunk], scores.dtype)
                 total = scores.new_zeros((operand.shape[0], hidden.shape[1])) if hidden_grad else None
@@ -124,6 +127,9 @@ class Turns:
                 if result is not None and total is not None:
                     result.add(chunk, total)
         return None if result is None else result.finish()
+
+    def _products(self, hidden: Tensor) -> AbstractContextManager[None]:
+        return by_cublaslt(hidden.device, is_wanted=self.is_lt, carved=self.carved)
 
     def _streams(self, hidden: Tensor) -> Streams:
         return Streams(hidden.device, is_wanted=self.buffers > 1, is_reader_first=self.is_reader_first)

@@ -1,15 +1,17 @@
 """Other ways to compute the output layer: on a CPU they equal the present one, and the rule that chooses one."""
 
+import json
 from dataclasses import dataclass
 
 import pytest
 import torch
 
+from benchmarks.gpu_proof import __main__ as runner
 from benchmarks.gpu_proof.parts.variants import SECONDS, choice, mixed
 from benchmarks.gpu_proof.variants.candidate import PASSES, Candidate, adopted
 from benchmarks.gpu_proof.variants.catalogue import candidates
 from benchmarks.gpu_proof.variants.measure import Layer
-from benchmarks.gpu_proof.variants.streams import Streams, carved
+from benchmarks.gpu_proof.variants.streams import Streams, by_cublaslt
 from benchmarks.gpu_proof.variants.turns import Turns
 from gtpo_megatron.distributed import tiled_scores
 from gtpo_megatron.distributed.tiled_scores import ScoreTask
@@ -96,7 +98,7 @@ def task_of(targets):
 
 def test_a_cpu_has_one_stream_and_hands_buffers_out_in_turns():
     buffers = [torch.zeros(1), torch.ones(1)]
-    with carved(8, CPU), Streams(CPU, is_wanted=True, is_reader_first=True) as streams:
+    with by_cublaslt(CPU, is_wanted=True, carved=8), Streams(CPU, is_wanted=True, is_reader_first=True) as streams:
         found = []
         for _ in range(3):
             found.append(streams.next(buffers))
@@ -167,3 +169,15 @@ def test_a_wrong_candidate_is_seen():
     rates = layer.rates([wrong], "training", 1)["wrong"]
     assert 0 < rates.host <= rates.seconds
     assert rates.share > 0
+
+
+def test_the_part_says_which_would_be_the_default(tmp_path):
+    arguments = ["--output", str(tmp_path), "--device", "cpu", "--small", "--part", "variants"]
+    assert runner.main(arguments) == 0, (tmp_path / "gpu_proof.md").read_text()
+    sections = json.loads((tmp_path / "variants.json").read_text())["sections"]
+    verdicts = [one for one in sections if one["name"].endswith("verdict")]
+    assert {one["figures"][0]["name"] for one in verdicts} == {"would be the default"}
+    assert len(verdicts) >= len(PASSES)
+    assert (
+        "| variants | scores, stage 1 of 3: verdict: would be the default |" in (tmp_path / "gpu_proof.md").read_text()
+    )
