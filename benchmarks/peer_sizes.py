@@ -80,6 +80,8 @@ def on_one_gpu() -> RunConfig:
         optimizer=dataclasses.replace(base.optimizer, learning_rate=1e-6, warmup_updates=0),
         parallel=ParallelConfig(num_ranks=1, distributed_optimizer=True),
         rollout=dataclasses.replace(base.rollout, dtype="bfloat16", placement="colocated"),
+        # a random model's answers are all wrong, and nothing would have a gradient
+        reward=dataclasses.replace(base.reward, function="benchmarks.gpu_proof.rewards:by_chance"),
         weight_sync=WeightSyncConfig(),
         logging=dataclasses.replace(base.logging, tensorboard=False),
         cluster=dataclasses.replace(base.cluster, num_cpus=8, object_store_mib=1024, stage_deadline_s=300.0),

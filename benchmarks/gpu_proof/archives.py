@@ -1,7 +1,7 @@
 """What a bare machine lacks, in archives of a limited size: made here, put together there, in whatever order they come.
 
-Each group of distributions is one compressed stream of their wheels' files. Streams are cut where an archive is full,
-and every archive has the list of all pieces, so that whichever is there says what is not.
+Each group of distributions is a stream of its wheels' files, compressed. Streams are cut where an archive is full, and
+every archive has the list of all pieces, so that whichever is there says what is not.
 """
 
 import hashlib
@@ -90,7 +90,10 @@ def pack(
         )
     shutil.rmtree(BUILT / "pieces", ignore_errors=True)
     (BUILT / "pieces").mkdir(parents=True)
-    streams = [(group, _stream(group, wheels.download(group, replaced), there)) for group in groups]
+    found = {group: wheels.download(group, replaced) for group in groups}
+    streams = [
+        (group, [_stream(one) for one in some if not wheels.is_among(one, there)]) for group, some in found.items()
+    ]
     pieces = _cut(streams, stem, first=room, others=limit - SLACK)
     LIST.write_text(json.dumps([asdict(piece) for piece in pieces], indent=1) + "\n", encoding="utf-8")
     made: dict[Path, list[str]] = {}
@@ -106,51 +109,47 @@ def pack(
     return made
 
 
-def _stream(group: str, chosen: Sequence[Path], there: Sequence[str]) -> Path:
-    """A group's wheels as one compressed tar file, a folder a wheel, without what is left out or is there.
+def _stream(wheel: Path) -> Path:
+    """A wheel's files without what is left out, as a compressed tar file; made once.
 
-    Its name has all that it depends on, so it is made once.
+    The names of its members begin with the distribution and its version.
     """
-    chosen = [wheel for wheel in sorted(chosen) if not wheels.is_among(wheel, there)]
-    told = json.dumps([group, [wheel.name for wheel in chosen], LEFT_OUT])
-    path = BUILT / "streams" / f"{group}-{hashlib.sha256(told.encode()).hexdigest()[:12]}.tar.xz"
+    name, version = wheels.identity(wheel)
+    told = json.dumps([wheel.name, wheel.stat().st_size, LEFT_OUT.get(name), LEFT_OUT["*"]])
+    path = BUILT / "streams" / f"{name}-{version}-{hashlib.sha256(told.encode()).hexdigest()[:12]}.tar.xz"
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(".part")
-    with tarfile.open(aside, "w:xz", preset=6) as stream:
-        for wheel in chosen:
-            name, version = wheels.identity(wheel)
-            with zipfile.ZipFile(wheel) as archive:
-                for info in archive.infolist():
-                    if info.is_dir() or is_left_out(name, info.filename):
-                        continue
-                    member = tarfile.TarInfo(f"{name}-{version}/{info.filename}")
-                    member.size, member.mode = info.file_size, (info.external_attr >> 16) & 0o777 or MODE
-                    with archive.open(info) as content:
-                        stream.addfile(member, content)
+    with tarfile.open(aside, "w:xz", preset=6) as stream, zipfile.ZipFile(wheel) as archive:
+        for info in archive.infolist():
+            if info.is_dir() or is_left_out(name, info.filename):
+                continue
+            member = tarfile.TarInfo(f"{name}-{version}/{info.filename}")
+            member.size, member.mode = info.file_size, (info.external_attr >> 16) & 0o777 or MODE
+            with archive.open(info) as content:
+                stream.addfile(member, content)
     aside.replace(path)
     return path
 
 
-def _cut(streams: Sequence[tuple[str, Path]], stem: str, *, first: int, others: int) -> list[Piece]:
-    """Fills one archive after the other."""
+def _cut(streams: Sequence[tuple[str, Sequence[Path]]], stem: str, *, first: int, others: int) -> list[Piece]:
+    """Fills one archive after the other with the groups' streams."""
     pieces: list[Piece] = []
     number, room = 1, first
-    for group, path in streams:
-        index = 0
-        with path.open("rb") as stream:
-            while True:
-                if room < READ:
-                    number, room = number + 1, others
-                content = stream.read(room)
-                if not content:
-                    break
-                digest = hashlib.sha256(content).hexdigest()
-                piece = Piece(group=group, number=index, archive=f"{stem}.{number}.tar.gz", sha256=digest)
-                piece.path.write_bytes(content)
-                pieces.append(piece)
-                index, room = index + 1, room - len(content)
+    for group, paths in streams:
+        index, joined = 0, _Joined(paths)
+        while True:
+            if room < READ:
+                number, room = number + 1, others
+            content = joined.read_up_to(room)
+            if not content:
+                break
+            digest = hashlib.sha256(content).hexdigest()
+            piece = Piece(group=group, number=index, archive=f"{stem}.{number}.tar.gz", sha256=digest)
+            piece.path.write_bytes(content)
+            pieces.append(piece)
+            index, room = index + 1, room - len(content)
     return pieces
 
 
@@ -201,7 +200,9 @@ def unpack(pieces: Sequence[Piece]) -> tuple[Path, list[str]]:
 def _extract(pieces: Sequence[Piece], folder: Path) -> set[str]:
     """Extracts what this Python lacks; returns its names and versions."""
     wanted: dict[str, bool] = {}
-    with lzma.open(_Joined(pieces)) as content, tarfile.open(fileobj=content, mode="r|") as stream:
+    joined = _Joined([piece.path for piece in pieces])
+    # one archive of a wheel follows another's end
+    with lzma.open(joined) as content, tarfile.open(fileobj=content, mode="r|", ignore_zeros=True) as stream:
         for member in stream:
             wheel, _, name = member.name.partition("/")
             if wheel not in wanted:
@@ -213,16 +214,16 @@ def _extract(pieces: Sequence[Piece], folder: Path) -> set[str]:
 
 
 class _Joined(io.RawIOBase):
-    """The pieces as one file that is read once, from the beginning."""
+    """Files as one that is read once, from the beginning."""
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        self._chunks = self._read(pieces)
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._chunks = self._read(paths)
         self._left = b""
 
     @staticmethod
-    def _read(pieces: Sequence[Piece]) -> Iterator[bytes]:
-        for piece in pieces:
-            with piece.path.open("rb") as file:
+    def _read(paths: Sequence[Path]) -> Iterator[bytes]:
+        for path in paths:
+            with path.open("rb") as file:
                 while content := file.read(READ):
                     yield content
 
@@ -235,3 +236,11 @@ class _Joined(io.RawIOBase):
         buffer[:count] = self._left[:count]
         self._left = self._left[count:]
         return count
+
+    def read_up_to(self, size: int) -> bytes:
+        """So many bytes; less at the end."""
+        chunks = []
+        while size and (chunk := self.read(size)):
+            chunks.append(chunk)
+            size -= len(chunk)
+        return b"".join(chunks)

