@@ -36,13 +36,24 @@ HIDDEN, VOCAB, TOKENS = 3584, 152064, 8192
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What the assembler says of a kernel: registers of a thread, bytes that are spilled, bytes of shared memory."""
+    """What the assembler says of a kernel.
+
+    Attributes:
+        registers: of a thread.
+        spilled: bytes of a thread's registers that are in memory, and of its stack.
+        shared: bytes of shared memory.
+        threads: of a program.
+        tensor_core_products: in its code.
+        waits_for_each: every product is waited for before the next, since the accumulator is touched between.
+        loads_apart: in warps of their own.
+    """
 
     registers: int
     spilled: int
     shared: int
     threads: int
     tensor_core_products: int
+    waits_for_each: bool
     loads_apart: bool
 
 
@@ -82,11 +93,13 @@ def compile_for_h100(launch: Launch) -> Compiled:
         attrs=attributes,
     )
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.TemporaryDirectory() as folder:
+        code, text = Path(folder, "kernel.cubin"), Path(folder, "kernel.ptx")
+        code.write_bytes(compiled.asm["cubin"])
+        text.write_text(compiled.asm["ptx"])
+        usage = _said(tools / "cuobjdump", "-res-usage", code)
+        remarks = _said(tools / "ptxas", "-v", "--gpu-name=sm_90a", text, "-o", os.devnull)
     found = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     return Compiled(
         registers=found["REG"],
@@ -94,8 +107,14 @@ def compile_for_h100(launch: Launch) -> Compiled:
         shared=compiled.metadata.shared,
         threads=32 * compiled.metadata.num_warps,
         tensor_core_products=compiled.asm["ptx"].count("wgmma.mma_async"),
+        waits_for_each="wgmma.mma_async instructions are serialized" in remarks,
         loads_apart="ttg.warp_specialize(" in compiled.asm["ttgir"],
     )
+
+
+def _said(*command: Any) -> str:
+    done = subprocess.run([str(one) for one in command], capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr
 
 
 def task(temperature: bool, *, entropy: bool = False, device: str = "meta") -> ScoreTask:
@@ -173,6 +192,7 @@ def check(launch: Launch, found: Compiled) -> None:
     assert found.spilled == 0, f"{launch.kernel.__name__} {launch.options}: {found}"
     assert found.shared <= SHARED_BYTES, f"{launch.kernel.__name__} {launch.options}: {found}"
     assert found.loads_apart == bool(launch.options.get("SPECIALIZE")), f"{launch.options}: {found}"
+    assert not found.waits_for_each, f"{launch.kernel.__name__} {launch.options}: {found}"
     if "BLOCK_M" in launch.options:
         assert found.tensor_core_products > 0, f"{launch.options}: {found}"
 
@@ -186,10 +206,10 @@ def test_leaner_kernels_compile_for_an_h100():
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", range(11))
 def test_kernels_with_an_epilogue_compile_for_an_h100(number):
     blocks = all_blocks()
-    assert len(blocks) == 12
+    assert len(blocks) == 11
     for launch in block_launches(blocks[number], temperature=True, entropy=False):
         check(launch, compile_for_h100(launch))
 
@@ -244,7 +264,7 @@ def compare() -> None:
 
     kernels = LeanKernels(programs=4, reduce_columns=256, gradient_columns=128).kernels()
     blocks = Blocks(m=16, n=128, k=16)
-    straight = Epilogue(scores=Blocks(m=16, n=128, k=16, specialize=True, flatten=False), gradient=blocks)
+    straight = Epilogue(scores=Blocks(m=16, n=128, k=16, specialize=True), gradient=blocks)
     ways = {
         "lean": Turns(tile_elements=1 << 14, buffers=2, kernels=kernels, merge=merge),
         "epilogue": Epilogue(scores=blocks, gradient=blocks, gradient_elements=1 << 14),

@@ -124,17 +124,16 @@ def _blocks() -> list[Any]:
     one = Blocks()
     return [
         one,
-        replace(one, flatten=False),
         replace(one, stages=4),
-        replace(one, stages=4, flatten=False),
         replace(one, group_m=16),
         replace(one, m=256, n=128),
-        replace(one, n=128, k=64, stages=4),
-        replace(one, n=128, warps=4, programs=2, flatten=False),
-        replace(one, m=256, n=128, flatten=False),
+        replace(one, stages=4, group_m=16),
         replace(one, k=128, stages=2),
-        replace(one, warps=4, flatten=False, specialize=True),
-        replace(one, warps=4, flatten=False, specialize=True, stages=4),
+        replace(one, n=128, stages=4),
+        replace(one, n=128, warps=4, programs=2),
+        replace(one, warps=4, specialize=True),
+        replace(one, warps=4, stages=4, specialize=True),
+        replace(one, warps=4, stages=4, specialize=True, group_m=16),
     ]
 
 
@@ -143,7 +142,7 @@ def _gradient_blocks() -> list[Any]:
     from benchmarks.gpu_proof.variants.epilogue import Blocks
 
     one = Blocks()
-    return [one, replace(one, flatten=False), replace(one, m=256, n=128), replace(one, n=128, stages=4)]
+    return [one, replace(one, stages=4), replace(one, m=256, n=128), replace(one, n=128, stages=4)]
 
 
 def _small(device_type: str) -> dict[Pass, list[Candidate]]:

@@ -3,6 +3,7 @@
 A program takes blocks ``[BLOCK_M, BLOCK_N]`` of logits in turns: products over the hidden size from tensor descriptors
 (TMA), then in the accumulator ``m``, ``r``, ``u`` and the target's logit (`partials`), one part of the table a block of
 columns. No logit is written. Triton gives loads warps of their own (``SPECIALIZE``) where the epilogue has no branches.
+The loop over blocks is not flattened: the assembler would then let every product wait for the one before.
 In the backward pass the same product ends in the gradient of its block in bfloat16, from which cuBLAS adds those of
 hidden and weight. Both passes have the contracts of `tiled_scores`. On a GPU they take bfloat16 only.
 """
@@ -60,14 +61,11 @@ def _scores_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
-    FLATTEN: tl.constexpr,
     SPECIALIZE: tl.constexpr,
 ):
     """``table[n, :, rows]`` of each block of columns ``n``; a descriptor's zeros beyond the columns take no part."""
     blocks_m, blocks_n = tl.cdiv(num_tokens, BLOCK_M), tl.cdiv(num_columns, BLOCK_N)
-    for block in tl.range(
-        tl.program_id(0), blocks_m * blocks_n, tl.num_programs(0), flatten=FLATTEN, warp_specialize=SPECIALIZE
-    ):
+    for block in tl.range(tl.program_id(0), blocks_m * blocks_n, tl.num_programs(0), warp_specialize=SPECIALIZE):
         at_m, at_n = _place(block, blocks_m, blocks_n, GROUP_M)
         z = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for k in range(0, hidden_size, BLOCK_K):
@@ -115,11 +113,10 @@ def _gradient_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
-    FLATTEN: tl.constexpr,
 ):
     """``out [tokens, columns]``, the gradient of the logits; what a descriptor has beyond its matrix is not written."""
     blocks_m, blocks_n = tl.cdiv(num_tokens, BLOCK_M), tl.cdiv(num_columns, BLOCK_N)
-    for block in tl.range(tl.program_id(0), blocks_m * blocks_n, tl.num_programs(0), flatten=FLATTEN):
+    for block in range(tl.program_id(0), blocks_m * blocks_n, tl.num_programs(0)):
         at_m, at_n = _place(block, blocks_m, blocks_n, GROUP_M)
         z = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for k in range(0, hidden_size, BLOCK_K):
@@ -176,8 +173,8 @@ class Blocks:
         stages: steps whose operands are in shared memory.
         warps: of a program.
         programs: per multiprocessor.
-        flatten: the products of a block begin while the one before is reduced.
-        specialize: loads in warps of their own: of scores only, with 4 warps and without ``flatten``.
+        specialize: loads in warps of their own, which begin with the next block while one is reduced: of scores only,
+            and with 4 warps, of which Triton makes 12.
         group_m: see `GROUP_M`.
     """
 
@@ -187,13 +184,12 @@ class Blocks:
     stages: int = 3
     warps: int = 8
     programs: int = 1
-    flatten: bool = True
     specialize: bool = False
     group_m: int = GROUP_M
 
     def __str__(self) -> str:
         words = [f"{self.m}x{self.n}x{self.k}", f"{self.stages} stages", f"{self.warps} warps"]
-        words += [f"{self.programs} a multiprocessor"] * (self.programs > 1) + ["flat"] * self.flatten
+        words += [f"{self.programs} a multiprocessor"] * (self.programs > 1)
         words += ["specialised"] * self.specialize + [f"groups of {self.group_m}"] * (self.group_m != GROUP_M)
         return ", ".join(words)
 
@@ -206,7 +202,7 @@ class Blocks:
     def constants(self) -> dict[str, int | bool]:
         """Of a launch."""
         sizes = {"BLOCK_M": self.m, "BLOCK_N": self.n, "BLOCK_K": self.k, "GROUP_M": self.group_m}
-        return sizes | {"num_stages": self.stages, "num_warps": self.warps, "FLATTEN": self.flatten}
+        return sizes | {"num_stages": self.stages, "num_warps": self.warps}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
