@@ -18,7 +18,10 @@ from benchmarks.gpu_proof.parts.launches import _Probe
 from benchmarks.gpu_proof.sizes import sizes_of
 from tests.dist_utils import run_processes
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron warns of every optional kernel it lacks
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # Megatron warns of every optional kernel it lacks
+    pytest.mark.timeout(300),
+]
 
 MOST_OPERATORS = 70
 """Of a layer's forward, of which torch's attention is ten here and one on a GPU."""
@@ -85,7 +88,7 @@ def on_a_pretended_gpu(*_) -> tuple[dict[str, float], dict[str, float], str]:
 
 
 def test_layers_ask_the_device_nothing_and_start_little():
-    [(now, apart, asked)] = run_processes(on_a_pretended_gpu, 1)
+    [(now, apart, asked)] = run_processes(on_a_pretended_gpu, 1, timeout_s=240.0)
     assert sum(now.values()) <= MOST_OPERATORS, now
     assert sum(apart.values()) > 2 * sum(now.values())
     assert "_local_scalar_dense" in asked  # of a tensor on the device they would
