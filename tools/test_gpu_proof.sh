@@ -63,5 +63,6 @@ echo "vLLM's build for GPUs, loaded, with our engine's arguments:"
 # the kernels compile for H100 and B200 with this Triton too
 echo "the Triton kernels, compiled:"
 "$PYTHON" -m tests.gpu_stack.test_kernels
+"$PYTHON" -m tests.gpu_stack.test_variants
 echo "the output layer at the sizes of a GPU, on tensors that say they are one's:"
 "$PYTHON" -m tests.gpu_stack.test_gpu_proof
