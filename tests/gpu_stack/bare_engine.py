@@ -63,9 +63,9 @@ def engine_config():
     from vllm.platforms.interface import DeviceCapability
 
     platform = cuda.NonNvmlCudaPlatform
-    platform.get_device_capability = classmethod(lambda *_: DeviceCapability(9, 0))
-    platform.get_device_name = classmethod(lambda *_: "NVIDIA H100 80GB HBM3")
-    platform.get_device_total_memory = classmethod(lambda *_: 80 << 30)
+    platform.get_device_capability = classmethod(lambda *_, **__: DeviceCapability(9, 0))
+    platform.get_device_name = classmethod(lambda *_, **__: "NVIDIA H100 80GB HBM3")
+    platform.get_device_total_memory = classmethod(lambda *_, **__: 80 << 30)
     platforms._current_platform = platform()
     platform.import_kernels()
     for name in MODULES:
@@ -121,8 +121,9 @@ def check_ray() -> None:
     from gtpo_megatron.orchestration.on_ray.collect import Deadline
 
     def imported() -> list[str]:
-        import gtpo_megatron.actor.actor
         import vllm
+
+        import gtpo_megatron.actor.actor
 
         return [gtpo_megatron.actor.actor.__name__, vllm.__version__]
 
