@@ -42,8 +42,8 @@ class StudyOptions:
         minutes: time limit of this session; 0 sets none. The same command continues later.
         side_by_side: runs that are trained at once; the results are the same. More than cores gain nothing.
         blind: show counts, minutes and failures only, and no table before the last of the asked-for runs.
-        output: folder of summaries and table; empty means ``benchmarks/results/study``, for the default study only.
-        shared: folders of other studies' summaries; a run that one of them has, with the same settings, is done.
+        output: folder of finished runs and table; empty means ``benchmarks/results/study``, for the default study only.
+        shared: folders of other studies; a run that one of them has, with the same settings, is done.
         runs_dir: folder of the run folders, and of the page with the curves.
         table_only: write table and page of the finished runs; train nothing.
     """
@@ -144,12 +144,12 @@ def _folders(options: StudyOptions) -> list[Path]:
     output, shared = Path(options.output or DEFAULT_OUTPUT), [Path(name) for name in options.shared]
     for name, path in zip(options.shared, shared, strict=True):
         if not name or not path.is_dir():
-            raise ConfigError(f"--shared {path}: there is no such folder of summaries")
+            raise ConfigError(f"--shared {path}: there is no such folder of a study")
     if output.exists() and not output.is_dir():
         raise ConfigError(f"--output {output}: is a file, expected a folder")
     for path in (output, *shared):
         if path.exists() and not os.access(path, os.R_OK | os.X_OK):
-            raise ConfigError(f"{path}: its summaries cannot be read; change its permissions")
+            raise ConfigError(f"{path}: its runs cannot be read; change its permissions")
     return [output, *shared]
 
 

@@ -162,7 +162,7 @@ TARGETS = {
     ),
     "study": Target(
         arguments=("study", "--table-only", "--num-steps", "2", "--output", "study", "--runs-dir", "out"),
-        files={"study/gtpo_seed0.json": "json", "study/grpo_seed1.json": "json"},
+        files={"study/runs.jsonl": "jsonl"},
         inputs=45,
     ),
     "contamination": Target(

@@ -16,7 +16,7 @@ from gtpo_megatron.companions.evaluate import evaluation_run
 from gtpo_megatron.companions.evaluate.verdict_file import GradedResponse
 from gtpo_megatron.companions.planner.correction import PlanCorrection, write_correction
 from gtpo_megatron.companions.study.plan import planned_runs
-from gtpo_megatron.companions.study.run_summary import write_summary
+from gtpo_megatron.companions.study.runs_file import append_run
 from gtpo_megatron.config.output import CheckpointConfig
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.data.chat_template import load_tokenizer
@@ -155,7 +155,7 @@ def _preflight(folder: Path) -> None:
 def _study(folder: Path, runs: Path) -> None:
     planned = planned_runs(STUDY, ["gtpo", "grpo"], num_seeds=2, num_steps=2)
     for summary in summaries(planned, runs):
-        write_summary(summary, folder / f"{summary.name}.json")
+        append_run(folder, summary)
     shutil.rmtree(runs)
 
 

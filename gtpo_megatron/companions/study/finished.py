@@ -5,29 +5,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gtpo_megatron.companions.study.plan import Arm, PlannedRun, Study, fingerprint, has_settings
-from gtpo_megatron.companions.study.run_summary import FinishedRun, read_summaries, read_summary
+from gtpo_megatron.companions.study.run_summary import FinishedRun
+from gtpo_megatron.companions.study.runs_file import RUNS_FILE, read_runs
 from gtpo_megatron.errors import ConfigError
 
 
-def is_done(planned: PlannedRun, folders: Sequence[Path]) -> bool:
-    """True if one of the folders has the summary of this run.
+def done_runs(runs: Sequence[PlannedRun], folders: Sequence[Path]) -> dict[str, FinishedRun]:
+    """Those of the runs that one of the folders has, by name; each as the first folder that has it says.
 
     Raises:
-        ConfigError: the first summary of its name is of other settings.
-        DataError: it is not a summary.
+        ConfigError: one is of other settings there.
+        DataError: a folder's file is damaged.
     """
-    for path in (folder / f"{planned.name}.json" for folder in folders):
-        if not path.exists():
+    found: dict[str, tuple[Path, FinishedRun]] = {}
+    for folder in reversed(folders):
+        found |= {run.name: (folder, run) for run in read_runs(folder)}
+    done = {}
+    for planned in runs:
+        if planned.name not in found:
             continue
-        found = read_summary(path)
-        if not has_settings(found.config, planned.config):
+        folder, run = found[planned.name]
+        if not has_settings(run.config, planned.config):
             raise ConfigError(
-                f"{path} is of a run with other settings (fingerprint {found.fingerprint}, now "
-                f"{fingerprint(planned.config)}); choose another --output and --runs-dir, or remove the summaries and "
+                f"{folder / RUNS_FILE}: {planned.name} is of a run with other settings (fingerprint {run.fingerprint}, "
+                f"now {fingerprint(planned.config)}); choose another --output and --runs-dir, or remove such lines and "
                 "run folders there"
             )
-        return True
-    return False
+        done[planned.name] = run
+    return done
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,12 +56,12 @@ def find_runs(study: Study, folders: Sequence[Path], *, num_steps: int) -> Found
 
     Raises:
         ConfigError: a recipe of an arm fails.
-        DataError: a file is not a summary.
+        DataError: a file of runs is damaged.
     """
     found: dict[str, FinishedRun] = {}
     own, others = set(), set()
     for number, folder in enumerate(folders):
-        for summary in read_summaries(folder):
+        for summary in read_runs(folder):
             arm = next((arm for arm in study.arms if arm.name == summary.arm), None)
             if arm is not None and _is_of(study, arm, summary, num_steps=num_steps):
                 found.setdefault(summary.name, summary)
@@ -77,14 +82,13 @@ def progress(runs: Sequence[PlannedRun], folders: Sequence[Path]) -> str:
     """How many of the runs are done, without a word about their results; empty if all are.
 
     Raises:
-        ConfigError: as for :func:`is_done`.
-        DataError: as for :func:`is_done`.
+        ConfigError: as for :func:`done_runs`.
+        DataError: as for :func:`done_runs`.
     """
-    done = {planned.name for planned in runs if is_done(planned, folders)}
+    done = done_runs(runs, folders)
     if len(done) == len(runs):
         return ""
-    costs = {summary.name: summary.cost for folder in reversed(folders) for summary in read_summaries(folder)}
-    seconds = sum(costs[name].get("training_s", 0.0) for name in done)
+    seconds = sum(run.cost["training_s"] for run in done.values())
     return (
         f"{len(done)} of {len(runs)} runs are done, {len(runs) - len(done)} are missing; those done trained for "
         f"{seconds / 60:.0f} minutes. Table and page are written with the last one"

@@ -50,7 +50,7 @@ def write_results(study: Study, folders: Sequence[Path], runs_dir: Path, *, num_
 
     Args:
         study: the plan.
-        folders: of summaries; the first is the study's own, and has ``table.md``.
+        folders: of finished runs; the first is the study's own, and has ``table.md``.
         runs_dir: folder of ``study.html``.
         num_steps: steps of the runs.
         suffix: suffix of both file names.

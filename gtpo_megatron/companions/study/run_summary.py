@@ -1,14 +1,12 @@
-"""The summary of a finished run as a small JSON file, from which tables and curves of a study are made."""
+"""The summary of a finished run, from which tables and curves of a study are made."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.companions.report.sampled_groups import Kind, all_groups
 from gtpo_megatron.companions.report.token_classes import kinds_of_tokens
 from gtpo_megatron.companions.study.plan import MAX_SEED, PlannedRun, Study, digest, fingerprint, portable
@@ -17,9 +15,7 @@ from gtpo_megatron.errors import DataError
 from gtpo_megatron.run_folder.folder import CONFIG_FILE
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
 from gtpo_megatron.run_folder.provenance import LOG_FILE, logged_provenance
-from gtpo_megatron.untrusted.fields import as_record
-from gtpo_megatron.untrusted.json_text import parse_json
-from gtpo_megatron.untrusted.text import printable, read_bytes
+from gtpo_megatron.untrusted.text import printable
 
 CURVES = (
     "eval/heldout_mean_at_k",
@@ -76,7 +72,7 @@ class FinishedRun:
 
     @property
     def name(self) -> str:
-        """Name of its file."""
+        """Name of its folder."""
         return f"{self.arm}_seed{self.seed}"
 
     @property
@@ -141,44 +137,19 @@ def _check_steps(steps: Sequence[int], run_dir: Path, *, num_steps: int) -> None
             raise DataError(f"{run_dir}: its metrics have step {step} after step {before}, so not of one run; {_ANEW}")
 
 
-def write_summary(summary: FinishedRun, path: Path) -> None:
-    """Writes the file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    plain = asdict(summary)
-    curves = plain.pop("curves")
-    text = json.dumps(plain, indent=1)[:-2] + ',\n "curves": {\n'
-    text += ",\n".join(f"  {json.dumps(name)}: {json.dumps(points)}" for name, points in curves.items()) + "\n }\n}\n"
-    write_file(path, text)
-
-
-def read_summary(path: Path) -> FinishedRun:
-    """Reads the file of one run.
+def check_run(found: FinishedRun) -> None:
+    """Checks a summary that was read.
 
     Raises:
-        DataError: it is not a summary, that of another run, or cannot be read.
+        DataError: it contradicts itself, or has a value that a summary may not have.
     """
-    content = read_bytes(path)
-    try:
-        found = as_record(FinishedRun, parse_json(content, "its text"), "its text")
-        if not 0 <= found.seed <= MAX_SEED:
-            raise DataError(f"seed is {found.seed}, expected 0 to {MAX_SEED}")
-        if path.stem != found.name:
-            raise DataError(f"it is that of {printable(found.name)!r}, whose file is {printable(found.name)}.json")
-        _check_settings(found)
-        _check_numbers(found)
-    except DataError as error:
-        raise DataError(
-            f"{printable(path)}: not the summary of a run ({error}); move it elsewhere: a run of the study is then "
-            "done again"
-        ) from error
-    return found
-
-
-def _check_settings(found: FinishedRun) -> None:
+    if not 0 <= found.seed <= MAX_SEED:
+        raise DataError(f"seed is {found.seed}, expected 0 to {MAX_SEED}")
     if (now := digest(found.config)) != found.fingerprint:
         raise DataError(f"its config was changed: fingerprint {now}, {printable(found.fingerprint)} is written there")
     if found.config.get("num_steps") != found.num_steps:
         raise DataError(f"num_steps is {found.num_steps}, and that of its config is another")
+    _check_numbers(found)
 
 
 def _check_numbers(found: FinishedRun) -> None:
@@ -192,16 +163,6 @@ def _check_numbers(found: FinishedRun) -> None:
             raise DataError(f"{printable(name)}: its steps do not ascend from at least 0 to at most {found.num_steps}")
     if found.cost.keys() != _SUMS.keys() or min(found.cost.values()) < 0:
         raise DataError(f"cost must have {', '.join(_SUMS)}, none of them negative")
-
-
-def read_summaries(folder: Path) -> list[FinishedRun]:
-    """All summaries of a folder, by arm and seed.
-
-    Raises:
-        DataError: a file is not such a summary.
-    """
-    found = [read_summary(path) for path in sorted(folder.glob("*_seed*.json"))]
-    return sorted(found, key=lambda summary: (summary.arm, summary.seed))
 
 
 def of_arm(summaries: Sequence[FinishedRun], arm: str) -> dict[int, FinishedRun]:

@@ -10,9 +10,10 @@ from pathlib import Path
 from threading import Lock
 
 from gtpo_megatron.atomic_file import write_file
-from gtpo_megatron.companions.study.finished import is_done
+from gtpo_megatron.companions.study.finished import done_runs
 from gtpo_megatron.companions.study.plan import PlannedRun
-from gtpo_megatron.companions.study.run_summary import summarise, write_summary
+from gtpo_megatron.companions.study.run_summary import summarise
+from gtpo_megatron.companions.study.runs_file import append_run
 from gtpo_megatron.companions.training_process import TrainingProcess
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import GTPOError
@@ -55,17 +56,18 @@ def run_session(
         runs: runs of the study.
         train: trains one run in its folder under ``runs_dir``.
         runs_dir: for run folders.
-        folders: of summaries, one JSON file per finished run; new ones go to the first.
+        folders: of finished runs, a file each; new ones go to the first.
         deadline: time of ``clock``, may be infinite. Runs are stopped ``STOP_S`` earlier.
         note: called with sentences about the progress.
         side_by_side: runs that are trained at once.
         clock: seconds.
 
     Raises:
-        ConfigError: a summary has other settings; raised before any run.
-        DataError: a file is not a summary.
+        ConfigError: a finished run has other settings; raised before any run.
+        DataError: a file of finished runs is damaged.
     """
-    todo = [planned for planned in runs if not is_done(planned, folders)]
+    done = done_runs(runs, folders)
+    todo = [planned for planned in runs if planned.name not in done]
     session = _Session(todo, num_done=len(runs) - len(todo), note=note, clock=clock)
     time_is_up = False
     with ThreadPoolExecutor(side_by_side) as pool:
@@ -123,7 +125,7 @@ class _Session:
                 self._note(f"{planned.name}: stopped; it goes on from its last checkpoint in the next session")
                 self.is_over = True
                 return
-            write_summary(summarise(planned, runs_dir / planned.name), output / f"{planned.name}.json")
+            append_run(output, summarise(planned, runs_dir / planned.name))
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one run, the others go on; it is said
             if planned.name not in self._failed:
                 self.waiting.append(planned)

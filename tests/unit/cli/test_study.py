@@ -1,5 +1,4 @@
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from gtpo_megatron.cli import dispatch
 from gtpo_megatron.cli.study import SESSION_LOCK, load_study
 from gtpo_megatron.companions.study import session
 from gtpo_megatron.companions.study.plan import planned_runs
-from gtpo_megatron.companions.study.run_summary import write_summary
+from gtpo_megatron.companions.study.runs_file import append_run, read_runs
 from gtpo_megatron.errors import ConfigError, WorkerError
 from tests.unit.companions.study.makers import STUDY, summaries
 
@@ -19,7 +18,7 @@ from tests.unit.companions.study.makers import STUDY, summaries
 def folders(tmp_path):
     runs = planned_runs(STUDY, ("gtpo", "grpo"), num_seeds=2, num_steps=4)
     for summary in summaries(runs, tmp_path / "made"):
-        write_summary(summary, tmp_path / "out" / f"{summary.arm}_seed{summary.seed}.json")
+        append_run(tmp_path / "out", summary)
     return ["--output", str(tmp_path / "out"), "--runs-dir", str(tmp_path / "runs")]
 
 
@@ -95,7 +94,7 @@ def test_only_the_table_of_what_there_is(folders, tmp_path, capsys):
 
 def test_the_table_has_all_arms_whichever_were_asked_for_last(folders, tmp_path, capsys):
     extra = planned_runs(STUDY, ("gtpo_v1",), num_seeds=1, num_steps=8)
-    write_summary(*summaries(extra, tmp_path / "more"), tmp_path / "out" / "gtpo_v1_seed0.json")
+    append_run(tmp_path / "out", *summaries(extra, tmp_path / "more"))
     asked = ["--num-steps", "4", "--num-seeds", "2", "--arms", "gtpo"]
     assert dispatch.run(["study", *folders, *asked]) == 0
     assert "4 runs (1 with other settings left out): " in capsys.readouterr().out
@@ -154,8 +153,8 @@ def test_runs_of_another_study_are_taken_from_its_folder(folders, tmp_path, caps
 
 
 def test_arms_of_another_study_have_no_more_seeds_than_the_studys_own(folders, tmp_path, capsys):
-    (tmp_path / "own").mkdir()
-    shutil.copy(tmp_path / "out" / "gtpo_seed0.json", tmp_path / "own")
+    own = next(run for run in read_runs(tmp_path / "out") if run.name == "gtpo_seed0")
+    append_run(tmp_path / "own", own)
     own = ["--output", str(tmp_path / "own"), "--runs-dir", str(tmp_path / "runs"), "--shared", str(tmp_path / "out")]
     assert dispatch.run(["study", "--table-only", "--num-steps", "4", *own]) == 0
     assert "2 runs: " in capsys.readouterr().out
@@ -176,9 +175,9 @@ def test_folders_that_cannot_be_are_named_before_anything_is_trained(folders, tm
     file.touch()
     for asked, said in (
         (["--output", str(file)], "is a file, expected a folder"),
-        (["--shared", str(tmp_path / "mistyped")], "there is no such folder of summaries"),
-        (["--shared", str(file)], "there is no such folder of summaries"),
-        (["--shared", ""], "there is no such folder of summaries"),
+        (["--shared", str(tmp_path / "mistyped")], "there is no such folder of a study"),
+        (["--shared", str(file)], "there is no such folder of a study"),
+        (["--shared", ""], "there is no such folder of a study"),
         (["--study", "recipes.study:dose"], "needs an --output: benchmarks/results/study has another study's table"),
         (["--output", str(tmp_path / "new"), "--runs-dir", str(file / "runs")], "cannot be written: Not a directory"),
     ):

@@ -1,6 +1,5 @@
 """Which summaries a study takes for its own: by settings, whatever else lies in its folders."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -8,9 +7,10 @@ import pytest
 from gtpo_megatron.companions.study.finished import find_runs, progress
 from gtpo_megatron.companions.study.page import write_results
 from gtpo_megatron.companions.study.plan import MAX_SEED, digest, planned_runs
-from gtpo_megatron.companions.study.run_summary import MAX_VALUE, outcomes, read_summary, write_summary
+from gtpo_megatron.companions.study.run_summary import outcomes
+from gtpo_megatron.companions.study.runs_file import append_run
 from gtpo_megatron.companions.study.table import legend
-from gtpo_megatron.errors import ConfigError, DataError
+from gtpo_megatron.errors import ConfigError
 from tests.unit.companions.study.makers import STUDY, summaries
 
 ARMS = ("gtpo", "grpo")
@@ -24,7 +24,7 @@ def found(tmp_path):
 
 def put(folder, *runs):
     for run in runs:
-        write_summary(run, folder / f"{run.name}.json")
+        append_run(folder, run)
 
 
 def stale(run, **changes):
@@ -76,53 +76,6 @@ def test_minutes_are_those_of_the_runs_that_are_done(tmp_path, found):
     assert f"2 of 6 runs are done, 4 are missing; those done trained for {minutes:.0f} " in progress(
         runs, [own, shared]
     )
-
-
-def test_a_summary_under_another_name_is_refused(tmp_path, found):
-    write_summary(found[0], tmp_path / f"backup_{found[0].name}.json")
-    with pytest.raises(DataError, match=f"it is that of '{found[0].name}', whose file is {found[0].name}.json"):
-        find_runs(STUDY, [tmp_path], num_steps=4)
-
-
-@pytest.mark.parametrize("part", ["curves", "cost"])
-def test_values_that_no_mean_can_hold_are_refused(tmp_path, found, part):
-    path = tmp_path / f"{found[0].name}.json"
-    put(tmp_path, found[0])
-    plain = json.loads(path.read_text())
-    if part == "curves":
-        plain["curves"]["rollout/reward_mean"][0][1] = -1.5e308
-    else:
-        plain["cost"]["training_s"] = 2 * MAX_VALUE
-    path.write_text(json.dumps(plain))
-    with pytest.raises(DataError, match=r"a value is not between -1e\+15 and 1e\+15"):
-        read_summary(path)
-
-
-CURVE = "eval/heldout_mean_at_k"
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda plain: plain["config"]["optimizer"].update(learning_rate=1.0), "its config was changed: fingerprint"),
-        (lambda plain: plain.update(num_steps=2), "num_steps is 2, and that of its config is another"),
-        (lambda plain: plain["curves"][CURVE].reverse(), "do not ascend from at least 0 to at most 4"),
-        (lambda plain: plain["curves"][CURVE].append([4, 0.9]), "do not ascend from at least 0 to at most 4"),
-        (lambda plain: plain["curves"][CURVE].append([5, 0.9]), "do not ascend from at least 0 to at most 4"),
-        (lambda plain: plain["curves"][CURVE].insert(0, [-1, 0.9]), "do not ascend from at least 0 to at most 4"),
-        (lambda plain: plain["curves"][CURVE].clear(), "do not ascend from at least 0 to at most 4"),
-        (lambda plain: plain["cost"].clear(), "cost must have training_s, responses, response_tokens, none of them"),
-        (lambda plain: plain["cost"].update(training_s=-1.0), "cost must have training_s, responses"),
-    ],
-)
-def test_a_summary_that_contradicts_itself_is_refused(tmp_path, found, change, said):
-    path = tmp_path / f"{found[0].name}.json"
-    put(tmp_path, found[0])
-    plain = json.loads(path.read_text())
-    change(plain)
-    path.write_text(json.dumps(plain))
-    with pytest.raises(DataError, match=f"{said}.*move it elsewhere"):
-        read_summary(path)
 
 
 @pytest.mark.parametrize("num_seeds", [0, MAX_SEED + 2])

@@ -6,7 +6,8 @@ import pytest
 
 from gtpo_megatron.companions.study.finished import find_runs
 from gtpo_megatron.companions.study.plan import planned_runs
-from gtpo_megatron.companions.study.run_summary import read_summaries, read_summary, summarise, write_summary
+from gtpo_megatron.companions.study.run_summary import summarise
+from gtpo_megatron.companions.study.runs_file import RUNS_FILE, append_run, read_runs
 from gtpo_megatron.companions.study.table import arm_rows, markdown
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.errors import DataError
@@ -37,7 +38,7 @@ def planned():
     return planned_runs(STUDY, ("gtpo",), num_seeds=1, num_steps=4)[0]
 
 
-def test_a_finished_run_in_one_file(tmp_path, planned):
+def test_a_finished_run(tmp_path, planned):
     finish(planned, tmp_path / "run")
     summary = summarise(planned, tmp_path / "run")
     assert (summary.arm, summary.seed, summary.num_steps) == ("gtpo", 0, 4)
@@ -47,14 +48,6 @@ def test_a_finished_run_in_one_file(tmp_path, planned):
     assert summary.at_end("credit/effective_frac_correct") is None
     assert summary.cost == {"training_s": 4 * 4.0 + 20.0, "responses": 512.0, "response_tokens": 24000.0}
     assert summary.config["data"]["train_path"] == "train_hard.jsonl"
-    path = tmp_path / "out" / "gtpo_seed0.json"
-    write_summary(summary, path)
-    assert read_summary(path) == summary
-    assert read_summaries(tmp_path / "out") == [summary]
-    text = path.read_text()
-    assert str(tmp_path) not in text
-    assert len(text.splitlines()) < 340  # a line a curve, so that a change can be read
-    assert json.loads(text)["curves"]["eval/heldout_mean_at_k"] == [[0, 0.2], [4, 0.4]]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +77,7 @@ def test_a_run_whose_log_does_not_say_has_no_commit_rather_than_this_one(tmp_pat
 
 @pytest.mark.parametrize("folder", sorted(COMMITTED))
 def test_a_committed_study_is_whole_and_its_table_of_its_runs(folder):
-    if not list((RESULTS / folder).glob("*_seed*.json")):
+    if not (RESULTS / folder / RUNS_FILE).exists():
         pytest.skip("not run yet")
     study, shared = COMMITTED[folder]
     folders = [RESULTS / name for name in (folder, *shared)]
@@ -131,12 +124,12 @@ def test_a_summary_says_where_the_credit_went(tmp_path, planned):
     }  # fmt: skip
     assert summary.kinds["punctuation"]["incorrect"] == pytest.approx(1.5)
     assert set(summary.kinds) == {"first token", "digits", "operator", "punctuation"}
-    path = tmp_path / f"{summary.name}.json"
-    write_summary(summary, path)
-    assert read_summary(path) == summary
+    append_run(tmp_path, summary)
+    assert read_runs(tmp_path) == [summary]
+    path = tmp_path / RUNS_FILE
     path.write_text(path.read_text().replace('"incorrect": null', '"incorrect": 1e300'))
     with pytest.raises(DataError, match="not between"):
-        read_summary(path)
+        read_runs(tmp_path)
 
 
 def test_a_summary_is_of_all_responses_of_more_than_a_page_shows(tmp_path, planned):
@@ -182,10 +175,3 @@ def test_no_summary_is_made_that_its_reader_would_refuse(tmp_path, planned):
     metrics.write_text(metrics.read_text().replace('"timing/step_s": 4.0', '"timing/step_s": 1e99'))
     with pytest.raises(DataError, match=r"run: a value is not between"):
         summarise(planned, tmp_path / "run")
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"curves": {"a": [1]}}', '{"curves": {}, "new": 1}'])
-def test_a_file_that_is_no_summary_is_named(tmp_path, text):
-    (tmp_path / "gtpo_seed0.json").write_text(text)
-    with pytest.raises(DataError, match=r"gtpo_seed0\.json: not the summary of a run"):
-        read_summaries(tmp_path)

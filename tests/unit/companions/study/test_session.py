@@ -6,6 +6,7 @@ import pytest
 from gtpo_megatron.companions import training_process
 from gtpo_megatron.companions.study import session
 from gtpo_megatron.companions.study.plan import planned_runs
+from gtpo_megatron.companions.study.runs_file import read_runs
 from gtpo_megatron.companions.study.session import ProcessTrainer, run_session
 from gtpo_megatron.errors import ConfigError, WorkerError
 from tests.unit.companions.study.makers import STUDY, finish
@@ -47,12 +48,16 @@ class World:
 ALL = ["gtpo_seed0", "grpo_seed0", "gtpo_seed1", "grpo_seed1"]
 
 
+def finished(folder):
+    return [run.name for run in read_runs(folder / "out")]
+
+
 def test_all_runs_in_order_and_none_twice(tmp_path):
     world = World(tmp_path)
     report = world.session()
     assert world.trained == ALL
     assert report.missing == []
-    assert sorted(path.stem for path in (tmp_path / "out").iterdir()) == sorted(ALL)
+    assert finished(tmp_path) == sorted(ALL)
     again = World(tmp_path)
     assert again.session().missing == []
     assert again.trained == []
@@ -76,7 +81,7 @@ def test_a_run_that_is_stopped_has_no_summary_and_is_first_in_the_next_session(t
     report = world.session()
     assert report.missing == ALL[1:]
     assert "grpo_seed0: stopped" in world.notes[-1]
-    assert not (tmp_path / "out" / "grpo_seed0.json").exists()
+    assert "grpo_seed0" not in finished(tmp_path)
     following = World(tmp_path)
     following.session()
     assert following.trained[0] == "grpo_seed0"
@@ -109,9 +114,7 @@ def test_runs_side_by_side_are_the_same_runs(tmp_path):
     assert sorted(world.trained) == sorted(ALL)
     alone = World(tmp_path / "alone")
     alone.session()
-    for name in ALL:
-        own, other = ((folder / "out" / f"{name}.json").read_text() for folder in (tmp_path, tmp_path / "alone"))
-        assert own == other
+    assert read_runs(tmp_path / "out") == read_runs(tmp_path / "alone" / "out")
 
 
 def test_an_interrupted_session_abandons_what_is_being_trained(tmp_path):
@@ -139,7 +142,7 @@ def test_runs_of_another_study_are_not_made_again(tmp_path):
     world = World(tmp_path)
     world.session(shared=[tmp_path / "main" / "out"])
     assert world.trained == ALL[2:]
-    assert not (tmp_path / "out" / "gtpo_seed0.json").exists()
+    assert "gtpo_seed0" not in finished(tmp_path)
     with pytest.raises(ConfigError, match="of a run with other settings"):
         World(tmp_path / "more").session(shared=[tmp_path / "main" / "out"], num_steps=5)
 
@@ -147,7 +150,7 @@ def test_runs_of_another_study_are_not_made_again(tmp_path):
 def test_a_run_that_fails_is_noted_and_the_others_go_on(tmp_path):
     world = World(tmp_path, fails_at="grpo_seed0")
     report = world.session()
-    assert sorted(path.stem for path in (tmp_path / "out").iterdir()) == sorted([ALL[0], *ALL[2:]])
+    assert finished(tmp_path) == sorted([ALL[0], *ALL[2:]])
     assert world.trained == [*ALL, "grpo_seed0"]  # twice, and not more often
     assert report.failed == {"grpo_seed0": "WorkerError: rank 1 died in update"}
     assert report.missing == ["grpo_seed0"]
@@ -168,14 +171,14 @@ def test_a_summary_that_fails_in_any_way_is_that_of_a_failed_run(tmp_path, monke
     world = GoesOn(tmp_path)
     report = world.session()
     assert report.failed == {"grpo_seed0": "KeyError: 'advantages'"}
-    assert sorted(path.stem for path in (tmp_path / "out").iterdir()) == sorted([ALL[0], *ALL[2:]])
+    assert finished(tmp_path) == sorted([ALL[0], *ALL[2:]])
     assert "grpo_seed0 failed: KeyError: 'advantages'" in world.notes
 
 
 def test_summaries_of_other_settings_are_refused_before_anything_starts(tmp_path):
     World(tmp_path).session()
     world = World(tmp_path)
-    with pytest.raises(ConfigError, match=r"gtpo_seed0\.json is of a run with other settings"):
+    with pytest.raises(ConfigError, match=r"runs\.jsonl: gtpo_seed0 is of a run with other settings"):
         world.session(num_steps=5)
     assert world.trained == []
     more = World(tmp_path)
