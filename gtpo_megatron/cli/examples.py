@@ -1,4 +1,4 @@
-"""``gtpo-megatron examples``: one folder to copy and change for each thing of your own."""
+"""``gtpo-megatron examples``: one folder to copy and change for each thing of your own, and GTPO in one file."""
 
 import re
 import shutil
@@ -19,13 +19,13 @@ CHECKOUT = Path(__file__).parents[2]
 INSTALLED = Path(sysconfig.get_path("data")) / "share" / "gtpo_megatron"
 """Where a wheel puts what is neither a module nor read by one: ``tool.setuptools.data-files``."""
 
-_START = re.compile(r"^\| \[own_\w+\].* \| (.*) \|$", re.MULTILINE)
+_START = re.compile(r"^\| \[(?:own_\w+|\w+\.py)\].* \| (.*) \|$", re.MULTILINE)
 """A row of the examples' README; its last cell has the commands."""
 
 
 @configuration
 class ExamplesOptions:
-    """Writes the examples: a folder each for data, a reward, a model, an agent and more of your own.
+    """Writes the examples: a folder each for data, a reward, a model and more of your own, and GTPO in one file.
 
     Attributes:
         folder: folder to write; it must not exist.
@@ -70,7 +70,8 @@ def shared_folder() -> Path:
 COMMAND = Command(
     usage="""\
   examples [FOLDER] writes folders to copy and change, for data, reward, algorithm, model, adapters,
-                    environment and agent of your own; and says where the documentation is""",
+                    environment and agent of your own, and GTPO in one file; and says where the
+                    documentation is""",
     run=run,
     options=ExamplesOptions,
 )

@@ -1,5 +1,6 @@
 """Every example runs from a copy in a folder of its own, as a stranger would have it."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,20 @@ def test_there_is_one_for_each_thing_of_one_s_own():
 def test_its_recipe_is_a_configuration(copied, monkeypatch, name):
     monkeypatch.chdir(copied)
     assert load_recipe(f"examples/{name}/recipe.py:recipe").name == name
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_gtpo_in_one_file_trains(copied):
+    """Two steps, as a reader starts it; that it learns takes more."""
+    command = [sys.executable, "-W", "error", "examples/gtpo_from_scratch.py", "--num-steps", "2"]
+    done = subprocess.run(command, cwd=copied, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first, *steps, last = done.stdout.splitlines()
+    before, after = (float(re.search(r"held-out accuracy ([\d.]+)%", line)[1]) for line in (first, last))
+    assert 15 < before < 35  # as before the quickstart, whose engine is another
+    assert 10 < after < 45
+    assert [line.partition("  ")[0] for line in steps] == ["step  1", "step  2"]
 
 
 @pytest.mark.vllm

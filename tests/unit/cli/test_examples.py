@@ -20,6 +20,7 @@ def test_it_writes_them_and_says_how_they_start(tmp_path, monkeypatch, capsys):
         assert (
             f"  {first}python mine/own_{name}/make_{name}.py my-{name} && gtpo-megatron train mine/own_{name}/" in said
         )
+    assert "  python mine/gtpo_from_scratch.py\n" in said
     for folder in (tmp_path / "mine").glob("own_*"):
         assert f"mine/{folder.name}/" in said, "its README does not say how it starts"
     assert "examples/" not in said.partition("documentation:")[0]
