@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 from benchmarks.gpu_proof.report import Report, Section
 from benchmarks.gpu_proof.sizes import Sizes
+from benchmarks.gpu_proof.training_runs import lacking
 from benchmarks.peer_sizes import GPU_ARMS, SIZES
 from benchmarks.peer_step import bench, medians, ratios, run_arm
 
@@ -40,8 +41,9 @@ ABOUT = {
 
 
 def missing() -> str:
-    """What a step needs and is not here."""
-    return ", ".join(name for name in ("vllm", "trl", "ray", "datasets") if importlib.util.find_spec(name) is None)
+    """What a step of TRL's needs and is not here; empty if nothing."""
+    absent = [name for name in ("trl", "datasets") if importlib.util.find_spec(name) is None]
+    return f"{' and '.join(absent)} not installed" if absent else ""
 
 
 def steps(report: Report, sizes: Sizes, *, until: float) -> None:
@@ -53,9 +55,9 @@ def steps(report: Report, sizes: Sizes, *, until: float) -> None:
         until: of ``time.perf_counter``, when the last run must have ended.
     """
     is_gpu = sizes.device.type == "cuda"
-    if lacking := missing():
+    if reason := lacking(sizes.device) or missing():
         with report.section("a step beside TRL's") as section:
-            section.skip(f"{lacking}: not installed")
+            section.skip(reason)
         return
     size, is_tiny = SIZES[sizes.peer_step], sizes.peer_step == "tiny"
     arms = FIRST_ARMS if is_tiny else (*FIRST_ARMS, *FIRST_ARMS[::-1], *LAST_ARMS)

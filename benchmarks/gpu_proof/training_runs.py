@@ -143,8 +143,8 @@ def learning(section: Section, rows: Rows, on_cpu: dict[str, float]) -> None:
         rows: of the run.
         on_cpu: held-out accuracy by ``before`` and ``after``.
     """
-    heldout = [(row["step"], row["eval/heldout_mean_at_k"]) for row in rows if row.get("eval/heldout_mean_at_k")]
-    for name, found in (("before", heldout[:1]), ("after", heldout[-1:])):
+    heldout = [(row["step"], row["eval/heldout_mean_at_k"]) for row in rows if "eval/heldout_mean_at_k" in row]
+    for name, found in {"before": heldout[:1], "after": heldout[1:][-1:]}.items():
         for step, accuracy in found:
             section.figure(f"held-out accuracy {name}, at step {step}", accuracy, cpu=on_cpu[name])
     section.figure("held-out accuracy by step", " ".join(f"{step}:{accuracy:.3f}" for step, accuracy in heldout))

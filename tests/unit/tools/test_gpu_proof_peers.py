@@ -191,7 +191,7 @@ def test_no_run_is_begun_that_has_no_time(tmp_path, large):
 def test_what_a_step_lacks_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("vllm", "ray") else object())
     peer_steps.steps(Report(tmp_path / "a.json", {}), SMALL, until=time.perf_counter() + 100)
-    assert sections(tmp_path / "a.json")["a step beside TRL's"]["reason"] == "vllm, ray: not installed"
+    assert sections(tmp_path / "a.json")["a step beside TRL's"]["reason"] == "vllm and ray not installed"
 
 
 def test_a_process_that_fails_or_takes_too_long_shows_the_end_of_its_log(tmp_path):
