@@ -74,7 +74,7 @@ def main(folder: Path) -> None:
 def memory_sharing(engine):
     """What takes turns with a trainer for the engine's memory; it sleeps though there is no GPU to share."""
     from gtpo_megatron.observability.timers import StageTimers
-from gtpo_megatron.orchestration.stages.stages import MemorySharing
+    from gtpo_megatron.orchestration.stages.stages import MemorySharing
     from gtpo_megatron.rollout import vllm_engine
 
     def sleep(*, keep_weights: bool) -> None:
