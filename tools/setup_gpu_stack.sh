@@ -49,9 +49,9 @@ PYTHON
 [ "${#pinned[@]}" = 3 ] || fail "the gpu extra in pyproject.toml does not pin torch, megatron-core and transformer-engine"
 echo "setup_gpu_stack: installing into $venv (half a minute from uv's cache) ..."
 install=("${uv[@]}" pip install --quiet --python "$venv/bin/python" --compile-bytecode)
-# without vLLM, which needs a GPU to run; torch brings Triton. The last three are imported by Transformer Engine.
+# without vLLM, which needs a GPU to run; torch brings Triton. Tests import peft; Transformer Engine the next three.
 "${install[@]}" "${pinned[0]}" "${pinned[1]}" 'pytest>=8.4,<9.2' pytest-timeout pytest-xdist hypothesis cloudpickle \
-  onnxscript nvdlfw-inspect pydantic -e .
+  peft onnxscript nvdlfw-inspect pydantic -e .
 # not on the module path: Megatron takes Transformer Engine for usable as soon as it is there
 "${install[@]}" --no-deps --target "$venv/transformer-engine" "${pinned[2]}"
 printf '%s' "$wanted" > "$stamp"
