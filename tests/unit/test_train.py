@@ -102,6 +102,13 @@ def test_steps_that_are_done_again_are_said(begin, tmp_path, caplog, saved, said
     assert said in caplog.text
 
 
+def test_a_folder_without_a_run_is_said(begin, caplog, tmp_path):
+    """As a mistyped folder is."""
+    with caplog.at_level("INFO", logger="gtpo_megatron.train"):
+        begin(TRAIN, HELDOUT)
+    assert f"there is nothing to resume in {tmp_path / 'run'}: the run begins anew" in caplog.text
+
+
 @pytest.mark.parametrize("saved", [0, 2])
 def test_options_that_sum_otherwise_are_said_where_there_is_a_checkpoint(begin, caplog, saved):
     begin(TRAIN, HELDOUT, resume=False, step=saved)
