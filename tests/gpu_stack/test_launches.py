@@ -4,6 +4,7 @@ Nothing is computed (``FakeTensorMode``). ``python -m tests.gpu_stack.test_launc
 """
 
 import dataclasses
+import importlib.util
 from collections import Counter
 
 import numpy as np
@@ -70,6 +71,8 @@ def started(decoder, call: Call, bounds, angles) -> dict[str, float]:
 
 def on_a_pretended_gpu(*_) -> tuple[dict[str, float], dict[str, float], str]:
     """Operators as the trainer calls its layers, sequence after sequence, and what asking the device comes to."""
+    if importlib.util.find_spec("transformer_engine") is not None:
+        return {}, {}, "Megatron takes Transformer Engine's rotary embedding as soon as it is there"
     sizes = sizes_of(torch.device("cpu"), small=True)
     size = dataclasses.replace(sizes.whole, micro_batch_tokens=128)  # four sequences
     with trainer(size, sizes) as (actor, _):
@@ -89,6 +92,8 @@ def on_a_pretended_gpu(*_) -> tuple[dict[str, float], dict[str, float], str]:
 
 def test_layers_ask_the_device_nothing_and_start_little():
     [(now, apart, asked)] = run_processes(on_a_pretended_gpu, 1, timeout_s=240.0)
+    if not now:
+        pytest.skip(asked)
     assert sum(now.values()) <= MOST_OPERATORS, now
     assert sum(apart.values()) > 2 * sum(now.values())
     assert "_local_scalar_dense" in asked  # of a tensor on the device they would

