@@ -3,6 +3,17 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+_STAGES = ("a step", "generate", "score", "train", "push", "response tokens")
+
+_TURNS = ("engine falls asleep", "the state goes to the host", "its cache wakes")
+
+_LEARNING = (
+    *("held-out accuracy before", "held-out accuracy after", "until its first row after the kill"),
+    *("log-prob gap", *_STAGES),
+)
+
+_PEAKS = ("score: the trainer's peak of GPU memory", "train: the trainer's peak of GPU memory")
+
 _RATES = (
     "score: rate",
     "score: MFU",
@@ -13,6 +24,10 @@ _RATES = (
 )
 
 SHORT = {
+    "run": _LEARNING,
+    "recipe": (*_STAGES, *_TURNS, "train: MFU", "rate of a push", "log-prob gap", *_PEAKS),
+    "preflight": ("findings: passed", "findings: failed", "findings: not run"),
+    "pretrained": _LEARNING,
     "kernels": (
         "bfloat16: largest error of entropy",
         "fused: share of cuBLAS's rate",

@@ -1,4 +1,4 @@
-"""The proof on one GPU: its runner, its bundle, and its parts with sizes cut down on the CPU."""
+"""The proof on one GPU: its runner, and its parts with sizes cut down on the CPU."""
 
 import json
 import re
@@ -44,7 +44,7 @@ from benchmarks.gpu_proof.parts import adapters, gradients, kernels, launches, p
 
 
 @pytest.mark.megatron
-def test_a_machine_needs_no_more_than_it_has_and_the_bundle_brings():
+def test_a_machine_needs_no_more_than_it_has_and_the_archives_bring():
     """Of what an installation depends on; what these need themselves is not looked for."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     names = {re.split("[<>=]", one)[0].strip() for one in (*GROUPS["base"], *THERE)}
