@@ -57,6 +57,10 @@ BESIDE_BASE: dict[str, tuple[str, ...]] = {
 """Groups of distributions that a part needs beside those of all parts."""
 
 
+NOT_RUN: dict[str, Any] = {"facts": {}, "sections": [], "status": "not run", "seconds": 0.0}
+"""Of a part that lacks what it needs."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="tools/gpu_proof.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -101,7 +105,10 @@ def _run(chosen: argparse.Namespace) -> int:
     for name in names:
         print(f"{name}:", flush=True)
         reason = next((lacking[one] for one in ("base", *BESIDE_BASE.get(name, ())) if one in lacking), "")
-        result = _not_run(folder / f"{name}.json", reason) if reason else _part(name, folder, chosen, environment)
+        if reason and (folder / f"{name}.json").exists():
+            print(f"{name}: not run: {reason}; what an earlier call has found is kept", flush=True)
+            continue
+        result = NOT_RUN | {"reason": reason} if reason else _part(name, folder, chosen, environment)
         write_json(folder / f"{name}.json", result)
         print(f"{name}: {result['status']} in {result['seconds']:.0f} s{_told(result['reason'])}", flush=True)
         results = _results(folder)
@@ -109,7 +116,7 @@ def _run(chosen: argparse.Namespace) -> int:
         (folder / "gpu_proof.md").write_text(page(results), encoding="utf-8")
     print(f"{folder / 'gpu_proof.md'} has the table, {folder / 'gpu_proof.json'} the same as JSON")
     results = _results(folder)
-    return 0 if all(results[name]["status"] in ("passed", "skipped") for name in names) else 1
+    return 0 if not lacking and all(results[name]["status"] in ("passed", "skipped") for name in names) else 1
 
 
 def _told(reason: str) -> str:
@@ -168,14 +175,6 @@ def _part(name: str, folder: Path, chosen: argparse.Namespace, environment: Mapp
     found = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {"facts": {}, "sections": []}
     status, reason = _verdict(found, code, limit, (folder / f"{name}.log").read_text(encoding="utf-8"))
     return {**found, "status": status, "reason": reason, "seconds": round(time.perf_counter() - began, 1)}
-
-
-def _not_run(output: Path, reason: str) -> dict[str, Any]:
-    """Of a part that lacks what it needs; what an earlier call has found of it is kept."""
-    if output.exists():
-        found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
-        return found
-    return {"facts": {}, "sections": [], "status": "not run", "reason": reason, "seconds": 0.0}
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
