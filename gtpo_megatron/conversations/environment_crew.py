@@ -6,6 +6,7 @@ import queue
 import select
 import socket
 import threading
+import time
 from dataclasses import asdict, dataclass, replace
 
 from gtpo_megatron.conversations.environment_worker import CANCEL_PATIENCE_S
@@ -15,7 +16,6 @@ from gtpo_megatron.conversations.openai_form import opening_of_json, reply_of_js
 from gtpo_megatron.conversations.verifiers import LOAD_LIMIT_S, is_of_verifiers
 from gtpo_megatron.errors import ConfigError, DataError, WorkerError
 from gtpo_megatron.supervision.process_tree import memory_bytes
-from gtpo_megatron.supervision.running_time import running_time
 from gtpo_megatron.supervision.supervised_process import EXIT_PATIENCE_S, START_LIMIT_S, SupervisedProcess
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import parse_json
@@ -226,12 +226,12 @@ class Crew:
                     episode=number,
                     failure=f"{self.limits.where}: {reason} {when}",
                     is_lost=is_lost,
-                    seconds=0.0 if began is None else running_time() - began,
+                    seconds=0.0 if began is None else time.monotonic() - began,
                 )
             )
 
     def _is_late(self, episode: _Episode) -> bool:
-        return episode.began_at is not None and running_time() - episode.began_at > self.limits.timeout_s
+        return episode.began_at is not None and time.monotonic() - episode.began_at > self.limits.timeout_s
 
     def end(self) -> None:
         """Ends all workers and what they have started."""
@@ -283,7 +283,7 @@ class Worker:
         self._retires = False
         self._process_id = 0
         self._memory_limit = 0
-        self._heard_at = self._watched_at = running_time()
+        self._heard_at = self._watched_at = time.monotonic()
         self.thread = threading.Thread(target=self._run, name="environment", daemon=True)
         self.thread.start()
 
@@ -349,7 +349,7 @@ class Worker:
                 is_busy = not self._process_id or any(one.is_asked or one.is_over for one in self.episodes.values())
                 has_more = self._send()
             if is_busy and not was_busy:
-                self._heard_at = running_time()
+                self._heard_at = time.monotonic()
             was_busy = is_busy
             poll.modify(self._connection.fileno(), select.POLLIN | (select.POLLOUT if has_more else 0))
             ready = {descriptor for descriptor, _ in poll.poll(WATCH_EVERY_S * 1000 if is_busy else None)}
@@ -384,7 +384,7 @@ class Worker:
             data = b""
         if not data:
             return f"its worker ended with status {self.process.end(EXIT_PATIENCE_S)}"
-        self._heard_at = running_time()
+        self._heard_at = time.monotonic()
         self.process.output.pass_on()  # output was written before the frame
         try:
             for frame in self._reader.feed(data):
@@ -432,7 +432,7 @@ class Worker:
             if not is_right or (frame.kind is expected and episode.began_at is None):
                 raise DataError(f"it sent {frame.kind.name} for an episode that had not asked for it")
             if frame.kind is Kind.BEGUN:
-                episode.began_at = running_time()
+                episode.began_at = time.monotonic()
                 self.process.output.pass_on(is_new=not episode.is_open)
                 return
         event = self._event(frame)
@@ -469,7 +469,7 @@ class Worker:
 
     def _overdue(self) -> str:
         """Why the worker is to end, or "": it is late, or too large."""
-        now = running_time()
+        now = time.monotonic()
         silent_s = now - self._heard_at
         if not self._process_id:
             limit = self._limits.start_s

@@ -22,7 +22,6 @@ from gtpo_megatron.conversations.environment import Episode, NamedEnvironment, r
 from gtpo_megatron.conversations.frames import Frame, FrameReader, Kind, packed
 from gtpo_megatron.conversations.openai_form import opening_json, reply_json, turn_of_json
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError
-from gtpo_megatron.supervision.running_time import running_time
 from gtpo_megatron.supervision.worker import limit_memory
 from gtpo_megatron.untrusted.text import printable
 
@@ -177,8 +176,8 @@ class _Worker:
             served.began_at = time.monotonic()
             self._send(Kind.BEGUN, served.number)
             task = asyncio.ensure_future(call)
-            end = running_time() + self._timeout_s
-            while not task.done() and (left := end - running_time()) > 0:
+            end = time.monotonic() + self._timeout_s
+            while not task.done() and (left := end - time.monotonic()) > 0:
                 await asyncio.wait({task}, timeout=left)
             if task.cancelled():
                 raise DataError(f"{self._where}: {what} was cancelled, by the environment itself")

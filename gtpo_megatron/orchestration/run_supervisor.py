@@ -33,7 +33,6 @@ from gtpo_megatron.run_folder import state as run_state
 from gtpo_megatron.supervision import process_tree
 from gtpo_megatron.supervision.deaths import Death, named_death
 from gtpo_megatron.supervision.family import Family
-from gtpo_megatron.supervision.running_time import running_time
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +123,7 @@ class RunSupervisor(Family):
 
     def cause(self) -> Death | None:
         """The death that explains why a stage has failed, if one was seen."""
-        self._broken_at = running_time()  # the driver is leaving the stage
+        self._broken_at = time.monotonic()  # the driver is leaving the stage
         return super().cause()
 
     def closing(self) -> None:
@@ -182,7 +181,7 @@ class RunSupervisor(Family):
 
     def _judge(self) -> None:
         """Notes a death after which no stage can end, and ends the driver if it hangs."""
-        seen, now = self.seen(), running_time()
+        seen, now = self.seen(), time.monotonic()
         is_broken = any(death.patience_s is not None and now - death.at >= death.patience_s for death in seen)
         if is_broken and self._broken is None:
             self._broken_at = now

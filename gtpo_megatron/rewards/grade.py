@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Sized
 from collections.abc import Set as AnySet
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,6 @@ from gtpo_megatron.judge.client import Judge, JudgeClient, JudgeSetup
 from gtpo_megatron.rewards.function import Form, RewardFunction
 from gtpo_megatron.rewards.request import Reward, RewardRequest
 from gtpo_megatron.sandbox.choose import LazySandbox
-from gtpo_megatron.supervision.running_time import running_time
 from gtpo_megatron.untrusted.raised import text_of
 from gtpo_megatron.untrusted.text import printable, shown
 
@@ -146,8 +146,8 @@ class RewardCaller:
     async def _limited(self, awaitable: Awaitable[Any]) -> Any:
         task = asyncio.ensure_future(awaitable)
         try:
-            end = running_time() + self._timeout_s
-            while not task.done() and (left := end - running_time()) > 0:
+            end = time.monotonic() + self._timeout_s
+            while not task.done() and (left := end - time.monotonic()) > 0:
                 await asyncio.wait({task}, timeout=left)
             is_late = task.cancel()
             await asyncio.wait({task})

@@ -32,7 +32,7 @@ class Death:
     Attributes:
         name: name of the process in messages.
         pid: its process id.
-        at: time of ``running_time``.
+        at: time of ``time.monotonic``.
         stage: stage of the run at that time.
         how: description, as far as known.
         is_stop: it was stopped by a signal (SIGSTOP) and has not continued.

@@ -5,6 +5,7 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,9 @@ from pathlib import Path
 from gtpo_megatron.supervision import process_tree
 from gtpo_megatron.supervision.deaths import RAY, Death, how_ended, is_of, name_of, named_death
 from gtpo_megatron.supervision.process_tree import ProcessStat, process_ids, process_stat
-from gtpo_megatron.supervision.running_time import running_time
 
 STOP_S = 2.0  # after which a process counts as stopped: debuggers and shells stop processes for less
+LONGEST_LOOK_S = 1.0  # that counts between two looks: this process may have been stopped with all others
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class Family:
         self._deaths: list[Death] = []
         self._is_closing = False
         self._stage = "start"
-        self._looked_at = running_time()
+        self._looked_at = time.monotonic()
         self._ends = select.epoll()
 
     def wait(self, seconds: float) -> None:
@@ -100,7 +101,7 @@ class Family:
     def seen(self) -> list[Death]:
         """Deaths so far, and named processes that are stopped now; none once all may end."""
         with self._lock:
-            now = running_time()
+            now = time.monotonic()
             stopped = [
                 Death(one.name, pid, now - one.stopped_s, one.stopped_in, "is stopped (SIGSTOP)", is_stop=True)
                 for pid, one in self._processes.items()
@@ -125,9 +126,10 @@ class Family:
             self._others &= pids  # process ids are reused
             for pid in pids:
                 self._is_one(pid)
-            before, self._looked_at = self._looked_at, running_time()
+            before, self._looked_at = self._looked_at, time.monotonic()
+            passed = min(LONGEST_LOOK_S, self._looked_at - before)
             for pid in self._processes:
-                self._look_at(pid, self._looked_at - before)
+                self._look_at(pid, passed)
 
     def left(self, folder: Path, *, with_unnamed: bool) -> set[int]:
         """Those that run, and processes that write below the run's temporary folder or have it as theirs.
@@ -153,7 +155,7 @@ class Family:
             self._report(process.name, pid, how_ended(code))
 
     def _report(self, name: str, pid: int, how: str) -> None:
-        death = Death(name, pid, running_time(), self._stage, how)
+        death = Death(name, pid, time.monotonic(), self._stage, how)
         # of those that do not matter, such as a checkpoint's writers, a long run has thousands
         if not name or self._is_closing or death.patience_s is None:
             return

@@ -1,6 +1,7 @@
 """Waits for remote calls under a deadline, and names the processes that failed."""
 
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -8,7 +9,6 @@ from typing import Any, NoReturn
 
 from gtpo_megatron.errors import GTPOError, WorkerError
 from gtpo_megatron.supervision.deaths import Death
-from gtpo_megatron.supervision.running_time import running_time
 
 GRACE_S = 10.0
 """Wait after the first failure: peers of a dead process may report their broken collectives before its death."""
@@ -57,12 +57,12 @@ class Deadline:
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
-        self._end = running_time() + limit_s
+        self._end = time.monotonic() + limit_s
 
     @property
     def left_s(self) -> float:
         """Seconds that are left; 0 if none are."""
-        return max(0.0, self._end - running_time())
+        return max(0.0, self._end - time.monotonic())
 
     def extend(self, seconds: float) -> None:
         """Gives back seconds that were spent on something else."""
@@ -123,7 +123,7 @@ def collect_next(calls: Mapping[str, Any], *, stage: str, deadline_s: float) -> 
     Returns:
         Results by name, and the names of those that died; of at least one call together.
     """
-    ready, _ = _first(list(calls.values()), deadline=running_time() + deadline_s)
+    ready, _ = _first(list(calls.values()), deadline=time.monotonic() + deadline_s)
     if not ready:
         _raise_worst({}, sorted(calls), stage, deadline_s)
     ended = {name: reference for name, reference in calls.items() if reference in ready}
@@ -144,8 +144,8 @@ def _wait(
     pending = list(names)
     results: dict[str, Any] = {}
     failures: dict[str, Any] = {}
-    deadline = running_time() + deadline_s
-    while pending and running_time() < deadline:
+    deadline = time.monotonic() + deadline_s
+    while pending and time.monotonic() < deadline:
         ready, pending = _first(pending, deadline=deadline)
         for reference in ready:
             try:
@@ -154,7 +154,7 @@ def _wait(
                     answered(names[reference])
             except ray.exceptions.RayError as error:
                 if not failures:
-                    deadline = min(deadline, running_time() + grace_s)
+                    deadline = min(deadline, time.monotonic() + grace_s)
                 failures[names[reference]] = error
     return results, failures, sorted(names[reference] for reference in pending)
 
@@ -166,7 +166,7 @@ def _first(pending: list[Any], *, deadline: float) -> tuple[list[Any], list[Any]
     while True:
         for look in tuple(_looks):
             look()
-        left = deadline - running_time()
+        left = deadline - time.monotonic()
         ready, others = ray.wait(pending, num_returns=1, timeout=max(0.0, min(left, LOOK_S)))
         if ready or left <= LOOK_S:
             return ready, others

@@ -1,6 +1,7 @@
 """Starts Ray and the processes of a run, and builds the stages of a step."""
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +23,6 @@ from gtpo_megatron.orchestration.stages.inspection import NOBODY, Inspector, Mac
 from gtpo_megatron.orchestration.stages.stages import MemorySharing, Stages
 from gtpo_megatron.orchestration.stages.trainer import Trainer
 from gtpo_megatron.orchestration.stages.weight_link import connect
-from gtpo_megatron.supervision.running_time import running_time
 from gtpo_megatron.weights.push.sync import WeightSync
 
 logger = logging.getLogger(__name__)
@@ -68,9 +68,9 @@ def ray_stages(
         _log_placement(placement)
         starter = ProcessStarter(config, run_folder, placement, processes, temp_folder=supervisor.temp_folder)
         starter.all(deadline)
-        began = running_time()
+        began = time.monotonic()
         inspector.processes_are_up(_machines(processes, placement))
-        deadline.extend(running_time() - began)
+        deadline.extend(time.monotonic() - began)
         ranks = [processes[rank_name(index)] for index in range(config.parallel.num_ranks)]
         coordinates = bring_up(
             config, processes, ranks, deadline=deadline, met=supervisor.knows, starting=timers.starting

@@ -3,6 +3,7 @@
 import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from multiprocessing import Pipe
@@ -15,7 +16,6 @@ from gtpo_megatron.rewards.grade import OUT_OF_MEMORY, Verdict
 from gtpo_megatron.rewards.processes.worker import Ready
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.supervision.process_tree import memory_bytes, process_stat
-from gtpo_megatron.supervision.running_time import running_time
 from gtpo_megatron.supervision.supervised_process import EXIT_PATIENCE_S, START_LIMIT_S, SupervisedProcess
 
 WATCH_EVERY_S = 0.2
@@ -63,7 +63,7 @@ class BatchBudget:
     """
 
     def __init__(
-        self, budget_s: float, *, num_rows: int, num_workers: int, clock: Callable[[], float] = running_time
+        self, budget_s: float, *, num_rows: int, num_workers: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
         self._free_until = clock() + FREE_SHARE * budget_s
@@ -120,7 +120,7 @@ class WorkerProcess:
 
     def _call(self, requests: Sequence[RewardRequest], budget: BatchBudget | None) -> list[Verdict]:
         batch_deadline = math.inf if budget is None else budget.deadline
-        ready = self.wait_until_ready(batch_deadline) if running_time() < batch_deadline else None
+        ready = self.wait_until_ready(batch_deadline) if time.monotonic() < batch_deadline else None
         if ready is None:
             return [OVER_BUDGET] * len(requests)
         child, was_sent = self._child, False
@@ -128,7 +128,7 @@ class WorkerProcess:
         try:
             child.connection.send(requests)
             was_sent = True
-            began, limit_s = running_time(), self._limits.timeout_s
+            began, limit_s = time.monotonic(), self._limits.timeout_s
             patience_s = ASYNC_PATIENCE_S if ready.is_async else 0.0
             share = math.inf if budget is None else max(budget.row_deadline() for _ in requests)
             found = child.receive(min(began + limit_s + patience_s, share), watched=ready.process_id)
@@ -224,13 +224,13 @@ class _Child:
                 descriptor=theirs.fileno(),
                 what="the reward function",
             )
-        self.start_deadline = running_time() + START_LIMIT_S
+        self.start_deadline = time.monotonic() + START_LIMIT_S
 
     def receive(self, deadline: float, *, watched: int = 0) -> Any:
         """The next message; None at the deadline. Forwards printed output meanwhile.
 
         Args:
-            deadline: of ``running_time``.
+            deadline: of ``time.monotonic``.
             watched: process whose memory is measured; the message is a verdict if it exceeds its limit.
 
         Raises:
@@ -238,7 +238,7 @@ class _Child:
         """
         output = self.process.output
         sources: list[Any] = [self.connection, output.descriptor]
-        while (left := deadline - running_time()) > 0:
+        while (left := deadline - time.monotonic()) > 0:
             ready = wait(sources, min(left, WATCH_EVERY_S) if watched else left)
             if output.descriptor in ready and not output.pass_on():
                 sources.remove(output.descriptor)

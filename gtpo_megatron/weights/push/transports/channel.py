@@ -12,7 +12,6 @@ from typing import Protocol
 from torch import Tensor
 
 from gtpo_megatron.errors import WeightSyncError
-from gtpo_megatron.supervision.running_time import running_time
 
 SLOTS = 2
 """Buckets to a worker that are under way at a time: one is packed while the other is unpacked."""
@@ -98,9 +97,9 @@ def wait_until(is_done: Callable[[], bool], *, deadline_s: float, complaint: Cal
     """
     if is_done():
         return
-    end, nap = running_time() + deadline_s, _FIRST_NAP_S
+    end, nap = time.monotonic() + deadline_s, _FIRST_NAP_S
     while not is_done():
-        if running_time() > end:
+        if time.monotonic() > end:
             raise WeightSyncError(f"{complaint()} within {deadline_s:g} s; the sampler must not be used")
         time.sleep(nap)
         nap = min(2 * nap, _LONGEST_NAP_S)

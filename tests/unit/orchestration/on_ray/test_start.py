@@ -80,7 +80,7 @@ def test_one_deadline_is_that_of_all_phases(monkeypatch, placement):
         late = [] if deadline_s >= 40.0 else sorted(calls)
         return dict(calls), {}, late
 
-    monkeypatch.setattr(ray_collect, "running_time", lambda: clock[0])
+    monkeypatch.setattr(ray_collect, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(ray_collect, "_wait", wait)
     config = tiny_cpu.gtpo()
     config = replace(config, rollout=replace(config.rollout, placement=placement))
