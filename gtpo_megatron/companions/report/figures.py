@@ -49,6 +49,7 @@ _OF_OUTCOME = (
          Curve("credit/one_sided_groups_frac", "one-sided groups", ORANGE, "dash"),
          Curve("rollout/truncated_frac", "cut responses", GREY, "dot")), _SHARE),
 )
+_GAP_99 = Curve("sync/logprob_gap_p99", "99%", ORANGE, "dot", is_smoothed=False)
 _OF_POLICY = (
     Figure(
         "entropy", "Policy entropy", "nats per token",
@@ -87,9 +88,10 @@ _OF_POLICY = (
     Figure(
         "gap", "Sampler against trainer", "nats",
         "Difference between the log-probabilities that sampler and trainer give to the same sampled tokens, after each "
-        "weight push: the largest, and what 99% of the tokens stay within, with its limit at the last step.",
+        "weight push: the largest, which has no limit here, and what 99% of the tokens stay within, with its limit at "
+        "the last step.",
         (Curve("sync/logprob_gap_max", "largest", is_smoothed=False),
-         Curve("sync/logprob_gap_p99", "99%", GREY, "dot", is_smoothed=False)), _LOG),
+         _GAP_99), _LOG),
 )
 _OF_CREDIT = (
     Figure(
@@ -182,14 +184,28 @@ def _accuracy(runs: Sequence[RunData], label: str) -> Figure:
 
 
 def _with_limits(runs: Sequence[RunData], figure: Figure) -> Figure:
-    """Adds the runs' limits to the figure of the log-prob gap; returns other figures unchanged."""
+    """Adds the runs' limits of the 99% to the figure of the log-prob gap; returns other figures unchanged.
+
+    In the colour of the curve that it limits; with several runs, of a limit that all share, in red.
+    """
     if figure.key != "gap" or not figure.traces:
         return figure
     last = max(2, *(run.num_steps_done for run in runs))
-    found = {limits[-1] for run in runs if (limits := run.values("sync/logprob_gap_p99_limit"))}
+    limits = {index: own[-1] for index, run in enumerate(runs) if (own := run.values(f"{_GAP_99.metric}_limit"))}
+    colors = {
+        limit: _GAP_99.color if len(runs) == 1 else index if list(limits.values()).count(limit) == 1 else ALARM
+        for index, limit in limits.items()
+    }
     lines = [
-        line([(1, limit), (last, limit)], name=f"limit {limit:.2g}", color=ALARM, mode="lines", hoverinfo="skip")
-        for limit in sorted(found)
+        line(
+            [(1, limit), (last, limit)],
+            name=f"limit of the 99%, {limit:.2g}",
+            color=color,
+            dash="dash",
+            mode="lines",
+            hoverinfo="skip",
+        )
+        for limit, color in sorted(colors.items())
     ]
     return replace(figure, traces=(*figure.traces, *lines))
 

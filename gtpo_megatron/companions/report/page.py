@@ -383,10 +383,10 @@ def _one(run: RunData, *, is_alone: bool) -> str:
         return ""
     bad = [finding for finding in findings if finding.level > Level.GREEN]
     green = [finding for finding in findings if finding.level == Level.GREEN]
-    name = "" if is_alone else f"<b>{escape(run.name)}</b>: "
-    summary = f"{name}{len(green)} of {len(findings)} signs are green"
+    name = "" if is_alone else f"<h3>{escape(run.name)}</h3>"
+    summary = f"{len(green)} of {len(findings)} signs are green"
     return (
-        f"<section class='health' aria-label='health'>{_list(bad)}"
+        f"<section class='health' aria-label='health'>{name}{_list(bad)}"
         f"<details><summary>{_mark(Level.GREEN)} {summary}</summary>{_list(green)}</details></section>"
     )
 

@@ -163,10 +163,10 @@ def line(points: Sequence[tuple[int, float]], *, name: str, color: int | str, da
 
 
 def plain_figure(traces: Sequence[Any], **layout: Any) -> dict[str, Any]:
-    """A plotly figure as plain values, with steps as x axis and a legend if there are several curves.
+    """A plotly figure as plain values, with steps as x axis.
 
     Args:
-        traces: plotly traces.
+        traces: plotly traces; those over steps have a legend, one alone too, whose name is nowhere else.
         layout: further properties of ``plotly.graph_objects.Layout``.
     """
     import plotly.graph_objects as go
@@ -180,7 +180,7 @@ def plain_figure(traces: Sequence[Any], **layout: Any) -> dict[str, Any]:
             plot_bgcolor="rgba(0,0,0,0)",
             font={"family": "inherit", "size": 12},
             margin={"l": 8, "r": 12, "t": 10, "b": 8},
-            showlegend=len({trace.name for trace in traces if trace.showlegend is not False}) > 1,
+            showlegend=any(trace.showlegend is not False for trace in traces),
             legend={"orientation": "h", "x": 0, "y": 1.03, "yanchor": "bottom", "traceorder": "normal"},
             xaxis={"title": {"text": "step", "standoff": 4}, "tickformat": ",d", "rangemode": "tozero"},
         ),

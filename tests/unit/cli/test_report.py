@@ -21,6 +21,19 @@ def test_the_page_goes_to_the_run_or_where_it_is_asked_for(run, tmp_path, capsys
     assert (run / "report.html").read_bytes() == (tmp_path / "new" / "page.html").read_bytes()
 
 
+def test_the_page_of_several_runs_replaces_nothing(tmp_path, monkeypatch, capsys):
+    runs = [make_run(tmp_path / "runs" / name, num_steps=2, responses=False) for name in ("a", "b")]
+    (runs[0] / "report.html").write_text("its own")
+    monkeypatch.chdir(tmp_path)
+    assert dispatch.run(["report", *map(str, runs)]) == 0
+    assert capsys.readouterr().out == "report.html\n"
+    assert dispatch.run(["report", "runs"]) == 2
+    assert "report.html exists and is kept" in capsys.readouterr().err
+    assert dispatch.run(["report", "runs", "--output", "report.html"]) == 0
+    assert "2 training runs" in Path("report.html").read_text()
+    assert (runs[0] / "report.html").read_text() == "its own"
+
+
 def test_an_output_that_cannot_be_written_is_one_line_and_leaves_nothing(run, tmp_path, capsys):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")

@@ -426,6 +426,18 @@ def test_plotly_accepts_every_figure(tmp_path):
         go.Figure(data=figure["data"], layout=figure["layout"])  # raises at an unknown or malformed property
 
 
+def test_a_limit_is_named_by_what_it_limits_and_has_its_colour(tmp_path):
+    traces = {trace["name"]: trace for trace in report(tmp_path, make_run(tmp_path / "run")).figures["gap"]["data"]}
+    assert traces["limit of the 99%, 0.0001"]["line"]["color"] == traces["99%"]["line"]["color"]
+    assert traces["99%"]["line"]["color"] != traces["largest"]["line"]["color"]
+
+
+def test_a_curve_alone_in_its_figure_is_named(tmp_path):
+    figures = report(tmp_path, make_run(tmp_path / "run")).figures
+    assert len(figures["gradient"]["data"]) >= 1
+    assert figures["gradient"]["layout"]["showlegend"]
+
+
 def test_health_is_at_the_top_with_its_rules(tmp_path):
     """Marks besides colours; the sampled run has nothing that is not green."""
     sound = make_run(tmp_path / "sound")
@@ -438,3 +450,5 @@ def test_health_is_at_the_top_with_its_rules(tmp_path):
     (sound / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     sick = report(tmp_path, sound).text
     assert sick.index("✕groups without variance 95% of the groups") < sick.index("signs are green")
+    both = report(tmp_path, sound, make_run(tmp_path / "other")).text
+    assert "sound✕groups without variance" in both.replace("\n", ""), "a sign comes after the name of its run"
