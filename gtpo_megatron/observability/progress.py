@@ -31,6 +31,23 @@ REFRESHES_PER_S = 2.0
 """Enough for a clock in seconds; more flickers over a slow connection."""
 LEAST_SHOWN_S = 0.05
 """A quicker stage is not named."""
+_STAGES = (
+    "rollout",
+    "rollout_wait",
+    "reward",
+    "score",
+    "credit",
+    "update",
+    "weight_sync",
+    "to_trainer",
+    "to_push",
+    "to_engine",
+)
+"""What a step does one after another."""
+_BESIDE = ("rollout", "reward")
+"""Stages that run beside the trainer where it waits for responses sampled ahead."""
+_AFTER = ("push_check", "evaluation", "checkpoint")
+"""What may follow a step, and is no part of its seconds."""
 STEPS_FOR_TIME_LEFT = 10
 """Steps averaged for the time left."""
 LEAST_TREND = 16
@@ -174,7 +191,7 @@ class TrainingDisplay:
             self._step_seconds.append((now - self._step_start) / (step - self._step))
             self._step = step
         self._step_start = now
-        self._starting, self._step_times = "", _slowest_stages(scalars)
+        self._starting, self._step_times = "", _seconds_by_stage(scalars)
         if measured := labels_among(scalars):
             self._sets = measured
             self._intervals = {mean_metric(measured[0]): interval(scalars, measured[0])}
@@ -217,7 +234,7 @@ class TrainingDisplay:
     def _plain_step(self, step: int, scalars: Mapping[str, float]) -> str:
         parts = [f"step {step}/{self._num_steps}"]
         parts += [f"{row.label} {self._value(row)}" for row in self._rows if row.name in scalars]
-        if times := _slowest_stages(scalars):
+        if times := _seconds_by_stage(scalars):
             parts.append(times)
         if step and self.seconds_left is not None:
             parts.append(f"left {duration(self.seconds_left)}")
@@ -304,15 +321,22 @@ class TrainingDisplay:
         return f"{written} [{100 * low:.1f}, {100 * high:.1f}]" if math.isfinite(low + high) else written
 
 
-def _slowest_stages(scalars: Mapping[str, float]) -> str:
-    """``6.3 s (update 2.7, rollout 2.4)``: a step's seconds, and those of its stages; empty if it was not timed."""
-    stages = {name: value for name, value in scalars.items() if name.startswith("timing/") and value >= LEAST_SHOWN_S}
-    total = stages.pop("timing/step_s", None)
-    if total is None:
+def _seconds_by_stage(scalars: Mapping[str, float]) -> str:
+    """``6.3 s (update 2.7, rollout 2.4, rest 1.2) + evaluation 7.2``; empty if the step was not timed.
+
+    The parts in brackets add up to the step; behind it is what followed it.
+    """
+    seconds = {name: scalars.get(f"timing/{name}_s", 0.0) for name in ("step", *_STAGES, *_AFTER)}
+    if not seconds["step"]:
         return ""
-    slowest = sorted(stages, key=lambda name: -stages[name])
-    named = ", ".join(f"{name.removeprefix('timing/').removesuffix('_s')} {stages[name]:.1f}" for name in slowest)
-    return f"{total:.1f} s" + (f" ({named})" if named else "")
+    beside = _BESIDE if "timing/rollout_wait_s" in scalars else ()
+    parts = {name: seconds[name] for name in _STAGES if name not in beside}
+    slowest = sorted((name for name in parts if parts[name] >= LEAST_SHOWN_S), key=lambda name: -parts[name])
+    named = [f"{name} {parts[name]:.1f}" for name in slowest]
+    if named and (rest := seconds["step"] - sum(parts[name] for name in slowest)) >= LEAST_SHOWN_S:
+        named.append(f"rest {rest:.1f}")
+    text = f"{seconds['step']:.1f} s" + (f" ({', '.join(named)})" if named else "")
+    return text + "".join(f" + {name} {seconds[name]:.1f}" for name in _AFTER if seconds[name] >= LEAST_SHOWN_S)
 
 
 def trend(values: Sequence[float], width: int) -> str:

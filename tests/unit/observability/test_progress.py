@@ -51,7 +51,7 @@ def test_without_a_terminal_each_step_is_one_plain_line_with_everything():
     assert lines == [
         "gtpo: steps 1 to 10",
         "step 1/10 · reward 0.500 · held-out 31.2% [29.0, 33.0] · entropy 0.731 nats · length 83.2 tokens · "
-        "speed 2,346 tokens/s · log-prob gap 3.2e-05 nats · 6.0 s (rollout 3.5, update 2.2) · left 54s",
+        "speed 2,346 tokens/s · log-prob gap 3.2e-05 nats · 6.0 s (rollout 3.5, update 2.2, rest 0.2) · left 54s",
         "checkpoint of step 1 written",
         "step 2/10 · reward nan · left 40s",
         "gtpo: stopped early after step 2, 10s",
@@ -256,6 +256,25 @@ def test_a_failure_in_the_start_says_in_what():
     assert "stopped in connecting ranks and engines for pushes by ConnectionResetError" in stream.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [
+        (
+            {"evaluation": 7.2, "push_check": 2.8},
+            "6.0 s (rollout 3.5, update 2.2, rest 0.2) + push_check 2.8 + evaluation 7.2",
+        ),
+        ({"actor_forward_backward": 2.0, "environment": 3.0}, "6.0 s (rollout 3.5, update 2.2, rest 0.2)"),
+        ({"rollout_wait": 1.0}, "6.0 s (update 2.2, rollout_wait 1.0, rest 2.8)"),
+    ],
+)
+def test_the_parts_of_a_step_add_up_to_it(more, shown):
+    stream = io.StringIO()
+    display_, _ = display(stream)
+    with display_:
+        display_.step_done(1, SCALARS | {f"timing/{name}_s": seconds for name, seconds in more.items()})
+    assert f"nats · {shown}" in stream.getvalue()
+
+
 @pytest.mark.parametrize(("width", "columns", "more"), [(80, 1, False), (120, 2, False), (200, 3, True)])
 def test_a_wide_terminal_is_used_whole(width, columns, more):
     shown, _ = display(io.StringIO(), is_live=True, width=width)
@@ -268,4 +287,4 @@ def test_a_wide_terminal_is_used_whole(width, columns, more):
     assert sum(label in first for label in ("reward", "held-out", "entropy")) == columns
     assert any("grad norm" in line for line in lines) == more
     assert len(re.search("[▁-█]+", first)[0]) > 16
-    assert any("last step 6.0 s (rollout 3.5, update 2.2)" in line for line in lines)
+    assert any("last step 6.0 s (rollout 3.5, update 2.2, rest 0.2)" in line for line in lines)
