@@ -11,6 +11,7 @@
 Shapes: ``B`` responses, ``T`` response tokens (padded on the right), ``Tp`` prompt tokens (padded on the right).
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -341,6 +342,7 @@ class RewardBatch:
         parts: ``[B]`` float32 by name: parts of the reward that the function stated; NaN for rows without it.
         info: what the function said about each response, as a JSON object or ""; empty if it said nothing of any.
         turn_rewards: what each turn of a response earned, which adds up to its reward; empty without an environment.
+        failures: number of failed rows by reason, of the most frequent reasons.
     """
 
     rewards: Tensor
@@ -349,6 +351,7 @@ class RewardBatch:
     parts: Mapping[str, Tensor] = field(default_factory=dict)
     info: tuple[str, ...] = ()
     turn_rewards: tuple[tuple[float, ...], ...] = ()
+    failures: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.rewards.shape != self.failed.shape or self.rewards.ndim != 1:
@@ -364,8 +367,16 @@ class RewardBatch:
             if found and len(found) != len(self.rewards):
                 raise ShapeError(f"{len(found)} {what} for {len(self.rewards)} rewards: one each, or none")
 
+    @property
+    def commonest_failure(self) -> str:
+        """The most frequent reason of missing verdicts, such as ``31 x KeyError: 'score'``; empty if none is known."""
+        if not self.failures:
+            return ""
+        reason = max(self.failures, key=self.failures.__getitem__)
+        return f"{self.failures[reason]} x {reason}"
+
     def select(self, rows: Sequence[int]) -> "RewardBatch":
-        """The rewards of these responses; ``num_over_budget`` is that of the whole batch."""
+        """The rewards of these responses; ``num_over_budget`` and ``failures`` are those of the whole batch."""
         index = torch.tensor(rows, dtype=torch.int64)
         return RewardBatch(
             rewards=self.rewards[index],
@@ -374,6 +385,7 @@ class RewardBatch:
             parts={name: part[index] for name, part in self.parts.items()},
             info=tuple(self.info[row] for row in rows) if self.info else (),
             turn_rewards=tuple(self.turn_rewards[row] for row in rows) if self.turn_rewards else (),
+            failures=self.failures,
         )
 
     @classmethod
@@ -392,6 +404,7 @@ class RewardBatch:
             if any(batch.info for batch in batches)
             else (),
             turn_rewards=tuple(turns for batch in batches for turns in batch.turn_rewards),
+            failures=dict(sum((Counter(batch.failures) for batch in batches), Counter())),
         )
 
 

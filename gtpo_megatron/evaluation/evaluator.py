@@ -44,6 +44,7 @@ class HeldOutResult:
         num_problems: number of problems.
         samples: ``k``.
         num_failed: responses without a verdict.
+        commonest_failure: most frequent reason of missing verdicts, with its count.
         num_ungraded: episodes that a limit ended before they were graded; their reward is 0.
     """
 
@@ -56,6 +57,7 @@ class HeldOutResult:
     samples: int
     num_failed: int
     num_ungraded: int = 0
+    commonest_failure: str = ""
 
     def metrics(self) -> dict[str, float]:
         """The values by metric name."""
@@ -92,7 +94,7 @@ def evaluate(
     if bool(rewards.failed.all()):
         raise RolloutError(
             f"the reward function has no verdict on any of {len(rewards.failed)} responses to {heldout.label} "
-            f"problems; log.txt says what it raised"
+            f"problems; {rewards.commonest_failure or 'log.txt says what it raised'}"
         )
     correct = is_correct(rewards.rewards, success_threshold=threshold) & ~rewards.failed
     table = correct.double().reshape(len(problems), config.samples).tolist()
@@ -109,4 +111,5 @@ def evaluate(
         samples=config.samples,
         num_failed=int(rewards.failed.sum()),
         num_ungraded=int((ungraded.nan_to_num() * ~rewards.failed).sum()),
+        commonest_failure=rewards.commonest_failure,
     )

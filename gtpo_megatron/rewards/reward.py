@@ -106,8 +106,7 @@ class RewardScorer:
                 for first in range(0, len(requests), self._rows_per_call)
                 for verdict in self._graded_here(requests[first : first + self._rows_per_call])
             ]
-        report_failures([verdict.failure for verdict in verdicts])
-        return _batch(verdicts)
+        return replace(_batch(verdicts), failures=report_failures([verdict.failure for verdict in verdicts]))
 
     def close(self) -> None:
         """Ends the child processes, if there are any."""
@@ -152,11 +151,14 @@ def _batch(verdicts: Sequence[Verdict]) -> RewardBatch:
     )
 
 
-def report_failures(failures: Sequence[str | None]) -> None:
+def report_failures(failures: Sequence[str | None]) -> dict[str, int]:
     """Logs the number of rows without a verdict and the most frequent reasons; as an error if no row has a verdict.
 
     Args:
         failures: per row why it has none; None: it has one.
+
+    Returns:
+        The number of rows by reason, of the most frequent reasons.
     """
     reasons = Counter(failure for failure in failures if failure is not None)
     if reasons:
@@ -167,3 +169,4 @@ def report_failures(failures: Sequence[str | None]) -> None:
         )
         level = logging.ERROR if reasons.total() == len(failures) else logging.WARNING
         logger.log(level, "%d of %d responses have no reward: %s", reasons.total(), len(failures), commonest)
+    return dict(reasons.most_common(3))

@@ -22,7 +22,7 @@ from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.observability.metrics import Max, Mean, Sum, merge
 from gtpo_megatron.orchestration.loop.group_scheduler import GroupScheduler, SchedulerRules
 from gtpo_megatron.orchestration.loop.rollout_metrics import best_rewards, rollout_metrics
-from gtpo_megatron.orchestration.loop.sampling import DrawPrompts, Sampled, informative, merged
+from gtpo_megatron.orchestration.loop.sampling import DrawPrompts, Sampled, check_has_verdicts, informative, merged
 from gtpo_megatron.orchestration.loop.sampling_state import from_plain, problem_from_plain, problem_to_plain, to_plain
 from gtpo_megatron.orchestration.stages.engines import Attempt, GroupSampler
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, joined
@@ -263,11 +263,7 @@ class ContinuousSampling:
         seen = [*groups, *dropped]
         metrics = merge([group.metrics for group in seen]) | best_rewards([group.rewards for group in seen]) | metrics
         sampled = merged(groups, [{label} for label in labels], metrics, max_spread=self._config.rollout.max_staleness)
-        if bool(sampled.rewards.failed.all()):
-            raise RolloutError(
-                f"the reward function has no verdict on any of {len(sampled.rewards.failed)} responses; log.txt says "
-                f"what it raised"
-            )
+        check_has_verdicts(sampled.rewards)
         return dataclasses.replace(sampled, seconds=seconds)
 
     # ---------------------------------------------------------------------------------------------- the other threads

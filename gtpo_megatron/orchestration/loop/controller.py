@@ -209,7 +209,7 @@ class Controller:
         if failed := int(scalars["rollout/reward_failed_count"]):
             self._display.note(
                 f"step {step}: {failed} of {int(scalars['rollout/responses_count'])} responses have no verdict and "
-                f"take no part; log.txt says why"
+                f"take no part: {report.sampled.rewards.commonest_failure or 'log.txt says why'}"
             )
         if refused := int(scalars.get("rollout/responses_refused_count", 0)):
             self._display.note(f"step {step}: requests of agents were refused in {refused} episodes; log.txt says why")

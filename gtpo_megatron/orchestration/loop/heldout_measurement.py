@@ -63,7 +63,10 @@ class HeldOutMeasurement:
         for result in results:
             self._display.note(str(result))
             if result.num_failed:
-                self._display.note(f"{result.num_failed} {result.label} responses have no verdict and count as wrong")
+                self._display.note(
+                    f"{result.num_failed} {result.label} responses have no verdict and count as wrong: "
+                    f"{result.commonest_failure or 'log.txt says why'}"
+                )
             if result.num_ungraded:
                 self._display.note(
                     f"{result.num_ungraded} {result.label} episodes were ended by a limit before they were graded, and "

@@ -41,6 +41,13 @@ class Sampled:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
+def check_has_verdicts(rewards: RewardBatch) -> None:
+    """Raises RolloutError with the most frequent reason if no response has a verdict."""
+    if bool(rewards.failed.all()):
+        why = rewards.commonest_failure or "log.txt says what it raised"
+        raise RolloutError(f"the reward function has no verdict on any of {len(rewards.failed)} responses; {why}")
+
+
 def sample_groups(
     draw: DrawPrompts,
     stages: Stages,
@@ -61,11 +68,7 @@ def sample_groups(
         RolloutError: dynamic sampling found no informative group, or no response has a verdict.
     """
     rounds = [_one_round(draw(num_prompts), stages, rollout, seed)]
-    failed = rounds[0].rewards.failed
-    if bool(failed.all()):
-        raise RolloutError(
-            f"the reward function has no verdict on any of {len(failed)} responses; log.txt says what it raised"
-        )
+    check_has_verdicts(rounds[0].rewards)
     if not algorithm.dynamic_sampling.enabled:
         return rounds[0]
     kept = [informative(rounds[0], algorithm.success_threshold)]

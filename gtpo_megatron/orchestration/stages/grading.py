@@ -69,9 +69,9 @@ class RewardGrader:
         if given:
             rewards = RewardBatch.joined(given).select(torch.tensor(order).argsort().tolist())
             reasons = rewards.info or ("",) * len(order)
-            report_failures([text if bool(no) else None for text, no in zip(reasons, rewards.failed, strict=True)])
+            failures = [text if bool(no) else None for text, no in zip(reasons, rewards.failed, strict=True)]
             _report_refusals(rewards)
-            return rewards
+            return replace(rewards, failures=report_failures(failures))
         return self.grade_decoded([response for response in responses if response is not None], prompts)
 
     def decode(self, rollouts: RolloutBatch) -> list[DecodedResponse]:

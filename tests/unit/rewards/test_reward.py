@@ -31,6 +31,7 @@ def test_grading_here_and_in_workers_gives_the_same_batch(num_workers, caplog):
     assert torch.equal(batch.rewards, torch.tensor([1.0, 1.0, 0.0, 0.0]))
     assert torch.equal(batch.failed, torch.tensor([False, False, False, True]))
     assert "1 of 4 responses have no reward: 1 x DataError: the reference answer is empty" in caplog.text
+    assert batch.commonest_failure.startswith("1 x DataError: the reference answer is empty")
 
 
 def test_a_reward_that_raises_is_failed_and_never_a_silent_zero():
