@@ -12,6 +12,8 @@ SIDE_BY_SIDE := -n 2 --dist loadgroup --no-loadscope-reorder
 NOT_IN_CHECK := nightly or slurm or gpu or network
 LATER := slow or $(NOT_IN_CHECK)
 FAST := not ($(LATER) or gpu_stack or vllm or ray or megatron)
+# a worker that reads all files needs half a minute for it
+with_mark = $$(grep -rlE "mark\.($(1))\b" tests --include="test_*.py")
 RUN_DIR := runs/quickstart
 CODE_RUN_DIR := runs/code-quickstart
 REAL_RUN_DIR := runs/real-quickstart
@@ -35,20 +37,20 @@ code-quickstart: setup  ## the tiny model learns to write programs that pass tes
 test: setup  ## every part, and the whole chain once: a tiny run, a resume, a push; 7 to 26 minutes on two cores, as quick as they are
 	@tools/install_bubblewrap.sh
 	$(PYTEST) -n 3 $(FILE_BY_FILE) -m "$(FAST)"
-	$(PYTEST) -n 2 $(FILE_BY_FILE) -m "(vllm or ray or megatron) and not ($(LATER))"
+	$(PYTEST) -n 2 $(FILE_BY_FILE) -m "(vllm or ray or megatron) and not ($(LATER))" $(call with_mark,vllm|ray|megatron)
 
 test-dist: setup
 	$(PYTEST) -m distributed
 
 test-slow: setup  ## the rest of make check: killed and resumed runs, more layouts, checkpoints, pushes, planted faults
 	@tools/install_bubblewrap.sh
-	$(PYTEST) $(SIDE_BY_SIDE) -m "slow and not ($(NOT_IN_CHECK))"
+	$(PYTEST) $(SIDE_BY_SIDE) -m "slow and not ($(NOT_IN_CHECK))" $(call with_mark,slow)
 
 nightly: setup  ## whatever make check leaves out: chaos, Slurm, every layout, every example, damaged files, the wheel
 	@tools/install_slurm.sh
 	@tools/install_bubblewrap.sh
 	$(PYTEST) -n 2 $(FILE_BY_FILE) --hypothesis-profile nightly -m "hypothesis and not ($(LATER))" tests/unit/weights
-	$(PYTEST) $(SIDE_BY_SIDE) -m "(nightly or slurm) and not (gpu or network)"
+	$(PYTEST) $(SIDE_BY_SIDE) -m "(nightly or slurm) and not (gpu or network)" $(call with_mark,nightly|slurm)
 
 test-gpu-stack:  ## the GPU's code on its own versions without a GPU, Transformer Engine's Python included; then tools/gpu_proof.sh on a bare machine's; PYTHON312=... names Python 3.12
 	tools/test_gpu_stack.sh
