@@ -87,11 +87,11 @@ def dotted(node, names):
     return ".".join([names.get(node.id, node.id), *reversed(parts)])
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_else_unpickles(path):
-    if path in (THE_PLACE, MEGATRONS):
-        return
-    assert forbidden(path.read_text(encoding="utf-8")) == []
+def test_nothing_else_unpickles():
+    others = [path for path in FILES if path not in (THE_PLACE, MEGATRONS)]
+    assert len(others) > 300
+    found = {str(path.relative_to(ROOT)): forbidden(path.read_text(encoding="utf-8")) for path in others}
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 def test_the_two_places_load_with_the_restriction():

@@ -1,7 +1,9 @@
 """Every bound of every field: the error names the field and the value."""
 
 import dataclasses
+import itertools
 import math
+import re
 from typing import Literal, get_origin, get_type_hints
 
 import pytest
@@ -82,13 +84,22 @@ def beyond_what_is_declared():
             for bound in getattr(hint, "__metadata__", ()):
                 values += [bound.ge - 1] if isinstance(bound, Ge) else []
                 values += [bound.gt] if isinstance(bound, Gt) else []
-            yield from (pytest.param(kind, name, value, id=f"{kind.__name__}.{name}={value}") for value in values)
+            yield from ((kind, name, value) for value in values)
 
 
-@pytest.mark.parametrize(("kind", "field", "value"), [*beyond_what_is_declared()])
-def test_what_a_type_does_not_allow_is_refused_by_name(kind, field, value):
-    with pytest.raises(ConfigError, match=field):
+def is_refused(kind, field, value, message):
+    """A ``ConfigError`` whose words match."""
+    try:
         kind(**VALID.get(kind, {}) | {field: value})
+    except ConfigError as error:
+        return re.search(message, str(error)) is not None
+    return False
+
+
+def test_what_a_type_does_not_allow_is_refused_by_name():
+    cases = [*beyond_what_is_declared()]
+    assert len(cases) > 100
+    assert [case for case in cases if not is_refused(*case, case[1])] == []
 
 
 @pytest.mark.parametrize(
@@ -131,36 +142,33 @@ def test_a_bad_value_is_refused_by_name(kind, field, value):
         kind(**VALID[kind] | {field: value})
 
 
-def numbers(kind):
-    hints = {
-        f"{one.__name__}.{field.name}": (one, field.name, get_type_hints(one)[field.name])
-        for one in KINDS
-        for field in dataclasses.fields(one)
-    }
-    return [pytest.param(one, name, id=key) for key, (one, name, hint) in hints.items() if hint is kind]
+def numbers(*types):
+    """Every field of these types, by its class and name."""
+    hints = {one: get_type_hints(one) for one in KINDS}
+    return [(one, field.name) for one in KINDS for field in dataclasses.fields(one) if hints[one][field.name] in types]
 
 
-@pytest.mark.parametrize(("kind", "field"), [*numbers(int), *numbers(float)])
-def test_every_number_has_a_lower_bound(kind, field):
-    if field in MAY_BE_NEGATIVE:
+def test_every_number_has_a_lower_bound():
+    fields = numbers(int, float)
+    assert len(fields) > 100
+    may_be_negative = [(kind, field) for kind, field in fields if field in MAY_BE_NEGATIVE]
+    assert {field for _, field in may_be_negative} == MAY_BE_NEGATIVE
+    for kind, field in may_be_negative:
         kind(**{field: -1.0})
-    else:
-        with pytest.raises(ConfigError, match=field):
-            kind(**VALID.get(kind, {}) | {field: -1})
+    assert [one for one in fields if one not in may_be_negative and not is_refused(*one, -1, one[1])] == []
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize(("kind", "field"), numbers(float))
-def test_no_field_is_infinite(kind, field, value):
-    with pytest.raises(ConfigError, match=rf"^{field}={value}: must be a finite number$"):
-        kind(**VALID.get(kind, {}) | {field: value})
+def test_no_field_is_infinite(value):
+    fields = numbers(float)
+    assert len(fields) > 50
+    assert [one for one in fields if not is_refused(*one, value, rf"^{one[1]}={value}: must be a finite number$")] == []
 
 
 @pytest.mark.parametrize("value", [10**25, -(10**25), pytest.param(10**6000, id="long")])
-@pytest.mark.parametrize(("kind", "field"), [*numbers(int), *numbers(float)])
-def test_every_number_fits_in_64_bits(kind, field, value):
-    with pytest.raises(ConfigError, match=rf"^{field}=.{{1,210}}: must lie between -2\^63 and 2\^63$"):
-        kind(**VALID.get(kind, {}) | {field: value})
+def test_every_number_fits_in_64_bits(value):
+    message = r"^{}=.{{1,210}}: must lie between -2\^63 and 2\^63$"
+    assert [one for one in numbers(int, float) if not is_refused(*one, value, message.format(one[1]))] == []
 
 
 @pytest.mark.parametrize("address", ["", "auto", "127.0.0.1:6379", "node-7.cluster:1", "[fe80::1]:65535", "fe80::1:80"])
@@ -229,19 +237,16 @@ def test_a_choice_lists_what_is_allowed():
         require_choice("axis", "rows", ("position", "matrix"))
 
 
-@pytest.mark.parametrize("context", [1, 2])
-@pytest.mark.parametrize("tensor", [1, 2, 3, 4])
-@pytest.mark.parametrize("expert_tensor", [1, 2, 3])
-@pytest.mark.parametrize("expert", [1, 2, 3, 4, 6])
-def test_replicas_share_experts_if_a_group_of_experts_has_ranks_of_two(tensor, context, expert_tensor, expert):
-    layout = ParallelConfig(
-        num_ranks=12 * tensor * context * expert_tensor * expert,
-        tensor_parallel_size=tensor,
-        context_parallel_size=context,
-        expert_parallel_size=expert,
-        expert_tensor_parallel_size=expert_tensor,
-    )
-    groups: dict[int, set[int]] = {}
-    for rank in range(layout.num_ranks):
-        groups.setdefault(rank // (expert_tensor * expert), set()).add(rank // (tensor * context))
-    assert layout.replicas_share_experts == any(len(replicas) > 1 for replicas in groups.values())
+def test_replicas_share_experts_if_a_group_of_experts_has_ranks_of_two():
+    for context, tensor, expert_tensor, expert in itertools.product((1, 2), (1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 4, 6)):
+        layout = ParallelConfig(
+            num_ranks=12 * tensor * context * expert_tensor * expert,
+            tensor_parallel_size=tensor,
+            context_parallel_size=context,
+            expert_parallel_size=expert,
+            expert_tensor_parallel_size=expert_tensor,
+        )
+        groups: dict[int, set[int]] = {}
+        for rank in range(layout.num_ranks):
+            groups.setdefault(rank // (expert_tensor * expert), set()).add(rank // (tensor * context))
+        assert layout.replicas_share_experts == any(len(replicas) > 1 for replicas in groups.values()), layout

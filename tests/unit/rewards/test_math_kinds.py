@@ -153,13 +153,19 @@ variables: Rr = r^2 | x+1 = x+2 | \sqrt{x^2} = x | x^2 = x^3 | \sin x = \cos x |
 def pairs(table):
     """Given answer and reference; " = " with spaces stands between the two."""
     lines = [line.partition(": ") for line in table.strip().splitlines()]
-    found = [(kind, *pair.strip().partition(" = ")) for kind, _, rest in lines for pair in rest.split(" | ")]
-    return [pytest.param(given, right, id=f"{kind}-{given}-{right}") for kind, given, _, right in found]
+    found = [pair.strip().partition(" = ") for _, _, rest in lines for pair in rest.split(" | ")]
+    return [(given, right) for given, _, right in found]
 
 
-@pytest.mark.parametrize(("given", "reference"), pairs(RIGHT))
-def test_the_same_in_another_spelling_is_right(given, reference):
-    assert math_answer(f"So it is \\boxed{{{given}}}.", reference) == 1.0
+def rewards(table):
+    """Of an answer in a box, by the answer and its reference."""
+    return {(given, right): math_answer(f"So it is \\boxed{{{given}}}.", right) for given, right in pairs(table)}
+
+
+def test_the_same_in_another_spelling_is_right():
+    found = rewards(RIGHT)
+    assert len(found) > 200
+    assert [pair for pair, reward in found.items() if reward != 1.0] == []
 
 
 BOXES = [
@@ -196,6 +202,7 @@ def test_a_power_that_braces_hide_is_not_computed(given):
     assert math_answer(rf"\boxed{{{given}}}", "5") == 0.0
 
 
-@pytest.mark.parametrize(("given", "reference"), pairs(WRONG))
-def test_a_neighbour_is_wrong(given, reference):
-    assert math_answer(f"So it is \\boxed{{{given}}}.", reference) == 0.0
+def test_a_neighbour_is_wrong():
+    found = rewards(WRONG)
+    assert len(found) > 150
+    assert [pair for pair, reward in found.items() if reward != 0.0] == []
