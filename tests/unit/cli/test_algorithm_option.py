@@ -44,8 +44,16 @@ def test_the_runs_parse_without_it():
             parsed(arguments)
 
 
-@pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("kind", ALGORITHMS, ids=lambda kind: kind.__name__)
+def pairs():
+    """Every algorithm with the tiny recipe, and before a commit those that ask for something with the others."""
+    for run in RUNS:
+        for kind in ALGORITHMS:
+            is_in_gate = run == "tiny" or kind.__name__ in ("DAPOConfig", "DPPOConfig", "FIPOConfig", "GTPOConfig")
+            marks = () if is_in_gate else pytest.mark.nightly
+            yield pytest.param(run, kind, id=f"{kind.__name__}-{run}", marks=marks)
+
+
+@pytest.mark.parametrize(("run", "kind"), list(pairs()))
 def test_an_algorithm_is_taken_or_the_remedy_works(run, kind):
     arguments, config, refusals = [*RUNS[run], "--algorithm", kind.__name__], None, []
     while config is None:
