@@ -23,6 +23,10 @@ _START = re.compile(r"^\| \[(?:own_\w+|\w+\.py)\].* \| (.*) \|$", re.MULTILINE)
 """A row of the examples' README; its last cell has the commands."""
 
 
+_TO_DOCS = re.compile(r"\]\((?:\.\./)+docs/")
+"""A link of the examples' pages to the documentation, which is elsewhere seen from a copy."""
+
+
 @configuration
 class ExamplesOptions:
     """Writes the examples: a folder each for data, a reward, a model and more of your own, and GTPO in one file.
@@ -42,12 +46,16 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError(f"{folder} exists and is kept; name another folder: gtpo-megatron examples my-examples")
     try:
         shutil.copytree(shared / "examples", folder, ignore=shutil.ignore_patterns("__pycache__"))
+        for file in (*folder.rglob("*.md"), *folder.rglob("*.py")):
+            text = file.read_text(encoding="utf-8")
+            text = text.replace("examples/", f"{folder}/")
+            file.write_text(_TO_DOCS.sub(f"]({shared / 'docs'}/", text), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
     sys.stdout.write(f"{folder}: README.md says what each is; --num-steps 2 shows that a run works\n")
     for cell in _START.findall((folder / "README.md").read_text(encoding="utf-8")):
         line = " && ".join(re.findall("`(.*?)`", cell))
-        sys.stdout.write(f"  {line.replace('examples/', f'{folder}/')}\n")
+        sys.stdout.write(f"  {line}\n")
     sys.stdout.write(f"documentation: {shared / 'docs' / 'index.md'}\n")
     return 0
 

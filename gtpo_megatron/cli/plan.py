@@ -1,6 +1,8 @@
 """``gtpo-megatron plan``."""
 
+import importlib
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
@@ -15,8 +17,9 @@ from gtpo_megatron.cli.recipe import RecipeOptions, load_recipe, parse
 from gtpo_megatron.companions.planner.correction import read_correction
 from gtpo_megatron.companions.planner.cpu_memory import cpu_memory
 from gtpo_megatron.companions.planner.hardware import GIB, GPUS, GPUName
-from gtpo_megatron.companions.planner.layout_plan import make_plan, plan_to_plain
-from gtpo_megatron.companions.planner.model_request import names_model, paper_setting
+from gtpo_megatron.companions.planner.known_models import untuned
+from gtpo_megatron.companions.planner.layout_plan import Plan, make_plan, plan_to_plain
+from gtpo_megatron.companions.planner.model_request import names_model, paper_setting, recipe_options
 from gtpo_megatron.companions.planner.page import print_plan
 from gtpo_megatron.companions.planner.request import (
     EXPERT_IMBALANCE,
@@ -26,11 +29,14 @@ from gtpo_megatron.companions.planner.request import (
     request_from,
     with_engines_apart,
 )
+from gtpo_megatron.companions.planner.search import anything_fits
 from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
 
 EXIT_NOTHING_FITS = 1
+BASE_RECIPE = "recipes.qwen2_5_7b:gtpo_8gpu"
+"""In the paper's setting, as a model without a recipe is planned."""
 
 
 @configuration
@@ -85,6 +91,8 @@ def run(arguments: Sequence[str]) -> int:
         config = with_engines_apart(config, options.rollout_gpus)
     request = _request(options, config, _own_cluster(options, config), is_model=is_model)
     plan = make_plan(request)
+    if is_model:
+        plan = _with_next(plan, options, typed=_fields_of(arguments[1:]))
     on_cpu = cpu_memory(config, request)
     if options.json:
         json.dump(plan_to_plain(plan) | {"on_cpu": [asdict(one) for one in on_cpu]}, sys.stdout, indent=1)
@@ -113,6 +121,44 @@ def _request(options: PlanOptions, config: RunConfig, cluster: Cluster, *, is_mo
     if options.correction:
         request = replace(request, correction=read_correction(Path(options.correction)).added_bytes)
     return replace(request, own_layout=None) if is_model else request
+
+
+def _fields_of(arguments: Sequence[str]) -> list[str]:
+    """Of the arguments those that are fields of a recipe, each with its values."""
+    taken: list[str] = []
+    is_field = False
+    for argument in arguments:
+        if argument.startswith("--"):
+            is_field = "." in argument.partition("=")[0]
+        if is_field:
+            taken.append(argument)
+    return taken
+
+
+def _with_next(plan: Plan, options: PlanOptions, *, typed: Sequence[str]) -> Plan:
+    """The plan of a model with what to do next: the command that trains so, or a recipe with adapters that fits."""
+    if plan.choice is not None:
+        more = recipe_options(options.config, plan.choice.layout, load_recipe(BASE_RECIPE))
+        command = f"gtpo-megatron train {BASE_RECIPE} --model.path FOLDER"
+        return replace(
+            plan, next_command=" ".join([command, *typed, *(one for one in more if one.split()[0] not in typed)])
+        )
+    fitting = [
+        f"{name}: low-rank adapters, fits as it is"
+        for name in _adapter_recipes(plan.request.model)
+        if anything_fits(_request(options, load_recipe(name), plan.request.cluster, is_model=True))
+    ]
+    return replace(plan, suggestions=[*plan.suggestions, *fitting])
+
+
+def _adapter_recipes(model: str) -> list[str]:
+    """Recipes of this model with adapters, whose module has the model's name."""
+    module = f"recipes.{re.sub(r'[^a-z0-9]', '_', untuned(Path(model).name).lower())}"
+    try:
+        found = vars(importlib.import_module(module))
+    except ImportError:
+        return []
+    return [f"{module}:{name}" for name in found if name.startswith("gtpo_lora")]
 
 
 def _scale(options: PlanOptions, *, is_model: bool) -> int:

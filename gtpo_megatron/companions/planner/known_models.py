@@ -117,6 +117,11 @@ KNOWN_MODELS: dict[str, ModelShape] = {
     "Qwen/Qwen2.5-7B": _QWEN2_5_7B,
     "Qwen/Qwen2.5-32B": _shape(64, 5120, 27648, 40, 8, 152064, qkv_bias=True),
     "Qwen/Qwen2.5-72B": _shape(80, 8192, 29568, 64, 8, 152064, qkv_bias=True),
+    "Qwen/Qwen3-0.6B": _shape(28, 1024, 3072, 16, 8, 151936, qk_norm=True, tied_embeddings=True, max_positions=40960),
+    "Qwen/Qwen3-1.7B": _shape(28, 2048, 6144, 16, 8, 151936, qk_norm=True, tied_embeddings=True, max_positions=40960),
+    "Qwen/Qwen3-4B": _shape(36, 2560, 9728, 32, 8, 151936, qk_norm=True, tied_embeddings=True, max_positions=40960),
+    "Qwen/Qwen3-8B": _shape(36, 4096, 12288, 32, 8, 151936, qk_norm=True, max_positions=40960),
+    "Qwen/Qwen3-14B": _shape(40, 5120, 17408, 40, 8, 151936, qk_norm=True, max_positions=40960),
     "Qwen/Qwen3-32B": _shape(64, 5120, 25600, 64, 8, 151936, qk_norm=True, max_positions=40960),
     "Qwen/Qwen3-30B-A3B": _shape(
         48, 2048, 6144, 32, 4, 151936, qk_norm=True, max_positions=40960, experts=_qwen3_experts(768, 48)
@@ -187,28 +192,31 @@ KNOWN_MODELS: dict[str, ModelShape] = {
 """Hub name of the base model -> shape."""
 
 
-def _untuned(name: str) -> str:
+def untuned(name: str) -> str:
     """The name less the words that tell apart models of one shape; Mistral's have a version behind them."""
     return name.replace("-Instruct", "").replace("-Base", "")
 
 
 def find_shape(path: str) -> ModelShape:
-    """The shape of ``model.path``: a folder with a ``config.json``, a GGUF file, or the name of a known model.
+    """The shape of ``model.path``: a folder with a ``config.json``, that file, a GGUF file, or a known model's name.
 
     A folder named like a known model needs no ``config.json``, so that a plan can be made before the download.
 
     Raises:
         ConfigError: neither; the message names the known models.
     """
+    if Path(path).name == "config.json":
+        path = str(Path(path).parent)
     if is_gguf(path) or (Path(path) / "config.json").is_file():
         return named_architecture(path)
-    short_names = {_untuned(name.split("/")[1]): shape for name, shape in KNOWN_MODELS.items()}
-    asked = _untuned(Path(path).name)
+    short_names = {untuned(name.split("/")[1]): shape for name, shape in KNOWN_MODELS.items()}
+    asked = untuned(Path(path).name)
     if asked in short_names:
         return short_names[asked]
     close = difflib.get_close_matches(asked, short_names, n=1)
     hint = f"perhaps you meant {close[0]!r}; " if close else ""
     raise ConfigError(
-        f"model.path={path!r}: neither a folder with a config.json nor a model whose shape is known; {hint}"
-        f"known: {', '.join(KNOWN_MODELS)}"
+        f"model.path={path!r}: neither a folder with a config.json nor a model whose shape is known; {hint}a folder "
+        f"with nothing but its config.json suffices (hf download NAME config.json --local-dir FOLDER); known: "
+        f"{', '.join(KNOWN_MODELS)}"
     )

@@ -22,6 +22,7 @@ class Plan:
         fitting: layouts that fit, best first, each with the least recomputation that does.
         misses: layouts that do not fit even with full recomputation, closest first.
         suggestions: what else would make something fit, if nothing does.
+        next_command: how to train so, if a model was named and no recipe; else empty.
     """
 
     request: PlanRequest
@@ -29,6 +30,7 @@ class Plan:
     fitting: Sequence[AssessedLayout]
     misses: Sequence[AssessedLayout]
     suggestions: Sequence[str]
+    next_command: str = ""
 
     @property
     def choice(self) -> AssessedLayout | None:
@@ -79,6 +81,7 @@ def plan_to_plain(plan: Plan) -> dict[str, Any]:
         "fitting": [_assessed(assessed) for assessed in plan.fitting],
         "misses": [_assessed(assessed) for assessed in plan.misses],
         "suggestions": list(plan.suggestions),
+        "next_command": plan.next_command,
     }
 
 

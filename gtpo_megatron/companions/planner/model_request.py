@@ -1,9 +1,11 @@
 """The setting that a model is planned in when no recipe is named: the paper's (arXiv 2508.04349v6, sec. 5)."""
 
 from pathlib import Path
+from typing import Any
 
 from gtpo_megatron.companions.planner.engine import divides_engine
 from gtpo_megatron.companions.planner.known_models import find_shape
+from gtpo_megatron.companions.planner.layout import Layout
 from gtpo_megatron.config.algorithm import GTPOConfig
 from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
@@ -22,10 +24,56 @@ WEIGHT_BYTES = 2
 
 
 def names_model(name: str) -> bool:
-    """Whether a text names a model and no recipe: a model folder, or a name of the hub."""
+    """Whether a text names a model and no recipe: a model folder, its ``config.json``, or a name of the hub."""
     if ":" in name or name.endswith((".yaml", ".yml")):
         return False
-    return "/" in name or (Path(name) / "config.json").is_file()
+    return "/" in name or name == "config.json" or (Path(name) / "config.json").is_file()
+
+
+def recipe_options(config: RunConfig, layout: Layout, base: RunConfig) -> list[str]:
+    """Options that give a recipe the layout and the sizes of a planned run, where its own are others.
+
+    Args:
+        config: that was planned.
+        layout: of its trainer.
+        base: the recipe.
+    """
+    parallel = {
+        "num_ranks": layout.num_ranks,
+        "tensor_parallel_size": layout.tensor,
+        "pipeline_parallel_size": layout.pipeline,
+        "virtual_pipeline_size": layout.virtual,
+        "last_stage_layers": layout.last_layers,
+        "context_parallel_size": layout.context,
+        "expert_parallel_size": layout.expert,
+        "expert_tensor_parallel_size": layout.expert_tensor,
+        "sequence_parallel": layout.sequence_parallel,
+        "distributed_optimizer": layout.distributed_optimizer,
+    }
+    rollout = ("num_engines", "tensor_parallel_size", "kv_cache_mib", "max_concurrent_sequences")
+    wanted: list[tuple[str, Any, str, Any]] = [("parallel", base.parallel, *each) for each in parallel.items()]
+    wanted += [("rollout", base.rollout, name, getattr(config.rollout, name)) for name in rollout]
+    wanted += [
+        ("model", base.model, "recompute", layout.recompute),
+        ("model", base.model, "max_sequence_tokens", config.model.max_sequence_tokens),
+        ("data", base.data, "max_prompt_tokens", config.data.max_prompt_tokens),
+        ("update", base.update, "micro_batch_tokens", config.update.micro_batch_tokens),
+        ("rollout.sampling", base.rollout.sampling, "max_response_tokens", config.rollout.sampling.max_response_tokens),
+        (
+            "evaluation.sampling",
+            base.evaluation.sampling,
+            "max_response_tokens",
+            config.evaluation.sampling.max_response_tokens,
+        ),
+    ]
+    return [_option(f"{section}.{name}", value) for section, own, name, value in wanted if getattr(own, name) != value]
+
+
+def _option(path: str, value: object) -> str:
+    section, _, name = path.replace("_", "-").rpartition(".")
+    if isinstance(value, bool):
+        return f"--{section}.{'' if value else 'no-'}{name}"
+    return f"--{section}.{name} {value}"
 
 
 def paper_setting(model: str, *, num_gpus: int, gpu_memory_gib: float, gpus_per_node: int) -> RunConfig:

@@ -124,6 +124,8 @@ def _conclusion(plan: Plan) -> Iterable[str | Text]:
             f": {choice.layout} ({_flags(choice.layout)}): {choice.reason()}; about {time.total:.0f} s a step: "
             f"generate {time.generate:.0f}, score {time.score:.0f}, train {time.train:.0f}, push {time.push:.0f}",
         )
+        if plan.next_command:
+            yield f"to train so: {plan.next_command}"
         return
     yield Text.assemble(("no layout fits", "bold red"), "; what would help:")
     for suggestion in plan.suggestions or ["nothing that was tried: this model needs more or larger GPUs"]:

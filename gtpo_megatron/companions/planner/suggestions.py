@@ -9,9 +9,15 @@ from gtpo_megatron.companions.planner.hardware import MIB
 from gtpo_megatron.companions.planner.phases import longest_sequence_bytes
 from gtpo_megatron.companions.planner.request import PlanRequest
 from gtpo_megatron.companions.planner.search import anything_fits, assess_all
+from gtpo_megatron.config.adapter import AdapterConfig
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.weights.adapter_shapes import check_adaptable
 
 FRACTIONS = (2, 4, 8)
 """The cache is made smaller, and the cluster larger, by the first of these that helps."""
+ADAPTER_RANK = 32
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+"""Projections that every layer of a mixture of experts has, too."""
 
 
 Choice: TypeAlias = tuple[str, PlanRequest]
@@ -22,8 +28,12 @@ def suggestions(request: PlanRequest) -> list[str]:
     """Overrides, each followed by the layout that fits with it.
 
     First every saving alone; if none is enough, all of them together; then more GPUs, and those with all savings if
-    nothing else helps.
+    nothing else helps. Low-rank adapters come last: they are another training.
     """
+    return [*_of_all_weights(request), *_first_that_fits(_adapters(request))]
+
+
+def _of_all_weights(request: PlanRequest) -> list[str]:
     found = [line for choices in _savings(request) for line in _first_that_fits(choices)]
     found = found or _first_that_fits(_together(request))
     larger = _more_gpus(request)
@@ -71,6 +81,24 @@ def _single_sequences(request: PlanRequest) -> Choice:
     tokens = request.batch.max_sequence_tokens
     changed = replace(request, batch=replace(request.batch, micro_batch_tokens=tokens))
     return f"--update.micro-batch-tokens {tokens}", changed
+
+
+def _adapters(request: PlanRequest) -> list[Choice]:
+    """Adapters where there may be some, with the learning rate of the recipes; then with smaller caches, too."""
+    if request.adapter.is_on:
+        return []
+    for adapter, targets in (
+        (AdapterConfig(rank=ADAPTER_RANK), ""),
+        (AdapterConfig(rank=ADAPTER_RANK, targets=ATTENTION), f" --adapter.targets {' '.join(ATTENTION)}"),
+    ):
+        try:
+            check_adaptable(request.shape, adapter)
+        except ConfigError:
+            continue
+        words = f"--adapter.rank {ADAPTER_RANK}{targets} --optimizer.learning-rate 1e-5"
+        adapted = replace(request, adapter=adapter)
+        return [(words, adapted), *((f"{words} {cache}", smaller) for cache, smaller in _caches(adapted))]
+    return []
 
 
 def _wider_engines(request: PlanRequest) -> Choice:

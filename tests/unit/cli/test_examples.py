@@ -1,6 +1,8 @@
 """``gtpo-megatron examples``; that they train is tests/integration/test_examples.py's, the wheel's test_wheel.py's."""
 
 import filecmp
+import re
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +14,13 @@ def test_it_writes_them_and_says_how_they_start(tmp_path, monkeypatch, capsys):
     assert dispatch.run(["examples", "mine"]) == 0
     compared = filecmp.dircmp(examples.CHECKOUT / "examples", tmp_path / "mine", ignore=["__pycache__"])
     assert not compared.left_only
-    assert not compared.diff_files
+    for page in (tmp_path / "mine").rglob("*.md"):
+        text = page.read_text()
+        links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+        assert not [link for link in links if not (page.parent / link.partition("#")[0]).exists()]
+        commanded = re.findall(r"(?<=[ `])[\w.-]+/[\w/]+\.py", text)
+        assert not [path for path in commanded if path.startswith("mine/") and not Path(path).exists()]
+        assert "examples/" not in text.replace(str(examples.CHECKOUT), "")
     said = capsys.readouterr().out
     for name in ("own_algorithm", "own_data", "own_reward"):
         assert f"  gtpo-megatron train mine/{name}/recipe.py:recipe\n" in said

@@ -76,6 +76,29 @@ def test_a_model_needs_no_recipe(capsys):
     assert plain["choice"]["layout"] == json.loads(capsys.readouterr().out)["choice"]["layout"]
 
 
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-8B", "Qwen/Qwen2.5-32B --gpus 16 --rollout.group-size 8"])
+def test_the_command_behind_a_model_that_fits_trains_as_planned(capsys, model):
+    assert dispatch.run(["plan", *model.split(), "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    train, recipe, *options = planned["next_command"].split()[1:]
+    assert train == "train"
+    options[options.index("FOLDER")] = model.split()[0]
+    assert dispatch.run(["plan", recipe, *options, "--json"]) == 0
+    trained = json.loads(capsys.readouterr().out)
+    assert trained["own"]["fits"]
+    assert trained["own"]["layout"] == planned["choice"]["layout"]
+    for part in ("batch", "engine"):
+        assert trained[part] == planned[part]
+
+
+def test_a_model_that_does_not_fit_gets_its_recipe_with_adapters(capsys):
+    assert dispatch.run(["plan", "Qwen/Qwen2.5-7B", "--gpus", "1", "--json"]) == 1
+    *_, adapters, recipe = json.loads(capsys.readouterr().out)["suggestions"]
+    assert dispatch.run(["plan", "Qwen/Qwen2.5-7B", "--gpus", "1", *adapters.split(":")[0].split()]) == 0
+    assert recipe.startswith("recipes.qwen2_5_7b:gtpo_lora_1gpu: ")
+    assert dispatch.run(["plan", recipe.rpartition(": ")[0]]) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "gpus", "engines"),
     [
@@ -83,6 +106,7 @@ def test_a_model_needs_no_recipe(capsys):
         (["Qwen/Qwen2.5-0.5B-Instruct", "--gpus=1", "--gpu", "rtx4090"], 1, 1),
         (["Qwen/Qwen2.5-7B", "--gpus", "16", "--gpu_memory=141", "--rollout.group-size", "8"], 16, 16),
         ([str(ASSETS / "tiny_qwen2"), "--gpus", "4"], 4, 4),
+        ([str(ASSETS / "tiny_qwen2" / "config.json"), "--gpus", "4"], 4, 4),
         (["Qwen/Qwen3-30B-A3B", "--gpus", "32"], 32, 8),
     ],
 )

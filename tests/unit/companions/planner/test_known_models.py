@@ -23,6 +23,11 @@ PUBLISHED = {
     "Qwen/Qwen2.5-7B": 7_615_616_512,
     "Qwen/Qwen2.5-32B": 32_763_876_352,
     "Qwen/Qwen2.5-72B": 72_706_203_648,
+    "Qwen/Qwen3-0.6B": 751_632_384 - 151_936 * 1024,  # the hub counts the tied output layer, too
+    "Qwen/Qwen3-1.7B": 2_031_739_904 - 151_936 * 2048,
+    "Qwen/Qwen3-4B": 4_022_468_096,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "Qwen/Qwen3-14B": 14_768_307_200,
     "Qwen/Qwen3-32B": 32_762_123_264,
     "Qwen/Qwen3-30B-A3B": 30_532_122_624,
     "Qwen/Qwen3-235B-A22B": 235_093_634_560,
@@ -209,7 +214,9 @@ def test_a_folder_that_cannot_be_planned(tmp_path, changes, message):
 
 
 def test_a_name_that_is_none_gets_a_suggestion():
-    with pytest.raises(ConfigError, match=r"perhaps you meant 'Qwen2.5-7.?B'; known: .*Llama-3.1-70B"):
+    with pytest.raises(
+        ConfigError, match=r"perhaps you meant 'Qwen2.5-7.?B'; a folder with nothing but .* known: .*Llama-3.1-70B"
+    ):
         find_shape("Qwen/Qwen2.5-71B")
     with pytest.raises(ConfigError, match="neither a folder with a config.json nor"):
         find_shape("/nowhere")

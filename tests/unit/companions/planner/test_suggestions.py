@@ -9,7 +9,10 @@ from tests.unit.companions.planner.requests import request
 
 
 def overrides(plan):
-    return [text.split(":")[0] for text in plan.suggestions]
+    """All but adapters, which are said to help last."""
+    found = [text.split(":")[0] for text in plan.suggestions]
+    assert not any("--adapter" in each for each in found[:-1])
+    return [each for each in found if "--adapter" not in each]
 
 
 def test_a_cache_that_is_too_large():
@@ -74,6 +77,17 @@ def test_part_of_a_node_grows_to_whole_nodes_with_every_saving():
 def test_wider_engines():
     plan = make_plan(request("Qwen/Qwen2.5-72B", num_gpus=128, num_rollout_gpus=64, engine_tensor=2))
     assert "--rollout.tensor-parallel-size 4 --rollout.num-engines 16" in overrides(plan)
+
+
+def test_adapters_help_last_and_where_a_mixture_may_have_them():
+    for name, targets in (
+        ("Qwen/Qwen2.5-7B", ""),
+        ("Qwen/Qwen3-30B-A3B", " --adapter.targets q_proj k_proj v_proj o_proj"),
+    ):
+        plan = make_plan(request(name, num_gpus=1, engine_tensor=1, gpu_memory=141))
+        assert plan.choice is None
+        words = f"--adapter.rank 32{targets} --optimizer.learning-rate 1e-5"
+        assert plan.suggestions[-1].startswith(words)
 
 
 def test_nothing_helps_a_model_that_is_far_too_large():
