@@ -297,10 +297,7 @@ def model_fields(folder: Path) -> Fields:
     try:
         return Fields(read_json(path, error=ConfigError), printable(path), ConfigError)
     except ConfigError as error:
-        remedy = "give a model folder"
-        if not folder.is_absolute() and len(folder.parts) == 2 and not folder.exists():  # as names of the hub are
-            own = f"models/{folder.name}"
-            remedy += f" with --model.path; from the hub: hf download {folder} --local-dir {own}, then {own}"
+        remedy = "--model.path takes a folder; a model of the hub: hf download OWNER/NAME --local-dir FOLDER"
         raise ConfigError(f"model.path={printable(folder)}: no readable config.json ({error}); {remedy}") from error
 
 
