@@ -44,8 +44,9 @@ from gtpo_megatron.observability.memory import return_free_memory
 from gtpo_megatron.observability.metrics import Max, Mean, Metric
 from gtpo_megatron.observability.profiling import StepProfiler
 from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.checksum import Checksums
 from gtpo_megatron.weights.push.link import WeightLink
-from gtpo_megatron.weights.push.sender import Checksums, WeightSender
+from gtpo_megatron.weights.push.sender import WeightSender
 from gtpo_megatron.weights.push.transports.process_group import open_store
 
 logger = logging.getLogger(__name__)

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from gtpo_megatron.actor.host_pieces import host_pieces, split_like
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.weights.architecture import Architecture, check_same_model
+from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.megatron.adapters import frozen_files
 from gtpo_megatron.weights.megatron.checkpoint_files import file_checksum
+from gtpo_megatron.weights.weight_checks import check_same_architecture
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +165,7 @@ def first_reference(
     if not config.has_reference:
         return None
     folder = Path(config.reference.path or config.model.path)
-    check_same_model(folder, arch)
+    check_same_architecture(folder, arch)
     load(folder)
     return ReferencePolicy(weights, reset_every_steps=config.reference.reset_every_steps, files=_file_checksums(folder))
 

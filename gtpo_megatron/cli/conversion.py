@@ -11,9 +11,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.run_folder.folder import CONFIG_FILE, RunFolder
-from gtpo_megatron.weights.conversion import ConversionProgress, converted_weights
-from gtpo_megatron.weights.megatron.checkpoint_files import Verify
-from gtpo_megatron.weights.megatron.reader import is_checkpoint
+from gtpo_megatron.weights.conversion import ConversionProgress
+from gtpo_megatron.weights.megatron.checkpoint_files import Verify, converted_weights, is_checkpoint
 
 
 class _Bar(ConversionProgress):

@@ -11,6 +11,9 @@ from gtpo_megatron.errors import ConfigError
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 """Of the weights of a trainer or an engine, by ``dtype``."""
 
+GGUF_PREFIX = "gguf:"
+"""Of a ``path`` that names a GGUF file."""
+
 
 @configuration
 class ModelConfig:
@@ -38,6 +41,11 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         require_text(path=self.path)
+
+    @property
+    def is_gguf(self) -> bool:
+        """``path`` names a GGUF file and not a folder."""
+        return self.path.startswith(GGUF_PREFIX)
 
     def check_dense(self) -> None:
         """Raises ConfigError if something is on that a dense model has no use for."""

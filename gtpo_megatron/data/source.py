@@ -6,7 +6,6 @@ from pathlib import Path
 
 from gtpo_megatron.config.problems import DatasetRef, parse_dataset
 from gtpo_megatron.data.adapters import ADAPTERS, Adapter, adapter_at, adapter_of
-from gtpo_megatron.data.generated import generated_origin, generated_records
 from gtpo_megatron.data.hub import UNSAID_SPLIT, HubPlace, newest_commit, read_files, read_hub
 from gtpo_megatron.data.records import read_records
 from gtpo_megatron.data.rows import Row, RowColumns, generic_row
@@ -75,6 +74,8 @@ def origin_of(dataset: DatasetRef) -> str:
         DataError: the commit of a repository is not known.
     """
     if dataset.generated:
+        from gtpo_megatron.data.generated import generated_origin
+
         return generated_origin(dataset.generated)
     if dataset.path:
         return f"{dataset.path}:{dataset.split}" if dataset.split else dataset.path
@@ -91,6 +92,8 @@ def check_source(dataset: DatasetRef) -> None:
         DataError: no such file or folder, its files cannot be read, or the first row lacks a column that is named.
     """
     if dataset.generated:
+        from gtpo_megatron.data.generated import generated_records
+
         for term in dataset.generated:
             next(generated_records([replace(term, size=1)]))
     elif dataset.path and (dataset.prompt_column or dataset.answer_column):
@@ -138,6 +141,8 @@ def _adapter(dataset: DatasetRef) -> Adapter | None:
 
 def _records(dataset: DatasetRef) -> Iterator[tuple[str, object]]:
     if dataset.generated:
+        from gtpo_megatron.data.generated import generated_records
+
         return generated_records(dataset.generated)
     if not dataset.path:
         return read_hub(_hub_place(dataset), name=dataset.name)

@@ -1,5 +1,6 @@
 """What the processes of a run take of a machine's memory where they run on its CPUs."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,9 +8,13 @@ from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.machine_memory import memory
 from gtpo_megatron.rollout.cache_size import cpu_cache_mib
 from gtpo_megatron.weights.adapter_shapes import num_parameters
 from gtpo_megatron.weights.architecture import Architecture
+
+logger = logging.getLogger(__name__)
 
 _GIB = 2**30
 
@@ -129,3 +134,46 @@ def said_by_part(needed: Sequence[Taken]) -> str:
 def what_lowers(needed: Sequence[Taken]) -> str:
     """The options that lower the largest part of those that have any."""
     return max((one for one in needed if one.lowered_by), key=lambda one: one.num_bytes).lowered_by
+
+
+def check_free(rollout: RolloutConfig, needed: Sequence[Taken], *, where: str) -> tuple[str, bool]:
+    """Compares what will be taken with the memory that is free now.
+
+    Args:
+        rollout: the engines.
+        needed: what is taken, such as ``memory_needed`` has it.
+        where: prefix of the engines' options.
+
+    Returns:
+        A line that says both and what lowers it; and whether enough is free.
+
+    Raises:
+        ConfigError: the caches that were asked for are larger than what is free, so that no engine would start.
+    """
+    total, free = memory()
+    machine = f"this machine's {total / _GIB:.1f} GiB of memory"
+    cache = sum(one.num_bytes for one in needed if one.by == CACHES)
+    if rollout.kv_cache_mib is not None and cache >= free:
+        raise ConfigError(
+            f"{where}.kv_cache_mib={rollout.kv_cache_mib}: the caches of all engines are {cache / _GIB:.1f} GiB, and "
+            f"{free / _GIB:.1f} GiB of {machine} are free; lower it, or leave it out: then it is sized by what is free"
+        )
+    taken = sum(one.num_bytes for one in needed)
+    said = (
+        f"takes at least {said_by_part(needed)}; {free / _GIB:.1f} GiB of {machine} are free; a lower "
+        f"{what_lowers(needed)} takes less"
+    )
+    if taken <= free:
+        return said, True
+    return f"{said}, as does a smaller model: the system may end a process of this or of another run", False
+
+
+def check_memory(config: RunConfig, architecture: Architecture) -> None:
+    """Says what a run on this machine's CPUs will take of the memory that is free; warns if that is too little.
+
+    Raises:
+        ConfigError: the engines' caches alone do.
+    """
+    needed = memory_needed(config, architecture, free_bytes=memory()[1])
+    said, is_enough = check_free(config.rollout, needed, where="rollout")
+    logger.log(logging.INFO if is_enough else logging.WARNING, "the run %s", said)

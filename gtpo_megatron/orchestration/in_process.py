@@ -24,7 +24,7 @@ from gtpo_megatron.orchestration.stages.stages import MemorySharing, Stages
 from gtpo_megatron.orchestration.stages.trainer import Trainer
 from gtpo_megatron.orchestration.stages.weight_link import connect
 from gtpo_megatron.rollout.environment import engine_environment
-from gtpo_megatron.weights.push.sender import Checksums
+from gtpo_megatron.weights.checksum import Checksums
 from gtpo_megatron.weights.push.sync import WeightSync
 
 if TYPE_CHECKING:

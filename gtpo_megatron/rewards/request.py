@@ -5,13 +5,15 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gtpo_megatron.config.reward import JudgeConfig
 from gtpo_megatron.errors import DataError, SandboxError
-from gtpo_megatron.judge.client import Answer, Judge
 from gtpo_megatron.sandbox.protocol import Job, Outcome, Sandbox
 from gtpo_megatron.untrusted.thinking import split_thinking
+
+if TYPE_CHECKING:
+    from gtpo_megatron.judge.client import Answer, Judge
 
 
 class NoSandbox:
@@ -30,11 +32,11 @@ class NoJudge:
 
     config = JudgeConfig()
 
-    async def chat(self, messages: Sequence[Mapping[str, str]]) -> Answer:
+    async def chat(self, messages: Sequence[Mapping[str, str]]) -> "Answer":
         """Raises DataError."""
         raise DataError(f"no judge for a question of {len(messages)} messages: the request was made without one")
 
-    async def classify(self, messages: Sequence[Mapping[str, str]]) -> Answer:
+    async def classify(self, messages: Sequence[Mapping[str, str]]) -> "Answer":
         """Raises DataError."""
         return await self.chat(messages)
 
@@ -70,7 +72,7 @@ class RewardRequest:
     num_response_tokens: int = 0
     limit_s: float = 10.0
     sandbox: Sandbox = field(default_factory=NoSandbox, repr=False, compare=False)
-    judge: Judge | NoJudge = field(default_factory=NoJudge, repr=False, compare=False)
+    judge: "Judge | NoJudge" = field(default_factory=NoJudge, repr=False, compare=False)
     judge_budget: int = 0
     _parsed: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
 

@@ -25,7 +25,7 @@ from gtpo_megatron.rollout.requests import ADAPTER_NUMBER, REQUEST_KEY, SampleRe
 from gtpo_megatron.rollout.response_stream import SampledResponse, stream_responses
 from gtpo_megatron.rollout.responses import returned_routing, to_rollout_batch
 from gtpo_megatron.weights.architecture import read_architecture
-from gtpo_megatron.weights.conversion import converted_weights
+from gtpo_megatron.weights.megatron.checkpoint_files import converted_weights
 from gtpo_megatron.weights.push.link import WeightLink
 from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, SlotShape, create_slots, remove_name
 

@@ -1,13 +1,10 @@
 """The shape of a model, read from the ``config.json`` of a Hugging Face folder."""
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from gtpo_megatron.config.checks import divisors
-from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import read_json
@@ -88,42 +85,6 @@ class Architecture(ModelShape):
         """Rows of Megatron's embedding over all ranks: the next multiple of ``tensor_parallel_size * multiple``."""
         unit = tensor_parallel_size * multiple
         return -(-self.vocab_size // unit) * unit
-
-    def check_engine(self) -> None:
-        """Raises ConfigError if vLLM has no class for the model."""
-        if self.delta is not None and self.experts is None:
-            raise ConfigError("vLLM has no delta nets without experts: one layer of this model must have some")
-
-    def check_sampler(self, rollout: RolloutConfig, *, on_gpus: bool = False, where: str = "rollout") -> None:
-        """Raises ConfigError unless experts and delta nets split over an engine's workers, and it returns routing."""
-        self.check_engine()
-        workers = rollout.tensor_parallel_size
-        if self.delta is not None and rollout.returns_routing and on_gpus:
-            raise ConfigError(
-                "rollout.returns_routing=True: vLLM returns routing on GPUs only with a prefix cache, which there is "
-                "not beside delta nets; switch it off, and replay with update.routing_replay='score'"
-            )
-        if self.delta is not None and self.delta.num_key_heads % workers:
-            raise ConfigError(
-                f"{where}.tensor_parallel_size={workers} must divide the {self.delta.num_key_heads} key heads of this "
-                f"model's delta nets; choose from {divisors(self.delta.num_key_heads)}"
-            )
-        if self.experts is None:
-            if rollout.expert_parallel:
-                raise ConfigError(f"{where}.expert_parallel=True: this model is dense; switch it off")
-            if rollout.returns_routing:
-                raise ConfigError("rollout.returns_routing=True: this model is dense and has no routers; switch it off")
-            return
-        what, total = (
-            ("num_experts", self.experts.num_experts)
-            if rollout.expert_parallel
-            else ("the experts' ffn_size", self.experts.ffn_size)
-        )
-        if total % workers:
-            raise ConfigError(
-                f"{where}.tensor_parallel_size={workers} must divide {what}={total} of this model; choose from "
-                f"{divisors(total)}"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,20 +232,6 @@ def architecture_of(fields: Fields, path: Path) -> Architecture:
     family = _family(path, fields)
     _refuse_unsupported(path, fields, family)
     return _architecture(path, fields, family)
-
-
-def check_same_model(folder: Path, arch: Architecture) -> None:
-    """Raises ConfigError unless a reference policy's folder has the policy's architecture, whatever its context."""
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"reference.path={printable(folder)} has no config.json; give a model folder")
-    found = dataclasses.replace(read_architecture(folder), max_positions=arch.max_positions)
-    for name in ("family", *(part.name for part in dataclasses.fields(arch))):
-        ours, theirs = getattr(arch, name), getattr(found, name)
-        if ours != theirs:
-            raise ConfigError(
-                f"reference.path={printable(folder)}: {name} is {theirs}, that of model.path is {ours}; give the "
-                f"folder of a model of the same shape"
-            )
 
 
 def model_fields(folder: Path) -> Fields:

@@ -7,6 +7,9 @@ elements change it), exact for any split into boxes, and equal only if all bits 
 import torch
 from torch import Tensor
 
+Checksums = dict[int, dict[str, int]]
+"""Worker -> Hugging Face name -> checksum of what the worker keeps of the tensor."""
+
 GOLDEN = 0x9E3779B97F4A7C15
 """2^64 / golden ratio, odd: spreads consecutive indices over all 64 bits."""
 

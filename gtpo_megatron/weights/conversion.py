@@ -5,8 +5,7 @@ A converted folder has everything of the Hugging Face folder but its weights, an
 """
 
 import logging
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,15 +15,19 @@ from torch import Tensor
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE, Architecture, read_architecture
-from gtpo_megatron.weights.hf.reader import WeightFolder, check_one_model, require_finite
+from gtpo_megatron.weights.hf.reader import WeightFolder
 from gtpo_megatron.weights.hf.stacked_experts import stacked, stacks
 from gtpo_megatron.weights.hf.writer import SHARD_BYTES, copy_companions, write_shards, written_aside
 from gtpo_megatron.weights.megatron.adapters import MergedModel, stored_adapters
-from gtpo_megatron.weights.megatron.checkpoint_files import MEGATRON_FOLDER, Verify, check_checkpoint
+from gtpo_megatron.weights.megatron.checkpoint_files import (
+    MEGATRON_FOLDER,
+    Verify,
+    check_checkpoint,
+    converted_weights,
+)
 from gtpo_megatron.weights.megatron.layout import CheckpointChunk, chunks_by_rank, cut, key_dtypes, model_parts
-from gtpo_megatron.weights.megatron.reader import MegatronCheckpoint, is_checkpoint
+from gtpo_megatron.weights.megatron.reader import MegatronCheckpoint
 from gtpo_megatron.weights.megatron.writer import write_checkpoint
-from gtpo_megatron.weights.param_mapping import Box
 from gtpo_megatron.weights.peft import write_peft_folder
 from gtpo_megatron.weights.reshard import hf_shapes, stays_float32
 
@@ -50,24 +53,6 @@ class ConversionProgress:
         Args:
             num_bytes: of tensors converted since the last call.
         """
-
-
-def converted_weights(folder: Path) -> Path | None:
-    """Path of a converted folder's Megatron checkpoint; None if the folder is not a converted one."""
-    found = folder / MEGATRON_FOLDER
-    return found if is_checkpoint(found) else None
-
-
-def check_weights(folder: Path, arch: Architecture) -> None:
-    """Checks names, shapes, sizes and values of a model folder of either kind; raises what loading it would raise."""
-    converted = converted_weights(folder)
-    if converted is not None:
-        check_one_model(folder)  # adapters that were lost on the way
-        check_values(MegatronCheckpoint(converted, arch), arch)
-        return
-    with WeightFolder(folder) as weights:
-        weights.check(hf_shapes(arch))
-        check_values(weights, arch)
 
 
 def hf_to_megatron(source: Path, target: Path, parallel: ParallelConfig, *, progress: ConversionProgress) -> None:
@@ -227,42 +212,3 @@ def warn_without_tokenizer(folder: Path) -> None:
             folder,
             ", ".join(TOKENIZER_FILES),
         )
-
-
-READ_BYTES = 32 << 30
-"""Largest model, in 16 bits, that is read through before a run; ranks look at what they load, whatever its size."""
-
-_PIECE_BYTES = 64 << 20
-
-
-def check_values(source: WeightFolder | MegatronCheckpoint, arch: Architecture) -> None:
-    """Reads all tensors of a model of up to ``READ_BYTES`` and checks that they are finite.
-
-    Args:
-        source: the model; its names and shapes must have been checked.
-        arch: of the model.
-
-    Raises:
-        ConfigError: a tensor holds NaN or infinity; the message names tensor and file.
-    """
-    shapes = hf_shapes(arch)
-    if sum(2 * math.prod(shape) for shape in shapes.values()) > READ_BYTES:
-        logger.info("%s is too large to be read through before the run; ranks check what they load", source.folder)
-        return
-    for name, shape in shapes.items():
-        if isinstance(source, WeightFolder):
-            where, pieces = source.tensors[name].path, _pieces(source, name, shape)
-        else:
-            where, pieces = source.folder, iter(source.read([name], shapes, _unheard).values())
-        require_finite(pieces, name, where=where)
-
-
-def _pieces(source: WeightFolder, name: str, shape: tuple[int, ...]) -> Iterator[Tensor]:
-    num_rows, columns = shape[0], math.prod(shape[1:])
-    step = max(1, _PIECE_BYTES // (4 * columns))
-    for row in range(0, num_rows, step):
-        yield source.read(name, Box(row, min(step, num_rows - row), 0, columns))
-
-
-def _unheard(_: int) -> None:
-    """Discards progress."""

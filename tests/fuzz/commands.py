@@ -130,8 +130,7 @@ def _short_of_processes() -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for name in (
-            "gtpo_megatron.train.ray_stages",
-            "gtpo_megatron.train.local_stages",
+            "gtpo_megatron.train._stages",
             "gtpo_megatron.companions.verify_resume.verify.TrainingProcess",
             "gtpo_megatron.companions.study.session.TrainingProcess",
             "gtpo_megatron.companions.evaluate.evaluation_run._engine",

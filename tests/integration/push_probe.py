@@ -139,7 +139,7 @@ class Link:
         remove_names(self.link.endpoint)
 
     def push(self, reference, pool, version):
-        from gtpo_megatron.weights.push.link import merged_checksums
+        from gtpo_megatron.weights.push.sync import merged_checksums
         from gtpo_megatron.weights.reshard import load_plan
         from tests.unit.weights.test_reshard import filled
 

@@ -6,7 +6,7 @@ import pytest
 
 from gtpo_megatron.run_folder.metrics_file import read_metrics
 from gtpo_megatron.weights.architecture import read_architecture
-from gtpo_megatron.weights.conversion import check_weights
+from gtpo_megatron.weights.weight_checks import check_weights
 from recipes.tiny_cpu import ASSETS
 from tests.integration.runs import Run
 from tests.integration.test_weight_push import make_folder

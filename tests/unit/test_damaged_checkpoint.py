@@ -110,7 +110,7 @@ def test_every_reader_takes_it_when_it_is_whole(run, reader):
 @pytest.mark.parametrize("file", sorted(set(FILES) - {"__0_0.distcp"}))
 def test_a_resumed_run_is_refused_before_it_changes_anything(run, monkeypatch, file):
     """Shards are compared by the ranks: ``tests/distributed/test_actor_checkpoint.py``."""
-    monkeypatch.setattr(train, "ray_stages", lambda *_, **__: pytest.fail("nothing may start"))
+    monkeypatch.setattr(train, "_stages", lambda *_, **__: pytest.fail("nothing may start"))
     monkeypatch.setattr(train, "set_up_logs", lambda **_: None)
     flip(run / STEP / file)
     before = (run / "metrics.jsonl").read_bytes()

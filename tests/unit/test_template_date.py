@@ -57,7 +57,7 @@ def begin(tmp_path, monkeypatch):
         found = seen[-1]
         return {found.tokenizer.decode(list(one.prompt_ids)) for one in (*found.train, *found.heldout[0].problems)}
 
-    monkeypatch.setattr(train, "ray_stages", started)
+    monkeypatch.setattr(train, "_stages", started)
     monkeypatch.setattr(train, "set_up_logs", lambda **_: None)
     monkeypatch.setattr(train, "read_inputs", read)
     return begin

@@ -59,7 +59,7 @@ def begin(tmp_path, monkeypatch):
             checkpoints.save(RunFolder(tmp_path / "run").checkpoints, step)
         return read_contents(tmp_path / "run")
 
-    monkeypatch.setattr(train, "ray_stages", started)
+    monkeypatch.setattr(train, "_stages", started)
     monkeypatch.setattr(train, "set_up_logs", lambda **_: None)  # this process's logs stay as they are
     return begin
 
@@ -127,7 +127,7 @@ def test_a_failure_that_refers_to_the_log_quotes_it_and_so_does_the_status(begin
             log.write(f"{line}: 16 x TypeError: mine() got 'solution'\n")
         raise RolloutError("the reward function has no verdict on any of 16 responses; log.txt says what it raised")
 
-    monkeypatch.setattr(train, "ray_stages", failing)
+    monkeypatch.setattr(train, "_stages", failing)
     with pytest.raises(RolloutError, match=r"what it raised; its last error: \[reward\].*16 x TypeError: mine\(\) got"):
         begin(TRAIN, HELDOUT, resume=False, ends=None)
     assert dispatch.run(["status", str(tmp_path / "run")]) == 1
@@ -165,7 +165,7 @@ def told(begin, monkeypatch):
 
     monkeypatch.setattr(train, "Controller", Steps)
     monkeypatch.setattr(train, "_export", lambda *_: said.append("export"))
-    monkeypatch.setattr(train, "ray_stages", processes)  # in place of those of ``begin``
+    monkeypatch.setattr(train, "_stages", processes)  # in place of those of ``begin``
     return said
 
 
@@ -195,7 +195,7 @@ def test_a_signal_while_processes_start_stops_the_run_at_once(begin, tmp_path, m
 
     begin(TRAIN, HELDOUT, resume=False, step=step)
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(train, "ray_stages", starting)
+    monkeypatch.setattr(train, "_stages", starting)
     summary = begin(TRAIN, HELDOUT, ends=None)
     assert (summary.stopped_after, summary.stop_reason) == (step, "SIGTERM")
     assert read_state(tmp_path / "run").outcome == f"stopped after step {step}: SIGTERM"

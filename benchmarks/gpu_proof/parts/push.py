@@ -19,8 +19,8 @@ from benchmarks.gpu_proof.sizes import ModelSize, Sizes
 from benchmarks.weight_push import layout_of, shard_of
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.weights.architecture import Architecture, read_architecture
-from gtpo_megatron.weights.push.link import Relay, WeightLink, merged_checksums
-from gtpo_megatron.weights.push.sync import compare_checksums
+from gtpo_megatron.weights.push.link import Relay, WeightLink
+from gtpo_megatron.weights.push.sync import compare_checksums, merged_checksums
 from gtpo_megatron.weights.push.transports.process_group import Meeting, open_store
 from gtpo_megatron.weights.push.transports.shared_memory import SlotShape, create_slots, remove_name
 

@@ -13,8 +13,8 @@ from gtpo_megatron.actor.model.policy_model import weights_by_name
 from gtpo_megatron.actor.model.transformer_config import padded_vocab_size
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.weights.architecture import Architecture
-from gtpo_megatron.weights.conversion import converted_weights
 from gtpo_megatron.weights.hf.reader import read_parameters, require_finite
+from gtpo_megatron.weights.megatron.checkpoint_files import converted_weights
 from gtpo_megatron.weights.reshard import hf_shapes, load_plan, shard_coordinates
 
 

@@ -12,8 +12,7 @@ from gtpo_megatron.run_folder.conversion_lock import alone
 from gtpo_megatron.run_folder.state import FINISHED, read_state
 from gtpo_megatron.weights.conversion import ConversionProgress, megatron_to_hf
 from gtpo_megatron.weights.hf.reader import check_one_model
-from gtpo_megatron.weights.megatron.checkpoint_files import Verify, check_checkpoint
-from gtpo_megatron.weights.megatron.reader import is_checkpoint
+from gtpo_megatron.weights.megatron.checkpoint_files import Verify, check_checkpoint, is_checkpoint
 
 logger = logging.getLogger(__name__)
 

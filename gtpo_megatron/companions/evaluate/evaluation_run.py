@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
+from gtpo_megatron.checks import Request, run_checks
 from gtpo_megatron.companions.evaluate.benchmark_run import (
     BenchmarkRun,
     ResponseSource,
@@ -19,10 +20,9 @@ from gtpo_megatron.companions.evaluate.benchmark_run import (
     WantedResponse,
     wanted_responses,
 )
-from gtpo_megatron.companions.evaluate.conversations import ConversationSource
 from gtpo_megatron.companions.evaluate.display import EvaluationDisplay, results_table
 from gtpo_megatron.companions.evaluate.evaluated_model import EvaluatedModel
-from gtpo_megatron.companions.evaluate.model_folder import check_can_sample, check_model_folder, model_fingerprint
+from gtpo_megatron.companions.evaluate.model_folder import check_model_folder, model_fingerprint
 from gtpo_megatron.companions.evaluate.remarks import remarks
 from gtpo_megatron.companions.evaluate.results import RESULTS_FILE, EvaluationResult, evaluation_result, write_results
 from gtpo_megatron.companions.evaluate.verdict_file import (
@@ -40,36 +40,25 @@ from gtpo_megatron.config.own_reward import evaluation_with_own_reward
 from gtpo_megatron.config.problems import DatasetRef
 from gtpo_megatron.config.reward import weighted_names
 from gtpo_megatron.config.serialize import to_plain
-from gtpo_megatron.conversations.verifiers import is_of_verifiers
-from gtpo_megatron.data.chat_template import (
-    TemplateInputs,
-    check_stop_strings,
-    load_tokenizer,
-    stop_token_ids,
-    today,
-    unstopped_turn,
-)
+from gtpo_megatron.data.chat_template import TemplateInputs, stop_token_ids, today, unstopped_turn
 from gtpo_megatron.data.contamination import Questions, find_contamination
 from gtpo_megatron.data.prompts import ProblemSet, load_problems
 from gtpo_megatron.data.source import check_source
 from gtpo_megatron.data.unique_rows import load_questions
 from gtpo_megatron.distributed.rendezvous import ONE_MACHINE
 from gtpo_megatron.errors import ConfigError, GTPOError
-from gtpo_megatron.judge.client import check_judge
 from gtpo_megatron.machine_memory import memory
 from gtpo_megatron.observability.known_warnings import known_to_file
 from gtpo_megatron.observability.logs import set_up_logs
-from gtpo_megatron.orchestration.cpu_memory import engines_need, environments_need
-from gtpo_megatron.orchestration.host import check_cache, check_engines, check_free, is_cpu_build
+from gtpo_megatron.orchestration.cpu_memory import check_free, engines_need, environments_need
 from gtpo_megatron.orchestration.loop.inputs import contamination_notes, rows_needed, template_notes
 from gtpo_megatron.orchestration.run_supervisor import swept_process
-from gtpo_megatron.rewards.function import check_threshold, resolve_final_answer, run_rewards
+from gtpo_megatron.rewards.function import resolve_final_answer
 from gtpo_megatron.rewards.reward import RewardScorer
-from gtpo_megatron.rollout.conversation import check_conversation
+from gtpo_megatron.rollout.engine_checks import check_cache, is_cpu_build
 from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
 from gtpo_megatron.run_folder import held_locks
 from gtpo_megatron.run_folder.provenance import provenance
-from gtpo_megatron.sandbox.choose import check_sandbox
 from gtpo_megatron.sentence import print_sentence
 from gtpo_megatron.weights.architecture import read_architecture
 
@@ -102,27 +91,17 @@ def evaluate_model(
     """
     check_request(config)
     config = evaluation_with_own_reward(config)
-    rewards = run_rewards(config.reward)
-    check_threshold(rewards, config.success_threshold, option="--success-threshold")
-    if any(one.statement.needs_sandbox for one in rewards):
-        check_sandbox(config.reward.sandbox, config.reward.packages)
-    judged_by = check_judge(config.reward.judge) if any(one.statement.needs_judge for one in rewards) else ""
     check_model_folder(model.folder)
-    architecture = read_architecture(model.folder)
-    check_can_sample(architecture, config.max_sequence_tokens)
-    check_engines(config.engine.rollout(config.sampling), architecture, where="engine", model=f"model {model.folder}")
-    final_answer = None if config.environment.name else resolve_final_answer(config.reward.function)
-    answer_in = None if final_answer is None else AnswerFinder(final_answer)
-    tokenizer = load_tokenizer(str(model.folder))
-    check_stop_strings(model.folder, config.sampling, where="sampling")
     given = TemplateInputs(
         options=config.template_options,
         date=config.template_date or recorded_date(output / VERDICTS_FILE) or today(),
     )
-    if config.environment.name:
-        stop_ids = (*stop_token_ids(model.folder, tokenizer), *config.sampling.stop_token_ids)
-        check_conversation(config.environment, config.prompts(date=given.date), tokenizer, stop_ids=stop_ids)
-    sets = {label: _load(ref, tokenizer, config, given, architecture.vocab_size) for label, ref in config.sets.items()}
+    request = Request.of_evaluation(config, model.folder, date=given.date)
+    run_checks(request)
+    tokenizer, vocab_size = request.tokenizer, request.architecture.vocab_size
+    final_answer = None if config.environment.name else resolve_final_answer(config.reward.function)
+    answer_in = None if final_answer is None else AnswerFinder(final_answer)
+    sets = {label: _load(ref, tokenizer, config, given, vocab_size) for label, ref in config.sets.items()}
     for note in _template_notes(model, tokenizer, config, given):
         print_sentence(console, note)
     training = _training_set(config, console, is_needed=needs_training_set)
@@ -133,7 +112,7 @@ def evaluate_model(
         identity_of_prompts = identity(
             config,
             fingerprint,
-            judged_by=judged_by,
+            judged_by=request.judge_model,
             template_inputs=given.read_by(tokenizer),
             environment_source=_environment_source(config),
         )
@@ -249,7 +228,11 @@ def identity(
 def _environment_source(config: EvaluateConfig) -> str:
     """Digest of the environment's file; "" without one, or of a taskset of verifiers, which is a package of its own."""
     name = config.environment.name
-    return "" if not name or is_of_verifiers(name) else source_sha256(name, what="environment")
+    if not name:
+        return ""
+    from gtpo_megatron.conversations.verifiers import is_of_verifiers
+
+    return "" if is_of_verifiers(name) else source_sha256(name, what="environment")
 
 
 def _reward_source(config: EvaluateConfig) -> str:
@@ -365,7 +348,7 @@ def _measure(  # noqa: PLR0913 - called once, with all that the evaluation has r
             print_sentence(console, f"loading {model.folder} into vLLM")
             engine = _engine(model.folder, config, stack, date=date)
             most = config.engine.max_concurrent_sequences
-            source = ConversationSource(engine=engine, max_concurrent=most) if is_talk else engine
+            source = _conversations(engine, most) if is_talk else engine
         display = stack.enter_context(
             EvaluationDisplay(wanted, file, threshold=config.success_threshold, console=console)
         )
@@ -424,6 +407,12 @@ def _engine(folder: Path, config: EvaluateConfig, stack: ExitStack, *, date: str
         )
     stack.callback(engine.close)
     return engine
+
+
+def _conversations(engine: "VllmEngine", max_concurrent: int) -> ResponseSource:
+    from gtpo_megatron.companions.evaluate.conversations import ConversationSource
+
+    return ConversationSource(engine=engine, max_concurrent=max_concurrent)
 
 
 @contextmanager

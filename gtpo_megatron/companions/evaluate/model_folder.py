@@ -11,9 +11,7 @@ from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import parse_json
 from gtpo_megatron.untrusted.text import find_text, printable
-from gtpo_megatron.weights.architecture import Architecture
-from gtpo_megatron.weights.conversion import converted_weights
-from gtpo_megatron.weights.megatron.reader import is_checkpoint
+from gtpo_megatron.weights.megatron.checkpoint_files import converted_weights, is_checkpoint
 
 CONVERT = "gtpo-megatron convert megatron-to-hf"
 WEIGHT_ENDINGS = (".safetensors", ".bin")
@@ -63,17 +61,6 @@ def weight_paths(folder: Path) -> list[Path]:
         if found:
             return found
     return []
-
-
-def check_can_sample(architecture: Architecture, needed: int) -> None:
-    """Raises ConfigError if vLLM has no class for the model, or it has fewer positions than ``needed`` tokens."""
-    architecture.check_engine()
-    if needed > architecture.max_positions:
-        raise ConfigError(
-            f"max_prompt_tokens + sampling.max_response_tokens = {needed} exceeds the model's "
-            f"{architecture.positions_said}; "
-            f"shorten one of them"
-        )
 
 
 def model_fingerprint(folder: Path) -> str:

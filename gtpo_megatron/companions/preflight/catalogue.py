@@ -6,9 +6,7 @@ from gtpo_megatron.companions.preflight.checks import kernels, layout, machines,
 from gtpo_megatron.companions.preflight.finding import Finding, assessed
 from gtpo_megatron.companions.preflight.room import Room
 from gtpo_megatron.companions.preflight.runner import Check
-from gtpo_megatron.judge.client import check_judge
 from gtpo_megatron.orchestration.loop.inputs import turn_warning
-from gtpo_megatron.rewards.function import run_rewards
 from gtpo_megatron.train import check_inputs
 
 MACHINES, LAYOUT, STEP = "machines", "layout of the ranks", "one step"
@@ -23,9 +21,7 @@ NO_MEMORY = (
 
 def inputs(room: Room) -> Iterator[Finding]:
     """Model folder, data sets, reward function and loggers, as ``train`` checks them."""
-    room.inputs = check_inputs(room.config)
-    if any(one.statement.needs_judge for one in run_rewards(room.config.reward)):
-        check_judge(room.config.reward.judge)
+    room.inputs = check_inputs(room.config, asks_network=True)
     yield assessed(
         "model, data, rewards",
         f"{len(room.inputs.train)} problems, {len(room.inputs.heldout)} held-out sets",

@@ -27,11 +27,11 @@ from gtpo_megatron.mismatch.gate import MismatchGate
 from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.gguf_model import with_model_folder
-from gtpo_megatron.orchestration.host import is_cpu_build
 from gtpo_megatron.orchestration.in_process import local_stages
 from gtpo_megatron.orchestration.on_ray.run import ray_stages
 from gtpo_megatron.orchestration.stages.inspection import Inspector, Machines, Relink
 from gtpo_megatron.orchestration.stages.stages import Stages
+from gtpo_megatron.rollout.engine_checks import is_cpu_build
 from gtpo_megatron.run_folder.provenance import log_provenance
 from gtpo_megatron.weights.architecture import read_architecture
 

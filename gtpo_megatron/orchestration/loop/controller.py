@@ -33,7 +33,6 @@ from gtpo_megatron.run_folder.checkpoints import UNMEASURED_FILE, Checkpoint, Dr
 from gtpo_megatron.run_folder.folder import RunFolder
 from gtpo_megatron.run_folder.manifest import RunFacts
 from gtpo_megatron.weights.architecture import read_architecture
-from gtpo_megatron.weights.megatron.restricted_pickle import load_torch
 
 logger = logging.getLogger(__name__)
 
@@ -270,6 +269,8 @@ class Controller:
         self._counters = dict(state.counters)
         self._gate.load_state_dict(state.mismatch)
         if self._config.rollout.is_kept_between_steps:
+            from gtpo_megatron.weights.megatron.restricted_pickle import load_torch
+
             self._pipeline.load_state_dict(load_torch(checkpoint.path / ROLLOUTS_FILE), step=state.step)
         self._log.truncate_after(state.step)
         logger.info("resumed after step %d from %s", state.step, checkpoint.path)

@@ -1,7 +1,6 @@
 """Checks that a run's checkpoints fit on the disk, before any process starts."""
 
 import logging
-import math
 import shutil
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.weights.adapter_shapes import num_parameters
 from gtpo_megatron.weights.architecture import Architecture
-from gtpo_megatron.weights.reshard import hf_shapes
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +29,7 @@ def checkpoint_bytes(config: RunConfig, architecture: Architecture) -> int:
         parameters = num_parameters(architecture, adapter)
         dtype = dtype if adapter.dtype == "model" else adapter.dtype
     else:
-        parameters = sum(math.prod(shape) for shape in hf_shapes(architecture).values())
+        parameters = architecture.num_parameters
     has_masters = dtype != "float32" or config.parallel.distributed_optimizer
     num_policies = 2 if config.reference.reset_every_steps else 1
     return parameters * (num_policies * ELEMENT_BYTES[dtype] + _MOMENT_BYTES + (_MASTER_BYTES if has_masters else 0))
@@ -56,7 +54,7 @@ def check_disk_space(config: RunConfig, architecture: Architecture, run_folder: 
     every = config.checkpoint.every_steps
     num_saves = 1 if every == 0 else -(-config.num_steps // every)
     most = min(num_saves, keep + best + 1)
-    parameters = sum(math.prod(shape) for shape in hf_shapes(architecture).values())
+    parameters = architecture.num_parameters
     export = parameters * ELEMENT_BYTES[config.model.dtype] if config.checkpoint.export_hf else 0
     needed = most * one + export
     free = shutil.disk_usage(run_folder).free + used_bytes

@@ -11,10 +11,10 @@ from gtpo_megatron.batch import Problem
 from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.conversations.environment import row_check
 from gtpo_megatron.data.chat_template import TemplateInputs, asks_for_date, stop_token_ids, today, unstopped_turn
 from gtpo_megatron.data.contamination import Contamination, find_contamination
 from gtpo_megatron.data.prompts import ProblemSet, RowsNeeded, load_problems
+from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.evaluation.evaluator import HeldOutSet
 from gtpo_megatron.rewards.function import answer_complaint, complaint, needs_answer, run_rewards
 from gtpo_megatron.run_folder.folder import TRAIN, DataContent, heldout_name
@@ -35,7 +35,6 @@ class RunInputs:
         heldout: sets to measure on.
         template_date: what the chat template was told that today is; as configured if it does not ask.
         notes: what was noticed while reading, for the person who starts the run.
-        lost: how many training problems are left out, and which options bring them back; "" if none is.
         contents: of every data set, by its name in ``data.json``.
     """
 
@@ -44,7 +43,6 @@ class RunInputs:
     heldout: Sequence[HeldOutSet]
     template_date: str = ""
     notes: Sequence[str] = ()
-    lost: str = ""
     contents: Mapping[str, DataContent] = field(default_factory=dict)
 
 
@@ -57,7 +55,8 @@ def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, vocab_
         vocab_size: of its model; None does not compare token ids with it.
 
     Raises:
-        ConfigError: a data set's name is unknown, or the chat template has no such option.
+        ConfigError: a data set's name is unknown, the chat template has no such option, or a step needs more problems
+            than there are.
         DataError: a data set is missing, empty or malformed, or a prompt has a token that the model does not have.
     """
     data, evaluation = config.data, config.evaluation
@@ -100,18 +99,24 @@ def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, vocab_
             notes += contamination_notes(label, contamination)
             num_contaminated = len(contamination.matches)
         heldout.append(HeldOutSet(label=label, problems=found.problems, num_contaminated=num_contaminated))
+    if data.prompts_per_step > len(training.problems):
+        lost = _lost(training)
+        raise ConfigError(
+            f"data.prompts_per_step={data.prompts_per_step} exceeds the {len(training.problems)} usable problems of "
+            f"{data.train_path}{f'; {lost}' if lost else ''}"
+        )
     return RunInputs(
         tokenizer=tokenizer,
         train=training.problems,
         heldout=tuple(heldout),
         template_date=given.date if asks_for_date(tokenizer) else data.template_date,
         notes=tuple(notes),
-        lost=_lost(training),
         contents=contents,
     )
 
 
 def _lost(training: ProblemSet) -> str:
+    """How many training problems are left out, and which options bring them back; "" if none is."""
     reasons = []
     if training.num_dropped_long:
         reasons.append(
@@ -143,6 +148,8 @@ def turn_warning(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> str:
 def rows_needed(reward: RewardConfig, environment: EnvironmentConfig, *, drops: bool | None) -> RowsNeeded:
     """What the environment, or without one the reward functions, need of a row; for ``drops`` see ``RowsNeeded``."""
     if environment.name:
+        from gtpo_megatron.conversations.environment import row_check
+
         return RowsNeeded(answer=False, complaint=row_check(environment.name), drops=drops, whole_rows=True)
     functions = run_rewards(reward)
     return RowsNeeded(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import EngineLostError, WorkerError
 from gtpo_megatron.orchestration.on_ray.collect import collect_survivors
-from gtpo_megatron.weights.push.sender import Checksums
+from gtpo_megatron.weights.checksum import Checksums
 
 if TYPE_CHECKING:
     from gtpo_megatron.rollout.vllm_engine import VllmEngine

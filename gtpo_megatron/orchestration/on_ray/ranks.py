@@ -8,8 +8,8 @@ from gtpo_megatron.distributed.groups import RankCoordinates
 from gtpo_megatron.orchestration.on_ray.collect import collect
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
-from gtpo_megatron.weights.push.link import merged_checksums
-from gtpo_megatron.weights.push.sender import Checksums
+from gtpo_megatron.weights.checksum import Checksums
+from gtpo_megatron.weights.push.sync import merged_checksums
 
 if TYPE_CHECKING:
     from gtpo_megatron.actor.actor import MegatronActor

@@ -16,11 +16,11 @@ from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.orchestration.stages.rollouts import Chunk, RolloutHandle, in_chunks, joined
 from gtpo_megatron.rollout.requests import assign_to_engines, requests_for
-from gtpo_megatron.weights.push.link import WeightLink
-from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, SlotShape
 
 if TYPE_CHECKING:
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
+    from gtpo_megatron.weights.push.link import WeightLink
+    from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, SlotShape
 
 Result = TypeVar("Result")
 Key = TypeVar("Key", bound=Hashable)
@@ -176,7 +176,7 @@ class Engines(ABC):
         self._all("memory", lambda engine: engine.wake(what))
 
     # ---------------------------------------------------- the engines' end of a push; who opens it calls ``unattended``
-    def open_slots(self, shape: SlotShape) -> dict[int, SharedSlots]:
+    def open_slots(self, shape: "SlotShape") -> "dict[int, SharedSlots]":
         """Opens shared memory for every worker, on its host."""
 
         def opened(workers: range) -> "Callable[[VllmEngine], dict[int, SharedSlots]]":
@@ -185,7 +185,7 @@ class Engines(ABC):
         found = self.call("weight_sync", {index: opened(workers) for index, workers in self._workers().items()})
         return {worker: slots for opened_here in found.values() for worker, slots in opened_here.items()}
 
-    def connect_weights(self, link: WeightLink) -> None:
+    def connect_weights(self, link: "WeightLink") -> None:
         """Opens the transport in every worker."""
 
         def connect(workers: range) -> "Callable[[VllmEngine], None]":

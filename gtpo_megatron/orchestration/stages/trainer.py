@@ -14,10 +14,10 @@ from gtpo_megatron.distributed.groups import RankCoordinates
 from gtpo_megatron.mismatch.gap_report import GapReport, merged
 from gtpo_megatron.observability.metrics import Metric, is_deterministic, merge
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, shards
-from gtpo_megatron.weights.push.link import WeightLink
 
 if TYPE_CHECKING:
     from gtpo_megatron.actor.actor import MegatronActor
+    from gtpo_megatron.weights.push.link import WeightLink
 
 Metrics = dict[str, Metric]
 Result = TypeVar("Result")
@@ -157,7 +157,7 @@ class Trainer:
         """Opens a store on rank 0's host that both sides of a push can reach; returns host and port."""
         return self._ranks.call("weight_sync", [lambda actor: actor.open_weight_store(deadline_s)])[0]
 
-    def connect_weights(self, link: WeightLink) -> None:
+    def connect_weights(self, link: "WeightLink") -> None:
         """Opens the transport in every rank."""
         self._all("weight_sync", lambda actor: actor.connect_weights(link))
 

@@ -14,9 +14,9 @@ from gtpo_megatron.untrusted.text import printable
 from gtpo_megatron.weights.adapters import Projection, projections
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.hf.reader import DTYPES, WeightFolder, is_finite, weight_files
-from gtpo_megatron.weights.megatron.checkpoint_files import MEGATRON_FOLDER, file_checksum
+from gtpo_megatron.weights.megatron.checkpoint_files import MEGATRON_FOLDER, file_checksum, is_checkpoint
 from gtpo_megatron.weights.megatron.checkpoint_reader import load_common, load_whole
-from gtpo_megatron.weights.megatron.reader import MegatronCheckpoint, is_checkpoint
+from gtpo_megatron.weights.megatron.reader import MegatronCheckpoint
 from gtpo_megatron.weights.megatron.restricted_pickle import load_index
 from gtpo_megatron.weights.param_mapping import Box, as_matrix
 

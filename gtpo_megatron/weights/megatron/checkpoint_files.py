@@ -52,6 +52,17 @@ class FileEntry:
     checksum: str
 
 
+def is_checkpoint(folder: Path) -> bool:
+    """Returns whether a folder is in Megatron's format; it may still be damaged."""
+    return (folder / "metadata.json").is_file() and (folder / ".metadata").is_file()
+
+
+def converted_weights(folder: Path) -> Path | None:
+    """Path of a converted folder's Megatron checkpoint; None if the folder is not a converted one."""
+    found = folder / MEGATRON_FOLDER
+    return found if is_checkpoint(found) else None
+
+
 def sealed(manifest: Mapping[str, Any]) -> str:
     """Returns a manifest as text that contains the checksum of that text."""
     text = json.dumps({_SEAL: _OPEN_SEAL, **manifest}, indent=1)

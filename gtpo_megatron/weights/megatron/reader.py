@@ -28,11 +28,6 @@ ALIGNMENT_BYTES = 64
 """Start of every tensor in memory, one cache line."""
 
 
-def is_checkpoint(folder: Path) -> bool:
-    """Returns whether a folder is in Megatron's format; it may still be damaged."""
-    return (folder / "metadata.json").is_file() and (folder / ".metadata").is_file()
-
-
 class MegatronCheckpoint:
     """The parameters of a model in a Megatron checkpoint, converted or saved by a training run.
 

@@ -12,7 +12,7 @@ from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.push.layout import PushLayout
 from gtpo_megatron.weights.push.plan import PushPlan, RankStream, Stream, relay_partners
 from gtpo_megatron.weights.push.receiver import WeightReceiver
-from gtpo_megatron.weights.push.sender import Checksums, WeightSender
+from gtpo_megatron.weights.push.sender import WeightSender
 from gtpo_megatron.weights.push.transports.channel import ReceivingEnd, SendingEnd
 from gtpo_megatron.weights.push.transports.process_group import Meeting, ProcessGroupReceiver, ProcessGroupSender
 from gtpo_megatron.weights.push.transports.relay import RelayReceiver, RelaySender
@@ -116,14 +116,3 @@ def check_same_model(trainer: Architecture, sampler: Architecture) -> None:
                 f"the sampler runs another model than the trainer: {name} is {ours.get(name, 'absent')} here and "
                 f"{theirs.get(name, 'absent')} there; give both the same model.path"
             )
-
-
-def merged_checksums(parts: Sequence[Checksums]) -> Checksums:
-    """The ranks' parts of every worker's checksums, added up modulo 2^64."""
-    total: Checksums = {}
-    for part in parts:
-        for worker, sums in part.items():
-            mine = total.setdefault(worker, {})
-            for name, value in sums.items():
-                mine[name] = (mine.get(name, 0) + value) % 2**64
-    return total

@@ -5,14 +5,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gtpo_megatron.weights.checksum import slice_checksum
+from gtpo_megatron.weights.checksum import Checksums, slice_checksum
 from gtpo_megatron.weights.param_mapping import as_matrix
 from gtpo_megatron.weights.push.plan import RankStream, Slice
 from gtpo_megatron.weights.push.transports.channel import SendingEnd
 from gtpo_megatron.weights.push.wire import tensor_dtype
-
-Checksums = dict[int, dict[str, int]]
-"""Worker -> Hugging Face name -> checksum of what the worker keeps of the tensor."""
 
 
 class WeightSender:

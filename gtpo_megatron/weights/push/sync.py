@@ -1,12 +1,12 @@
 """(9) The push of new weights from the trainer's ranks into the sampler, verified."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from gtpo_megatron.config.rollout import WeightSyncConfig
 from gtpo_megatron.errors import WeightSyncError
-from gtpo_megatron.weights.push.sender import Checksums
+from gtpo_megatron.weights.checksum import Checksums
 
 logger = logging.getLogger(__name__)
 
@@ -62,3 +62,14 @@ def compare_checksums(sent: Checksums, received: Checksums, *, version: int) -> 
                 f"{len(wrong)} of {len(ours)} tensors, first {wrong[0]!r}; the sampler must not be used"
             )
     logger.info("policy version %d: checksums agree on both sides, for %d workers", version, len(sent))
+
+
+def merged_checksums(parts: Sequence[Checksums]) -> Checksums:
+    """The ranks' parts of every worker's checksums, added up modulo 2^64."""
+    total: Checksums = {}
+    for part in parts:
+        for worker, sums in part.items():
+            mine = total.setdefault(worker, {})
+            for name, value in sums.items():
+                mine[name] = (mine.get(name, 0) + value) % 2**64
+    return total

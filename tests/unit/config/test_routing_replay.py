@@ -9,7 +9,7 @@ from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.optimizer import UpdateConfig
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.orchestration import host
+from gtpo_megatron.rollout import engine_checks
 from gtpo_megatron.weights.architecture import read_architecture
 from recipes import tiny_cpu
 from tests.unit.weights.test_architecture import written
@@ -38,13 +38,13 @@ def test_an_engine_of_delta_nets_returns_no_routing_on_gpus(tmp_path, monkeypatc
     """vLLM asks for a prefix cache there, in the engine's process."""
     folder = written(tmp_path, QWEN3_NEXT_80B)
     arch = read_architecture(folder)
-    arch.check_sampler(RolloutConfig(), on_gpus=True)
-    arch.check_sampler(RolloutConfig(returns_routing=True), on_gpus=False)
+    engine_checks.check_split(arch, RolloutConfig(), on_gpus=True)
+    engine_checks.check_split(arch, RolloutConfig(returns_routing=True), on_gpus=False)
     refused = "rollout.returns_routing=True: .* a prefix cache, .* update.routing_replay='score'"
     with pytest.raises(ConfigError, match=refused):
-        arch.check_sampler(RolloutConfig(returns_routing=True), on_gpus=True)
+        engine_checks.check_split(arch, RolloutConfig(returns_routing=True), on_gpus=True)
     config = tiny_cpu.moe_gtpo()
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(folder)))
-    monkeypatch.setattr(host, "is_cpu_build", lambda: False)
+    monkeypatch.setattr(engine_checks, "is_cpu_build", lambda: False)
     with pytest.raises(ConfigError, match=refused):
         train.check_inputs(config)

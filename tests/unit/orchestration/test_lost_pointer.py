@@ -149,7 +149,7 @@ def resume(run, monkeypatch, **fields):
     def started(*_, **__):
         raise StartedError
 
-    monkeypatch.setattr(train, "ray_stages", started)
+    monkeypatch.setattr(train, "_stages", started)
     monkeypatch.setattr(train, "set_up_logs", lambda **_: None)
     config = dataclasses.replace(tiny_cpu.gtpo(), **fields)
     with pytest.raises((StartedError, CheckpointError)) as ended:

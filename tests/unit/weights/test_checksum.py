@@ -8,8 +8,7 @@ from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.weights import checksum
 from gtpo_megatron.weights.checksum import slice_checksum
 from gtpo_megatron.weights.param_mapping import as_matrix
-from gtpo_megatron.weights.push.link import merged_checksums
-from gtpo_megatron.weights.push.sync import WeightSync, compare_checksums
+from gtpo_megatron.weights.push.sync import WeightSync, compare_checksums, merged_checksums
 
 
 def tensor_checksum(tensor):

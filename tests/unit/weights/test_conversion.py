@@ -16,16 +16,16 @@ from gtpo_megatron.errors import CheckpointError, ConfigError, WeightMappingErro
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.conversion import (
     MEGATRON_FOLDER,
-    check_weights,
-    converted_weights,
     hf_to_megatron,
     megatron_to_hf,
 )
 from gtpo_megatron.weights.hf import writer as hf_writer
 from gtpo_megatron.weights.hf.reader import read_parameters, weight_files
 from gtpo_megatron.weights.megatron import layout as megatron_layout
+from gtpo_megatron.weights.megatron.checkpoint_files import converted_weights
 from gtpo_megatron.weights.param_mapping import TensorParallel
 from gtpo_megatron.weights.reshard import ShardCoordinates, fused_name, hf_shapes, load_plan, stage_mappings
+from gtpo_megatron.weights.weight_checks import check_weights
 from tests.distributed.family_models import FAMILIES, MIXTURES, make_family_model
 from tests.unit.weights.conversions import Count, contents, layout, make_models, to_hf, to_megatron
 

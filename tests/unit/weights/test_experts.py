@@ -9,6 +9,7 @@ import transformers
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.rollout.engine_checks import check_split
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.experts import Experts
 
@@ -166,5 +167,5 @@ def test_a_dense_model_has_no_experts_to_split(tmp_path, size):
 )
 def test_experts_that_do_not_split_over_an_engine(tmp_path, base, rollout, message):
     with pytest.raises(ConfigError, match=message):
-        read(tmp_path, base).check_sampler(RolloutConfig(**rollout))
-    read(tmp_path, base).check_sampler(RolloutConfig(tensor_parallel_size=2))
+        check_split(read(tmp_path, base), RolloutConfig(**rollout))
+    check_split(read(tmp_path, base), RolloutConfig(tensor_parallel_size=2))

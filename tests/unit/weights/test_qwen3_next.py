@@ -10,6 +10,7 @@ from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.rollout.engine_checks import check_split
 from gtpo_megatron.weights.adapters import chosen_projections
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.experts import Experts
@@ -113,9 +114,9 @@ def test_layouts_and_adapters_that_it_has_not_are_named(tmp_path):
         arch.check_layout(ParallelConfig(num_ranks=2, context_parallel_size=2))
     with pytest.raises(ConfigError, match="tensor_parallel_size=4 must divide num_query_groups=2"):
         arch.check_layout(ParallelConfig(num_ranks=4, tensor_parallel_size=4, sequence_parallel=True))
-    arch.check_sampler(RolloutConfig(tensor_parallel_size=8))
+    check_split(arch, RolloutConfig(tensor_parallel_size=8))
     with pytest.raises(ConfigError, match="rollout.tensor_parallel_size=32 must divide the 16 key heads of this model"):
-        arch.check_sampler(RolloutConfig(tensor_parallel_size=32))
+        check_split(arch, RolloutConfig(tensor_parallel_size=32))
     with pytest.raises(ConfigError, match="gated delta nets and output gates has no adapters"):
         chosen_projections(arch, AdapterConfig(rank=8, targets=("q_proj",)))
     adapted = dataclasses.replace(gtpo_64gpu(), adapter=AdapterConfig(rank=8, targets=("q_proj",)))
@@ -129,4 +130,4 @@ def test_one_without_experts_is_read_and_has_no_engine(tmp_path):
     arch = read_architecture(written(tmp_path, dense))
     assert arch.experts is None
     with pytest.raises(ConfigError, match="vLLM has no delta nets without experts"):
-        arch.check_sampler(RolloutConfig())
+        check_split(arch, RolloutConfig())

@@ -15,7 +15,7 @@ from gtpo_megatron.companions.preflight.probes import devices, system
 from gtpo_megatron.companions.preflight.room import Room
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.orchestration.cpu_memory import memory_needed, what_lowers
-from gtpo_megatron.orchestration.host import is_cpu_build
+from gtpo_megatron.rollout.engine_checks import is_cpu_build
 from gtpo_megatron.weights.architecture import read_architecture
 
 SLOWEST = 1.1

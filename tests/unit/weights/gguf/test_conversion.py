@@ -21,12 +21,12 @@ from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.conversion import (
     MEGATRON_FOLDER,
     ConversionProgress,
-    check_weights,
     hf_to_megatron,
     megatron_to_hf,
 )
 from gtpo_megatron.weights.gguf.conversion import gguf_to_hf
 from gtpo_megatron.weights.gguf.source import gguf_file
+from gtpo_megatron.weights.weight_checks import check_weights
 from tests.unit.weights.gguf.files import LLAMA3_ROPE, SHAPES, TOKENIZER, make_folder, write_gguf
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from gtpo_megatron.errors import WeightSyncError
-from gtpo_megatron.weights.push.link import WeightLink, check_same_model, merged_checksums
+from gtpo_megatron.weights.push.link import WeightLink, check_same_model
+from gtpo_megatron.weights.push.sync import merged_checksums
 from gtpo_megatron.weights.push.transports.shared_memory import SlotShape, create_slots, remove_name
 from gtpo_megatron.weights.push.wire import wire_dtype
 from gtpo_megatron.weights.reshard import load_plan

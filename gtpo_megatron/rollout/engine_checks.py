@@ -1,15 +1,16 @@
-"""Checks that this machine can run the engines on its CPUs, and has the memory for a run, before any process starts."""
+"""Checks that vLLM has the model, on this machine: its layers, how they are split, its sizes on CPUs, its adapters."""
 
-from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
-from gtpo_megatron.config.cluster import ClusterConfig
+from gtpo_megatron.config.adapter import AdapterConfig
+from gtpo_megatron.config.checks import divisors
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.machine_memory import memory
-from gtpo_megatron.orchestration.cpu_memory import CACHES, Taken, said_by_part, what_lowers
 from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.megatron.checkpoint_files import converted_weights
 from gtpo_megatron.weights.model_shape import DeltaNet
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -25,11 +26,6 @@ CPU_EXPERT_MULTIPLE = 32
 """vLLM 0.32's experts on CPUs take a hidden size that this divides (``CPUUnquantizedExperts.output_alignment``)."""
 
 _GIB = 2**30
-
-
-def check_host(cluster: ClusterConfig, rollout: RolloutConfig, architecture: Architecture) -> None:
-    """Checks a run's engines as :func:`check_engines` does; with a Ray address they are elsewhere."""
-    check_engines(rollout, architecture, where="rollout", model="model.path", are_here=not cluster.address)
 
 
 def check_engines(
@@ -48,7 +44,7 @@ def check_engines(
         ConfigError: the model cannot be split so, the engines need more memory than the machine has, or vLLM's CPU
             build lacks the head size, the delta nets or, for experts, the hidden size or expert parallelism.
     """
-    architecture.check_sampler(rollout, on_gpus=not is_cpu_build(), where=where)
+    check_split(architecture, rollout, on_gpus=not is_cpu_build(), where=where)
     if not are_here or not is_cpu_build():
         return
     check_cache(rollout, where=where)
@@ -62,6 +58,46 @@ def check_engines(
         raise ConfigError(
             f"{where}.expert_parallel=True: vLLM's experts on CPUs do not know which of them a worker holds; switch it "
             f"off, or take a machine with GPUs"
+        )
+
+
+def check_has_class(architecture: Architecture) -> None:
+    """Raises ConfigError if vLLM has no class for the model."""
+    if architecture.delta is not None and architecture.experts is None:
+        raise ConfigError("vLLM has no delta nets without experts: one layer of this model must have some")
+
+
+def check_split(
+    architecture: Architecture, rollout: RolloutConfig, *, on_gpus: bool = False, where: str = "rollout"
+) -> None:
+    """Raises ConfigError unless experts and delta nets split over an engine's workers, and it returns routing."""
+    check_has_class(architecture)
+    workers = rollout.tensor_parallel_size
+    if architecture.delta is not None and rollout.returns_routing and on_gpus:
+        raise ConfigError(
+            "rollout.returns_routing=True: vLLM returns routing on GPUs only with a prefix cache, which there is "
+            "not beside delta nets; switch it off, and replay with update.routing_replay='score'"
+        )
+    if architecture.delta is not None and architecture.delta.num_key_heads % workers:
+        raise ConfigError(
+            f"{where}.tensor_parallel_size={workers} must divide the {architecture.delta.num_key_heads} key heads of "
+            f"this model's delta nets; choose from {divisors(architecture.delta.num_key_heads)}"
+        )
+    if architecture.experts is None:
+        if rollout.expert_parallel:
+            raise ConfigError(f"{where}.expert_parallel=True: this model is dense; switch it off")
+        if rollout.returns_routing:
+            raise ConfigError("rollout.returns_routing=True: this model is dense and has no routers; switch it off")
+        return
+    what, total = (
+        ("num_experts", architecture.experts.num_experts)
+        if rollout.expert_parallel
+        else ("the experts' ffn_size", architecture.experts.ffn_size)
+    )
+    if total % workers:
+        raise ConfigError(
+            f"{where}.tensor_parallel_size={workers} must divide {what}={total} of this model; choose from "
+            f"{divisors(total)}"
         )
 
 
@@ -117,7 +153,7 @@ def check_cache(rollout: RolloutConfig, *, where: str) -> None:
     if rollout.kv_cache_mib is None:
         return
     num_workers = rollout.num_engines * rollout.tensor_parallel_size
-    needed, there = num_workers * rollout.kv_cache_mib << 20, machine_bytes()
+    needed, there = num_workers * rollout.kv_cache_mib << 20, memory()[0]
     if needed >= there:
         workers = "" if num_workers == 1 else f" x {num_workers} engine processes"
         raise ConfigError(
@@ -126,38 +162,23 @@ def check_cache(rollout: RolloutConfig, *, where: str) -> None:
         )
 
 
-def check_free(rollout: RolloutConfig, needed: Sequence[Taken], *, where: str) -> tuple[str, bool]:
-    """Compares what will be taken with the memory that is free now.
+def check_adapters(adapter: AdapterConfig, architecture: Architecture, model: Path) -> None:
+    """Raises ConfigError unless engines can have such adapters beside the weights of this folder.
 
     Args:
-        rollout: the engines.
-        needed: what is taken, such as ``memory_needed`` has it.
-        where: prefix of the engines' options.
-
-    Returns:
-        A line that says both and what lowers it; and whether enough is free.
-
-    Raises:
-        ConfigError: the caches that were asked for are larger than what is free, so that no engine would start.
+        adapter: the run's.
+        architecture: of the model.
+        model: its folder.
     """
-    total, free = memory()
-    machine = f"this machine's {total / _GIB:.1f} GiB of memory"
-    cache = sum(one.num_bytes for one in needed if one.by == CACHES)
-    if rollout.kv_cache_mib is not None and cache >= free:
+    if not adapter.pushes_alone:
+        return
+    if architecture.experts is not None and is_cpu_build():
         raise ConfigError(
-            f"{where}.kv_cache_mib={rollout.kv_cache_mib}: the caches of all engines are {cache / _GIB:.1f} GiB, and "
-            f"{free / _GIB:.1f} GiB of {machine} are free; lower it, or leave it out: then it is sized by what is free"
+            "adapter.push='adapters' with a mixture of experts: vLLM's CPU build has no experts beside adapters; use "
+            "push='merged'"
         )
-    taken = sum(one.num_bytes for one in needed)
-    said = (
-        f"takes at least {said_by_part(needed)}; {free / _GIB:.1f} GiB of {machine} are free; a lower "
-        f"{what_lowers(needed)} takes less"
-    )
-    if taken <= free:
-        return said, True
-    return f"{said}, as does a smaller model: the system may end a process of this or of another run", False
-
-
-def machine_bytes() -> int:
-    """Memory limit of this process: the machine's, or the container's."""
-    return memory()[0]
+    if converted_weights(model) is not None:
+        raise ConfigError(
+            f"adapter.push='adapters' with model.path={model}: vLLM reads the frozen weights itself, and "
+            f"cannot read a converted folder; name the Hugging Face folder, or use push='merged'"
+        )

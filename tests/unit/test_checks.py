@@ -4,8 +4,11 @@ import importlib
 import io
 import json
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,12 +16,14 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from gtpo_megatron import train
+from gtpo_megatron.checks import CHECKS, Request, run_checks
 from gtpo_megatron.cli import dispatch
-from gtpo_megatron.config.cluster import ClusterConfig
+from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
-from gtpo_megatron.config.rollout import RolloutConfig
+from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.orchestration import cpu_memory, host
+from gtpo_megatron.orchestration import cpu_memory
+from gtpo_megatron.rollout import engine_checks
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
 from gtpo_megatron.weights.experts import Experts
@@ -29,6 +34,7 @@ from recipes.tiny_cpu import ASSETS
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' tokenizer loading
 RECIPE = "recipes.tiny_cpu:gtpo"
 TINY = ASSETS / "tiny_qwen2"
+ROOT = Path(__file__).parents[2]
 PARALLEL = ParallelConfig(num_ranks=1)
 
 
@@ -39,7 +45,7 @@ def refused(capsys, tmp_path, monkeypatch):
     def started(*_, **__):
         pytest.fail("processes were started")
 
-    monkeypatch.setattr(train, "ray_stages", started)
+    monkeypatch.setattr(train, "_stages", started)
 
     def refused(*overrides):
         found = []
@@ -53,6 +59,9 @@ def refused(capsys, tmp_path, monkeypatch):
         return found[0]
 
     return refused
+
+
+check_engines = partial(engine_checks.check_engines, where="rollout", model="model.path")
 
 
 def poisoned(folder, name, value):
@@ -86,20 +95,20 @@ def test_a_cache_larger_than_the_machine(refused):
 def test_a_head_size_that_vllm_has_not_on_cpus(tmp_path, monkeypatch):
     architecture = replace(read_architecture(TINY), head_size=48)
     with pytest.raises(ConfigError, match=r"head size 48: vLLM's attention on CPUs has 32, 64, .*, 256, 512; take"):
-        host.check_host(ClusterConfig(), RolloutConfig(kv_cache_mib=1), architecture)
+        check_engines(RolloutConfig(kv_cache_mib=1), architecture)
     large = RolloutConfig(kv_cache_mib=1 << 40)
-    host.check_host(ClusterConfig(address="node:6379"), large, architecture)  # engines are elsewhere
+    check_engines(large, architecture, are_here=False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    host.check_host(ClusterConfig(), large, architecture)
+    check_engines(large, architecture)
 
 
 def test_a_latent_of_a_size_that_vllm_has_not_on_cpus():
     latents = LatentAttention(query_rank=None, key_value_rank=512, rotated_size=64, value_size=32)
     architecture = replace(read_architecture(TINY), head_size=48, latents=latents)
-    host.check_host(ClusterConfig(), RolloutConfig(kv_cache_mib=1), architecture)
+    check_engines(RolloutConfig(kv_cache_mib=1), architecture)
     other = replace(architecture, latents=replace(latents, key_value_rank=256))
     with pytest.raises(ConfigError, match=r"^model.path: a latent and its rotated key have 320 elements: .* has 576;"):
-        host.check_host(ClusterConfig(), RolloutConfig(kv_cache_mib=1), other)
+        check_engines(RolloutConfig(kv_cache_mib=1), other)
 
 
 @pytest.mark.parametrize(
@@ -133,15 +142,15 @@ def test_experts_that_vllm_has_not_on_cpus(monkeypatch):
         RolloutConfig(kv_cache_mib=1),
         RolloutConfig(kv_cache_mib=1, tensor_parallel_size=2, expert_parallel=True),
     )
-    host.check_host(ClusterConfig(), small, mixture)
+    check_engines(small, mixture)
     with pytest.raises(
         ConfigError, match=r"^model.path: hidden size 144: vLLM's experts on CPUs need a multiple of 32"
     ):
-        host.check_host(ClusterConfig(), small, replace(mixture, hidden_size=144))
+        check_engines(small, replace(mixture, hidden_size=144))
     with pytest.raises(ConfigError, match=r"^rollout.expert_parallel=True: vLLM's experts on CPUs do not know which"):
-        host.check_host(ClusterConfig(), split, mixture)
+        check_engines(split, mixture)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    host.check_host(ClusterConfig(), split, replace(mixture, hidden_size=144))
+    check_engines(split, replace(mixture, hidden_size=144))
 
 
 def test_delta_nets_that_vllm_has_not_on_cpus(monkeypatch):
@@ -151,20 +160,20 @@ def test_delta_nets_that_vllm_has_not_on_cpus(monkeypatch):
     )
     model = replace(read_architecture(TINY), delta=delta, experts=experts)
     rollout = RolloutConfig(kv_cache_mib=1)
-    host.check_host(ClusterConfig(), rollout, model)
+    check_engines(rollout, model)
     for sizes in ((32, 32), (64, 128), (256, 256)):
         other = replace(model, delta=replace(delta, key_size=sizes[0], value_size=sizes[1]))
         with pytest.raises(
             ConfigError, match=rf"^model.path: .* have {sizes[0]} elements a head, its values {sizes[1]}:"
         ):
-            host.check_host(ClusterConfig(), rollout, other)
+            check_engines(rollout, other)
     exact = RolloutConfig(kv_cache_mib=1, dtype="float32")
     with pytest.raises(
         ConfigError, match=r"^model.path: vLLM's delta nets on CPUs compute in bfloat16 only, .* float32;"
     ):
-        host.check_host(ClusterConfig(), exact, model)
+        check_engines(exact, model)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    host.check_host(ClusterConfig(), exact, model)
+    check_engines(exact, model)
 
 
 @pytest.mark.vllm
@@ -197,23 +206,27 @@ def test_the_sizes_of_delta_nets_are_those_of_the_vllm_that_is_installed():
         return True
 
     sizes = (16, 32, 64, 96, 128, 192, 256)
-    assert [(k, v) for k in sizes for v in sizes if takes(k, v)] == [(size, size) for size in host.CPU_DELTA_SIZES]
+    assert [(k, v) for k in sizes for v in sizes if takes(k, v)] == [
+        (size, size) for size in engine_checks.CPU_DELTA_SIZES
+    ]
     assert not takes(64, 64, torch.float32)
 
 
 @pytest.mark.vllm
 def test_the_multiple_is_that_of_the_vllm_that_is_installed():
     experts = importlib.import_module("vllm.model_executor.layers.fused_moe.experts.cpu_moe").CPUUnquantizedExperts
-    assert experts.output_alignment == host.CPU_EXPERT_MULTIPLE
+    assert experts.output_alignment == engine_checks.CPU_EXPERT_MULTIPLE
 
 
 def test_the_caches_of_all_engines_count(monkeypatch):
-    monkeypatch.setattr(host, "machine_bytes", lambda: 8 << 30)
-    host.check_cache(RolloutConfig(kv_cache_mib=2000, tensor_parallel_size=2, num_engines=2), where="rollout")
+    monkeypatch.setattr(engine_checks, "memory", lambda: (8 << 30, 8 << 30))
+    engine_checks.check_cache(RolloutConfig(kv_cache_mib=2000, tensor_parallel_size=2, num_engines=2), where="rollout")
     with pytest.raises(
         ConfigError, match=r"^engine.kv_cache_mib=2048 x 4 engine processes is 8.0 GiB, .* has 8.0 GiB;"
     ):
-        host.check_cache(RolloutConfig(kv_cache_mib=2048, tensor_parallel_size=2, num_engines=2), where="engine")
+        engine_checks.check_cache(
+            RolloutConfig(kv_cache_mib=2048, tensor_parallel_size=2, num_engines=2), where="engine"
+        )
 
 
 def test_an_evaluation_is_checked_too(capsys):
@@ -230,7 +243,7 @@ def free(monkeypatch):
     """Sets what is free, of 24 GiB."""
 
     def set_free(gib):
-        monkeypatch.setattr(host, "memory", lambda: (24 * GIB, int(gib * GIB)))
+        monkeypatch.setattr(cpu_memory, "memory", lambda: (24 * GIB, int(gib * GIB)))
 
     return set_free
 
@@ -259,7 +272,7 @@ def test_what_will_be_taken_and_what_is_free_is_one_line_that_names_what_lowers_
     free, free_gib, rollout, is_enough, lowered_by
 ):
     free(free_gib)
-    said, fits = host.check_free(*needed(free_gib, **rollout), where="rollout")
+    said, fits = cpu_memory.check_free(*needed(free_gib, **rollout), where="rollout")
     assert fits is is_enough
     assert "\n" not in said
     assert said.startswith("takes at least ")
@@ -309,15 +322,15 @@ def test_a_cache_that_was_asked_for_and_is_larger_than_what_is_free_is_refused(f
     with pytest.raises(
         ConfigError, match=rf"^{where}.kv_cache_mib=8192: the caches .* are 8.0 GiB, and 7.0 GiB of .*lower"
     ):
-        host.check_free(*needed(7, kv_cache_mib=8192), where=where)
+        cpu_memory.check_free(*needed(7, kv_cache_mib=8192), where=where)
 
 
 @pytest.mark.vllm
 def test_the_head_sizes_are_those_of_the_vllm_that_is_installed():
     backend = importlib.import_module("vllm.v1.attention.backends.cpu_attn").CPUAttentionBackend
-    assert tuple(backend.get_supported_head_sizes()) == host.CPU_HEAD_SIZES
+    assert tuple(backend.get_supported_head_sizes()) == engine_checks.CPU_HEAD_SIZES
     latent = importlib.import_module("vllm.v1.attention.backends.mla.cpu_mla").CPUMLABackend
-    assert latent.get_supported_head_sizes() == [host.CPU_LATENT_SIZE]
+    assert latent.get_supported_head_sizes() == [engine_checks.CPU_LATENT_SIZE]
 
 
 @pytest.mark.parametrize(
@@ -346,7 +359,37 @@ def test_a_run_that_is_refused_with_its_folder_open_leaves_none_that_holds_a_run
             train.train(tiny_cpu.gtpo(), run_dir=tmp_path / "run", resume=False, console=Console(file=io.StringIO()))
     assert dispatch.run(["status", str(tmp_path / "run")]) == 1
     monkeypatch.setattr(train, "check_disk_space", lambda *_, **__: None)
-    monkeypatch.setattr(train, "ray_stages", full)
+    monkeypatch.setattr(train, "_stages", full)
     for _ in range(2):  # accepted, and its processes were asked to start: nothing is in the folder to go on with
         with pytest.raises(ConfigError, match="^no room$"):
             train.train(tiny_cpu.gtpo(), run_dir=tmp_path / "run", resume=False, console=Console(file=io.StringIO()))
+
+
+def test_the_page_has_a_row_for_every_check():
+    rows = (ROOT / "docs/refusals.md").read_text(encoding="utf-8").splitlines()
+    names = [row.split("|")[1].strip() for row in rows if row.startswith("| ")]
+    assert names[1:] == [one.name for one in CHECKS]
+
+
+def test_an_evaluation_longer_than_the_models_positions():
+    sampling = SamplingConfig(max_response_tokens=257)
+    asked = EvaluateConfig(benchmarks=("aime24",), max_prompt_tokens=256, sampling=sampling)
+    with pytest.raises(ConfigError, match=r"= 513 exceeds the model's max_position_embeddings=512"):
+        run_checks(Request.of_evaluation(asked, TINY, date="2026-01-31"))
+
+
+UNUSED = ("conversations", "sandbox.choose", "sandbox.server", "judge", "weights.gguf", "weights.megatron.reader")
+"""Rooms and modules that a run with a Hugging Face folder and plain rewards needs nothing of."""
+
+
+def test_a_driver_imports_no_room_that_its_run_does_not_use():
+    """In a process of its own: checks, data sets and the driver's side of Ray, as ``train`` imports them."""
+    code = (
+        "import sys; from gtpo_megatron import train; from recipes import tiny_cpu; "
+        "train.check_inputs(tiny_cpu.gtpo(), asks_network=True); import gtpo_megatron.orchestration.on_ray.run; "
+        "print(*sorted(name for name in sys.modules if name.startswith('gtpo_megatron.')))"
+    )
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    loaded = [name.removeprefix("gtpo_megatron.") for name in ran.stdout.split()]
+    assert [name for name in loaded if name.startswith(UNUSED)] == []
+    assert "checks" in loaded

@@ -1,0 +1,324 @@
+"""Why a run or an evaluation may be refused before any process starts: one list, for every command that starts them.
+
+``config``, ``train`` and ``preflight`` ask about a run, ``evaluate`` about an evaluation; both say what they want as a
+:class:`Request`. A check itself is a function of the room that it is about. This module says what calls for it, and
+imports the room only then: a run without an environment loads no ``conversations``, one without programs no
+``sandbox``. docs/refusals.md has a row for every check.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gtpo_megatron.config.environment import EnvironmentConfig
+from gtpo_megatron.config.evaluate import EvaluateConfig
+from gtpo_megatron.config.problems import DataConfig
+from gtpo_megatron.config.reward import RewardConfig
+from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.data.chat_template import check_stop_strings, load_tokenizer, stop_token_ids
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.rewards.function import RewardFunction, check_threshold, run_rewards
+from gtpo_megatron.rollout.engine_checks import check_adapters, check_engines
+from gtpo_megatron.weights.architecture import Architecture, read_architecture
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a command wants to start, in the words that runs and evaluations share.
+
+    Attributes:
+        model: folder of the model.
+        model_name: name of the model in messages.
+        engines: configuration of the engines, with the sampling that they begin with.
+        engines_option: prefix of the engines' options.
+        samplings: configuration of every kind of sampling by the prefix of its options.
+        reward: the rewards.
+        threshold: reward from which a response is correct.
+        threshold_option: option that sets it.
+        environment: the environment; without a name none is asked for.
+        prompts: rendering of the environment's prompts.
+        num_tokens: tokens of the longest prompt with the longest response.
+        tokens_name: what ``num_tokens`` is the value of, for messages.
+        run: configuration of the run; None for an evaluation.
+        resume: the run goes on from a checkpoint, which has adapters of its own.
+    """
+
+    model: Path
+    model_name: str
+    engines: RolloutConfig
+    engines_option: str
+    samplings: Mapping[str, SamplingConfig]
+    reward: RewardConfig
+    threshold: float
+    threshold_option: str
+    environment: EnvironmentConfig
+    prompts: DataConfig
+    num_tokens: int
+    tokens_name: str
+    run: RunConfig | None = None
+    resume: bool = False
+
+    @classmethod
+    def of_run(cls, config: RunConfig, *, resume: bool = False) -> "Request":
+        """What ``train`` wants to start."""
+        return cls(
+            model=Path(config.model.path),
+            model_name="model.path",
+            engines=config.rollout,
+            engines_option="rollout",
+            samplings={"rollout.sampling": config.rollout.sampling, "evaluation.sampling": config.evaluation.sampling},
+            reward=config.reward,
+            threshold=config.algorithm.success_threshold,
+            threshold_option="--algorithm.success-threshold",
+            environment=config.environment,
+            prompts=config.data,
+            num_tokens=config.model.max_sequence_tokens,
+            tokens_name="model.max_sequence_tokens",
+            run=config,
+            resume=resume,
+        )
+
+    @classmethod
+    def of_evaluation(cls, config: EvaluateConfig, model: Path, *, date: str) -> "Request":
+        """What ``evaluate`` wants to start; ``date``: day that the prompts have."""
+        return cls(
+            model=model,
+            model_name=f"model {model}",
+            engines=config.engine.rollout(config.sampling),
+            engines_option="engine",
+            samplings={"sampling": config.sampling},
+            reward=config.reward,
+            threshold=config.success_threshold,
+            threshold_option="--success-threshold",
+            environment=config.environment,
+            prompts=config.prompts(date=date),
+            num_tokens=config.max_sequence_tokens,
+            tokens_name="max_prompt_tokens + sampling.max_response_tokens",
+        )
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        """The model's ``config.json``, read.
+
+        Raises:
+            ConfigError: as ``read_architecture``.
+        """
+        return read_architecture(self.model)
+
+    @cached_property
+    def rewards(self) -> Sequence[RewardFunction]:
+        """The reward functions, found.
+
+        Raises:
+            ConfigError: as ``run_rewards``.
+        """
+        return run_rewards(self.reward)
+
+    @cached_property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The model's tokenizer, loaded.
+
+        Raises:
+            ConfigError: as ``load_tokenizer``.
+        """
+        return load_tokenizer(str(self.model))
+
+    @cached_property
+    def judge_model(self) -> str:
+        """Name of the model that the judge says it is; "" if no reward asks one.
+
+        Raises:
+            ConfigError: as ``check_judge``.
+        """
+        if not any(one.statement.needs_judge for one in self.rewards):
+            return ""
+        from gtpo_megatron.judge.client import check_judge
+
+        return check_judge(self.reward.judge)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """One reason for which a command may be refused.
+
+    Attributes:
+        name: its row of docs/refusals.md.
+        check: raises a GTPOError if the request cannot be met.
+        applies: whether this request needs the check.
+        asks_network: it talks to another machine, which ``config`` does not.
+    """
+
+    name: str
+    check: Callable[[Request], None]
+    applies: Callable[[Request], bool] = lambda _: True
+    asks_network: bool = False
+
+
+def run_checks(request: Request, *, asks_network: bool = True) -> None:
+    """Makes every check that the request needs, in the order of ``CHECKS``.
+
+    Args:
+        request: what is to be started.
+        asks_network: talk to a judge, too.
+
+    Raises:
+        ConfigError: the first reason for which the request is refused.
+    """
+    for one in CHECKS:
+        if one.applies(request) and (asks_network or not one.asks_network):
+            one.check(request)
+
+
+def _run(request: Request) -> RunConfig:
+    assert request.run is not None, "only runs have this check"
+    return request.run
+
+
+def _is_run(request: Request) -> bool:
+    return request.run is not None
+
+
+def _combination(request: Request) -> None:
+    _run(request).check_new()
+
+
+def _model(request: Request) -> None:
+    _ = request.architecture
+
+
+def _layout(request: Request) -> None:
+    request.architecture.check_layout(_run(request).parallel)
+
+
+def _engines(request: Request) -> None:
+    is_elsewhere = request.run is not None and bool(request.run.cluster.address)
+    check_engines(
+        request.engines,
+        request.architecture,
+        where=request.engines_option,
+        model=request.model_name,
+        are_here=not is_elsewhere,
+    )
+
+
+def _experts(request: Request) -> None:
+    config, experts = _run(request), request.architecture.experts
+    config.balance.check_model(has_experts=experts is not None, has_bias=experts is not None and experts.has_bias)
+    if experts is None:
+        config.update.check_dense()
+        config.model.check_dense()
+
+
+def _length(request: Request) -> None:
+    if request.num_tokens > request.architecture.max_positions:
+        raise ConfigError(
+            f"{request.tokens_name} = {request.num_tokens} exceeds the model's {request.architecture.positions_said}; "
+            f"lower it"
+        )
+
+
+def _algorithm(request: Request) -> None:
+    from gtpo_megatron.algorithms.registry import algorithm_of
+
+    algorithm_of(_run(request).algorithm)
+
+
+def _loggers(request: Request) -> None:
+    from gtpo_megatron.observability.sinks import check_loggers
+
+    check_loggers(_run(request).logging)
+
+
+def _reward(request: Request) -> None:
+    check_threshold(request.rewards, request.threshold, option=request.threshold_option)
+
+
+def _sandbox(request: Request) -> None:
+    from gtpo_megatron.sandbox.choose import check_sandbox
+
+    check_sandbox(request.reward.sandbox, request.reward.packages)
+
+
+def _weights(request: Request) -> None:
+    from gtpo_megatron.weights.weight_checks import check_weights
+
+    check_weights(request.model, request.architecture)
+
+
+def _adapters(request: Request) -> None:
+    from gtpo_megatron.weights.adapter_shapes import check_adaptable
+
+    adapter = _run(request).adapter
+    check_adaptable(request.architecture, adapter)
+    check_adapters(adapter, request.architecture, request.model)
+
+
+def _first_adapters(request: Request) -> None:
+    from gtpo_megatron.weights.peft import PeftFolder
+
+    adapter = _run(request).adapter
+    PeftFolder(Path(adapter.path), request.architecture, adapter).check_values()
+
+
+def _reference(request: Request) -> None:
+    from gtpo_megatron.weights.weight_checks import check_same_architecture, check_weights
+
+    reference = Path(_run(request).reference.path)
+    check_same_architecture(reference, request.architecture)
+    check_weights(reference, request.architecture)
+
+
+def _tokenizer(request: Request) -> None:
+    _ = request.tokenizer
+
+
+def _stop_strings(request: Request) -> None:
+    for option, sampling in request.samplings.items():
+        check_stop_strings(request.model, sampling, where=option)
+
+
+def _environment(request: Request) -> None:
+    from gtpo_megatron.rollout.conversation import check_conversation
+
+    sampling = request.engines.sampling
+    stop_ids = (*stop_token_ids(request.model, request.tokenizer), *sampling.stop_token_ids)
+    check_conversation(request.environment, request.prompts, request.tokenizer, stop_ids=stop_ids)
+
+
+def _judge(request: Request) -> None:
+    _ = request.judge_model
+
+
+CHECKS: tuple[Check, ...] = (
+    Check(name="combination", check=_combination, applies=lambda one: _is_run(one) and not one.resume),
+    Check(name="model", check=_model),
+    Check(name="layout", check=_layout, applies=_is_run),
+    Check(name="engines", check=_engines),
+    Check(name="experts", check=_experts, applies=_is_run),
+    Check(name="length", check=_length),
+    Check(name="algorithm", check=_algorithm, applies=_is_run),
+    Check(name="loggers", check=_loggers, applies=_is_run),
+    Check(name="reward", check=_reward),
+    Check(
+        name="sandbox", check=_sandbox, applies=lambda one: any(each.statement.needs_sandbox for each in one.rewards)
+    ),
+    Check(name="weights", check=_weights, applies=_is_run),
+    Check(name="adapters", check=_adapters, applies=lambda one: one.run is not None and one.run.adapter.is_on),
+    Check(
+        name="first adapters",
+        check=_first_adapters,
+        applies=lambda one: one.run is not None and one.run.adapter.path != "" and not one.resume,
+    ),
+    Check(name="reference", check=_reference, applies=lambda one: one.run is not None and one.run.reference.path != ""),
+    Check(name="tokenizer", check=_tokenizer),
+    Check(name="stop strings", check=_stop_strings),
+    Check(name="environment", check=_environment, applies=lambda one: one.environment.name != ""),
+    Check(name="judge", check=_judge, asks_network=True),
+)
+"""Cheap ones first. Data sets are read after all of these, since what is read of them is what the run works on."""
