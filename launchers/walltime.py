@@ -27,7 +27,7 @@ ROOM_TO_SAVE = 1.2
 
 
 ESTIMATE_MARGIN = 1.7
-"""Factor on estimates: between the 1.5 of dense published runs and the 1.9 of those with experts (docs/planning.md)."""
+"""Factor on estimates: 1.5 of dense published runs, 1.9 of those with experts (docs/planning_reference.md)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

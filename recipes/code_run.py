@@ -15,7 +15,7 @@ BENCHMARKS = ("humaneval", "mbpp", "livecodebench-v6")
 
 CODE_GRADERS = 32
 """Grading processes, each with a sandbox and two programs' worth of memory. One runs some 75 programs of three tests a
-second (docs/rewards.md), and all GPUs wait for 2,048 of them, which have dozens."""
+second (docs/programs.md), and all GPUs wait for 2,048 of them, which have dozens."""
 
 
 def code_run(model: str, method: Method, on: OnGPUs, *, num_steps: int, seed: int) -> RunConfig:

@@ -51,7 +51,7 @@ TRAINING_SET = "dapo-math-17k"  # ours, DAPO's set; a name stands for a pinned c
 BENCHMARKS = ("aime24", "aime25", "math500", "amc23", "minerva", "olympiadbench")  # the first three are the paper's
 
 GRADERS = 16
-"""Ours: grading processes. To read LaTeX takes 5 to 50 ms (docs/rewards.md), and all GPUs wait for 2,048 answers."""
+"""Ours: grading processes. LaTeX takes 5 to 50 ms to read (docs/math_answers.md); all GPUs wait for 2,048 answers."""
 
 GRADERS_PER_GPU = 8
 """Ours, the most: a GPU's share of a node has as many cores, and limits of time are by the clock."""

@@ -3,7 +3,7 @@
 ``study`` asks the main question; ``learning_rates`` and ``own_best`` whether it was asked fairly; ``dose`` how much
 entropy; ``second_size`` and ``second_task`` whether the answer holds elsewhere, ``conversations`` whether it does where
 the policy calls a tool, and ``pretrained`` where entropies come from a pretrained model; ``adapters`` what low-rank
-adapters learn. docs/study.md is their plan.
+adapters learn. docs/study_plan.md is their plan.
 
 Every arm of a study samples the same number of responses from the same prompts in the same order, with the same model,
 optimizer and seeds. Methods that sample more as published (DAPO, EAPO, STARE) therefore run without it. The problems

@@ -154,7 +154,7 @@ class RewardConfig:
             Where it is the default, generated rows are graded by their own function, see docs/rewards.md.
         num_workers: grading processes; 0 grades in the caller's process, without a time limit.
         timeout_s: time a response may take before it is marked failed and its worker replaced; a batched call has the
-            time of one response. A row of many tests of programs may take longer, see docs/rewards.md.
+            time of one response. A row of many tests of programs may take longer, see docs/programs.md.
         memory_limit_mib: memory a response may take before it is marked failed; 0: no limit.
         rows_per_call: most responses that a batched function is given at once, or that an async function grades at the
             same time, per process.

@@ -1,7 +1,7 @@
 """Grades a response by running its program on the row's tests, in a sandbox.
 
 ``gtpo_megatron.rewards.code_tests:code_tests`` is 1 if all tests pass, else 0; ``...:share_of_tests`` is the fraction
-that passes. In both, a response is correct if all pass. docs/rewards.md has the shapes of tests.
+that passes. In both, a response is correct if all pass. docs/programs.md has the shapes of tests.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What keeps the families of docs/conversion.md out that are not read: each wall still stands, with its message.
+"""What keeps the families of docs/model_families.md out that are not read: each wall still stands, with its message.
 
 One that falls is a family that came nearer: its line in the document changes.
 """

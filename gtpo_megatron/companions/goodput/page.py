@@ -59,8 +59,8 @@ def print_scale(name: str, rows: Sequence[ScaleRow], console: Console) -> None:
     console.print(lost)
     print_sentence(
         console,
-        "published steps took 1.5 to 2.0 times their estimates: take the seconds so many times; docs/planning.md says "
-        "which runs, and what is assumed here",
+        "published steps took 1.5 to 2.0 times their estimates: take the seconds so often; "
+        "docs/planning_reference.md says which runs, and what is assumed here",
     )
 
 

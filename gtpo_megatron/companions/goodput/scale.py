@@ -219,7 +219,7 @@ def _row(
 def _snapshot(request: PlanRequest, layout: Layout) -> float:
     """Seconds of a save that ranks are held up by: each gathers the optimizer of its share and copies it to its host.
 
-    The bytes are those that docs/planning.md counts: 12 a parameter of the rank's share on their way, 20 on the host.
+    The bytes are those that docs/many_nodes.md counts: 12 a parameter of the rank's share on their way, 20 on the host.
     """
 
     def trained(stage: int) -> StageParameters:

@@ -2,7 +2,7 @@
 
 A stage's time is the FLOPs of its micro-batches and the bytes that it sends meanwhile, nothing overlapped; a pipeline
 adds its bubble. The trainer's products take measured shares of the peak (``efficiency.py``). Published steps take about
-1.5 times as long, with experts 1.9 times: docs/planning.md compares them.
+1.5 times as long, with experts 1.9 times: docs/planning_reference.md compares them.
 """
 
 from dataclasses import dataclass

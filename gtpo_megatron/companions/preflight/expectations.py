@@ -13,7 +13,7 @@ from gtpo_megatron.config.run import RunConfig
 
 TIME_FACTOR = 2.0
 """A measured time may be so many times the planned one: published steps take 1.5 to 1.9 times as long as the plan
-says (docs/planning.md)."""
+says (docs/planning_reference.md)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

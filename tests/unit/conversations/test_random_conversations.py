@@ -54,7 +54,7 @@ DIFFERENCES = {
     "deepseek_r1": {"reasoning", "white space"},
     "mistral_nemo": {"call"},
 }
-"""What the families' templates write otherwise than the policy did; docs/conversations.md says why."""
+"""What the families' templates write otherwise than the policy did; docs/conversations_reference.md says why."""
 
 
 def words(rng, most=6):

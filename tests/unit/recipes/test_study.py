@@ -30,7 +30,7 @@ def runs(plan):
 
 
 def test_the_plan():
-    """docs/study.md says the same in words."""
+    """docs/study_plan.md says the same in words."""
     main = study()
     assert main.default_arms == ("gtpo", "gtpo_alpha2_0", "gtpo_shuffled", "grpo")
     assert (main.num_seeds, main.first_seed, main.baseline, main.num_steps) == (20, 0, "grpo", 24)

@@ -1,4 +1,4 @@
-"""The table of policies in docs/rewards.md says what math_answer does."""
+"""The table of policies in docs/math_answers.md says what math_answer does."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 import gtpo_megatron
 from gtpo_megatron.rewards.math_answer import math_answer
 
-DOCUMENT = Path(gtpo_megatron.__file__).parents[1] / "docs/rewards.md"
+DOCUMENT = Path(gtpo_megatron.__file__).parents[1] / "docs/math_answers.md"
 ROW = re.compile(r"^\| `(?P<response>[^`|]+)` \| `(?P<reference>[^`|]+)` \| (?P<earns>[01]) \|", re.MULTILINE)
 FOUND = [(row["response"], row["reference"], float(row["earns"])) for row in ROW.finditer(DOCUMENT.read_text("utf-8"))]
 

@@ -116,7 +116,7 @@ RATIOS = {
     "Qwen/Qwen3-235B-A22B": (1.95, 1.91),
     "Qwen/Qwen3-30B-A3B, one step ahead": (1.26, 1.02),
 }
-"""Published seconds over estimated and over simulated ones, as docs/planning.md has them."""
+"""Published seconds over estimated and over simulated ones, as docs/planning_reference.md has them."""
 
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: row.name)
