@@ -21,9 +21,9 @@ import torch
 
 from benchmarks.weight_push import LARGE, architecture_of, layout_of
 from gtpo_megatron.config.parallel import ParallelConfig
-from gtpo_megatron.weights.push.link import Relay, WeightLink
-from gtpo_megatron.weights.push.transports.process_group import Meeting
-from gtpo_megatron.weights.push.transports.shared_memory import SlotShape, create_slots, remove_name
+from gtpo_megatron.weights.push.ends import open_receiver, open_sender
+from gtpo_megatron.weights.push.link import Meeting, Relay, SlotShape, WeightLink
+from gtpo_megatron.weights.push.transports.shared_memory import create_slots, remove_name
 
 MIB = 1 << 20
 BUCKET_MIB = 256
@@ -68,10 +68,10 @@ def measure(case: int, side: str, number: int) -> dict[str, Any]:
     link = WeightLink(arch=arch, layout=layout, dtype_name="bfloat16", endpoint=endpoint)
     before, start = resident_bytes("VmRSS"), time.process_time()
     if side == "rank":
-        end: Any = link.sender(number)
+        end: Any = open_sender(link, number)
         slices = sum(len(bucket.slices) for stream in end._streams for bucket in stream.buckets.values())
     else:
-        end = link.receiver(number, arch, torch.device("cpu"))
+        end = open_receiver(link, number, arch, torch.device("cpu"))
         slices = sum(len(bucket.slices) for bucket in end._stream.buckets)
     seconds = time.process_time() - start
     growth = resident_bytes("VmHWM") - before

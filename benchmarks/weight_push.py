@@ -28,10 +28,11 @@ from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.weights.architecture import Architecture, read_architecture
 from gtpo_megatron.weights.experts import Experts
 from gtpo_megatron.weights.param_mapping import TensorParallel
+from gtpo_megatron.weights.push.ends import open_sender
 from gtpo_megatron.weights.push.layout import PushLayout, Reach, SourceRank, TargetWorker
-from gtpo_megatron.weights.push.link import WeightLink
+from gtpo_megatron.weights.push.link import SlotShape, WeightLink
 from gtpo_megatron.weights.push.plan import PushPlan
-from gtpo_megatron.weights.push.transports.shared_memory import SlotShape, create_slots, remove_name
+from gtpo_megatron.weights.push.transports.shared_memory import create_slots, remove_name
 from gtpo_megatron.weights.reshard import ShardCoordinates, hf_shapes, load_plan, shard_coordinates
 
 MIB = 1 << 20
@@ -222,7 +223,7 @@ def rank_main(link: WeightLink, rank: int, pipe: Any) -> None:
     torch.set_num_threads(1)
     source = next(s for s in link.layout.sources if s.rank == rank)
     parameters = shard_of(link.arch, source.coordinates, link.layout.padded_vocab_size)
-    sender = link.sender(rank)
+    sender = open_sender(link, rank)
     pipe.send("ready")
     while (with_checksums := pipe.recv()) is not None:
         before = own_bytes()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.actor import cpu_platform
+from gtpo_megatron.weights.push.ends import open_sender
 
 cpu_platform.install()  # before anything below imports megatron.core
 
@@ -370,7 +371,7 @@ class MegatronActor:
         """Opens this rank's end of the pushes; one that was open before is closed."""
         if self._sender is not None:
             self._sender.close()
-        self._sender = link.sender(self.coordinates.global_rank)
+        self._sender = open_sender(link, self.coordinates.global_rank)
 
     def send_weights(self, version: int, with_checksums: bool) -> Checksums:
         """Sends this rank's part of the weights as policy ``version``; all ranks and the sampler at once.

@@ -26,8 +26,8 @@ from gtpo_megatron.rollout.response_stream import SampledResponse, stream_respon
 from gtpo_megatron.rollout.responses import returned_routing, to_rollout_batch
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.megatron.checkpoint_files import converted_weights
-from gtpo_megatron.weights.push.link import WeightLink
-from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, SlotShape, create_slots, remove_name
+from gtpo_megatron.weights.push.link import SharedSlots, SlotShape, WeightLink
+from gtpo_megatron.weights.push.transports.shared_memory import create_slots, remove_name
 
 logger = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.rollout.gpt_oss_weights import loadable
 from gtpo_megatron.weights.architecture import Architecture, read_architecture
+from gtpo_megatron.weights.push.ends import open_receiver
 from gtpo_megatron.weights.push.link import WeightLink
 from gtpo_megatron.weights.push.receiver import WeightReceiver
 
@@ -86,7 +87,7 @@ class LinkEngine(WeightTransferEngine[LinkInfo, PushInfo]):
         self.worker = init_info.workers[get_tensor_model_parallel_rank()]
         arch = read_architecture(Path(self.model_config.model))
         self.arch = arch
-        self.receiver = init_info.link.receiver(self.worker, arch, torch.device(self.device))
+        self.receiver = open_receiver(init_info.link, self.worker, arch, torch.device(self.device))
 
     def start_weight_update(self) -> None:
         """Prepares the model for new weights."""

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import multiprocessing
 
+from gtpo_megatron.weights.push.link import SlotShape
 from gtpo_megatron.weights.push.transports.gpu_slots import open_gpu_slots, share_gpu_slots
-from gtpo_megatron.weights.push.transports.shared_memory import SlotFile, SlotShape, create_slots, remove_name
+from gtpo_megatron.weights.push.transports.shared_memory import SlotFile, create_slots, remove_name
 
 pytestmark = [
     pytest.mark.gpu,

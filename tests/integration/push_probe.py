@@ -135,7 +135,9 @@ class Link:
     def __init__(self, engine, arch, layout, transport, dtype="float32"):
         self.engine, self.layout = engine, layout
         self.link, self.store = connect(engine, arch, layout, transport, dtype)
-        self.senders = [self.link.sender(source.rank) for source in layout.sources]
+        from gtpo_megatron.weights.push.ends import open_sender
+
+        self.senders = [open_sender(self.link, source.rank) for source in layout.sources]
         remove_names(self.link.endpoint)
 
     def push(self, reference, pool, version):
@@ -154,9 +156,9 @@ class Link:
 
 def connect(engine, arch, layout, transport, dtype):
     """The link, and the store that a network transport meets at."""
-    from gtpo_megatron.weights.push.link import Relay, WeightLink
-    from gtpo_megatron.weights.push.transports.process_group import Meeting, open_store
-    from gtpo_megatron.weights.push.transports.shared_memory import SlotShape, create_slots
+    from gtpo_megatron.weights.push.link import Meeting, Relay, SlotShape, WeightLink
+    from gtpo_megatron.weights.push.transports.process_group import open_store
+    from gtpo_megatron.weights.push.transports.shared_memory import create_slots
 
     store, num_ranks, workers = None, len(layout.sources), [target.worker for target in layout.targets]
     if transport in ("shared_memory", "relay"):

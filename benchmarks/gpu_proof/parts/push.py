@@ -19,10 +19,11 @@ from benchmarks.gpu_proof.sizes import ModelSize, Sizes
 from benchmarks.weight_push import layout_of, shard_of
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.weights.architecture import Architecture, read_architecture
-from gtpo_megatron.weights.push.link import Relay, WeightLink
+from gtpo_megatron.weights.push.ends import open_receiver, open_sender
+from gtpo_megatron.weights.push.link import Meeting, Relay, SlotShape, WeightLink
 from gtpo_megatron.weights.push.sync import compare_checksums, merged_checksums
-from gtpo_megatron.weights.push.transports.process_group import Meeting, open_store
-from gtpo_megatron.weights.push.transports.shared_memory import SlotShape, create_slots, remove_name
+from gtpo_megatron.weights.push.transports.process_group import open_store
+from gtpo_megatron.weights.push.transports.shared_memory import create_slots, remove_name
 
 DEADLINE_S = 60.0
 
@@ -73,7 +74,7 @@ def _push(section: Section, size: ModelSize, sizes: Sizes) -> None:
 def _rounds(section: Section, link: WeightLink, pipe: Connection, sizes: Sizes) -> None:
     with torch.device(sizes.device):
         parameters = shard_of(link.arch, link.layout.sources[0].coordinates, link.layout.padded_vocab_size)
-    sender = link.sender(0)
+    sender = open_sender(link, 0)
     _answer(pipe)
     seconds = []
     for number in range(1 + sizes.warm_rounds + sizes.rounds):
@@ -112,7 +113,7 @@ def _receive(link: WeightLink, arch: Architecture, device: str, pipe: Connection
     try:
         if device == "cuda":
             torch.cuda.set_device(0)
-        receiver = link.receiver(0, arch, torch.device(device))
+        receiver = open_receiver(link, 0, arch, torch.device(device))
         pipe.send(())
         while True:
             with_checksums = pipe.recv()

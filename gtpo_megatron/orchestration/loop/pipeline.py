@@ -5,9 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.orchestration.loop.continuous import ContinuousSampling
 from gtpo_megatron.orchestration.loop.sampling import DrawPrompts, Sampled
-from gtpo_megatron.orchestration.loop.stepwise import StepwiseSampling
 from gtpo_megatron.orchestration.stages.stages import Stages
 
 
@@ -62,5 +60,10 @@ def rollout_pipeline(draw: DrawPrompts, stages: Stages, config: RunConfig) -> Ro
         stages: the stages of a step.
         config: the run's configuration.
     """
-    kind = ContinuousSampling if config.rollout.is_continuous else StepwiseSampling
-    return kind(draw, stages, config)
+    if config.rollout.is_continuous:
+        from gtpo_megatron.orchestration.loop.continuous import ContinuousSampling
+
+        return ContinuousSampling(draw, stages, config)
+    from gtpo_megatron.orchestration.loop.stepwise import StepwiseSampling
+
+    return StepwiseSampling(draw, stages, config)

@@ -19,8 +19,7 @@ from gtpo_megatron.rollout.requests import assign_to_engines, requests_for
 
 if TYPE_CHECKING:
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
-    from gtpo_megatron.weights.push.link import WeightLink
-    from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, SlotShape
+    from gtpo_megatron.weights.push.link import SharedSlots, SlotShape, WeightLink
 
 Result = TypeVar("Result")
 Key = TypeVar("Key", bound=Hashable)

@@ -8,14 +8,11 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.orchestration.stages.engines import Engines
 from gtpo_megatron.orchestration.stages.trainer import Trainer
-from gtpo_megatron.weights.adapters import tensor_shapes
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.param_mapping import TensorParallel
-from gtpo_megatron.weights.push.layout import PushLayout, Reach, SourceRank, TargetWorker
-from gtpo_megatron.weights.push.link import Endpoint, Relay, WeightLink
-from gtpo_megatron.weights.push.sections import ALIGNMENT_BYTES
-from gtpo_megatron.weights.push.transports.process_group import Meeting
-from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, SlotShape, remove_name
+from gtpo_megatron.weights.push.layout import ALIGNMENT_BYTES, PushLayout, Reach, SourceRank, TargetWorker
+from gtpo_megatron.weights.push.link import Endpoint, Meeting, Relay, SharedSlots, SlotShape, WeightLink
+from gtpo_megatron.weights.push.transports.shared_memory import remove_name
 from gtpo_megatron.weights.push.wire import wire_dtype
 from gtpo_megatron.weights.reshard import shard_coordinates
 
@@ -145,5 +142,7 @@ def _bucket_bytes(config: RunConfig, itemsize: int) -> int:
     most = config.weight_sync.bucket_mib * MIB
     if not config.adapter.pushes_alone:
         return most
+    from gtpo_megatron.weights.adapters import tensor_shapes
+
     shapes = tensor_shapes(read_architecture(Path(config.model.path)), config.adapter)
     return min(most, sum(itemsize * rows * columns + ALIGNMENT_BYTES for rows, columns in shapes.values()))

@@ -12,6 +12,10 @@ from gtpo_megatron.weights.reshard import ShardCoordinates
 Reach = Literal["same_host", "anywhere", "own_rank_first"]
 
 
+ALIGNMENT_BYTES = 64
+"""Start of every slice in a bucket, one cache line."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceRank:
     """A trainer rank that can send.

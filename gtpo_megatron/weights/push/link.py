@@ -1,23 +1,105 @@
-"""The connection between trainer ranks and sampler workers, as a value that travels to every process of both."""
+"""The connection between trainer ranks and sampler workers, as values that travel to every process of both.
 
-import math
-from collections.abc import Mapping, Sequence
+The driver makes them; ``ends.py`` opens a process's end.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from gtpo_megatron.errors import WeightSyncError
-from gtpo_megatron.weights.adapters import tensor_shapes
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.push.layout import PushLayout
-from gtpo_megatron.weights.push.plan import PushPlan, RankStream, Stream, relay_partners
-from gtpo_megatron.weights.push.receiver import WeightReceiver
-from gtpo_megatron.weights.push.sender import WeightSender
-from gtpo_megatron.weights.push.transports.channel import ReceivingEnd, SendingEnd
-from gtpo_megatron.weights.push.transports.process_group import Meeting, ProcessGroupReceiver, ProcessGroupSender
-from gtpo_megatron.weights.push.transports.relay import RelayReceiver, RelaySender
-from gtpo_megatron.weights.push.transports.shared_memory import SharedMemoryReceiver, SharedMemorySender, SharedSlots
-from gtpo_megatron.weights.reshard import hf_shapes
+
+SLOTS = 2
+"""Buckets to a worker that are under way at a time: one is packed while the other is unpacked."""
+
+PAGE_BYTES = 4096
+"""Of the memory: counters and handles have pages of their own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlotShape:
+    """Sizes and kind of a worker's slots.
+
+    Attributes:
+        slot_bytes: of one slot, the largest bucket.
+        num_ranks: that write.
+        deadline_s: longest time an end waits for the other.
+        on_gpu: the slots themselves are in a GPU's memory.
+    """
+
+    slot_bytes: int
+    num_ranks: int
+    deadline_s: float
+    on_gpu: bool = False
+
+    @property
+    def header_bytes(self) -> int:
+        """Bytes of the counters, in whole pages."""
+        return -(-8 * (1 + self.num_ranks) // PAGE_BYTES) * PAGE_BYTES
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the file."""
+        return self.header_bytes + (PAGE_BYTES if self.on_gpu else SLOTS * self.slot_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedSlots:
+    """Location of a worker's slots.
+
+    Attributes:
+        path: of the file.
+        shape: sizes and kind.
+    """
+
+    path: str
+    shape: SlotShape
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Meeting:
+    """Rendezvous of the group's members.
+
+    Attributes:
+        host: of the store.
+        port: of the store.
+        num_ranks: trainer ranks.
+        num_workers: sampler workers; 0 if ranks pass on to them what others send.
+        backend: ``gloo`` or ``nccl``.
+        deadline_s: longest time a member waits for another.
+    """
+
+    host: str
+    port: int
+    num_ranks: int
+    num_workers: int
+    backend: str
+    deadline_s: float
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the buffers."""
+        return torch.device("cuda", torch.cuda.current_device()) if self.backend == "nccl" else torch.device("cpu")
+
+    @property
+    def size(self) -> int:
+        """Members of the group."""
+        return self.num_ranks + self.num_workers
+
+    def name_of(self, member: int) -> str:
+        """A member, for messages."""
+        return f"rank {member}" if member < self.num_ranks else f"worker {member - self.num_ranks}"
+
+    @property
+    def transport(self) -> str:
+        """Name of the transport in the configuration."""
+        return "process_group" if self.num_workers else "relay"
+
+    def member_for(self, worker: int) -> int:
+        """Member of the group that receives a worker's buckets: the worker, or the rank of the same number."""
+        return self.num_ranks + worker if self.num_workers else worker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,60 +141,3 @@ class WeightLink:
         found = getattr(torch, self.dtype_name)
         assert isinstance(found, torch.dtype)
         return found
-
-    def sender(self, rank: int) -> WeightSender:
-        """Opens the sending end of a trainer rank."""
-        streams = PushPlan(self.arch, self.layout).rank_streams(rank, passes_on=isinstance(self.endpoint, Relay))
-        columns = {name: math.prod(shape[1:]) for name, shape in self._shapes().items()}
-        return WeightSender(rank, streams, self._sending_end(rank, streams), dtype=self.dtype, columns=columns)
-
-    def receiver(self, worker: int, arch: Architecture, device: torch.device) -> WeightReceiver:
-        """Opens the receiving end of a sampler worker.
-
-        Args:
-            worker: its number over all engines.
-            arch: of the model that the worker has loaded.
-            device: where its tensors are made.
-
-        Raises:
-            WeightSyncError: the worker's model is another than the trainer's; the message names what differs.
-        """
-        check_same_model(self.arch, arch)
-        stream = PushPlan(self.arch, self.layout).stream(worker)
-        end = self._receiving_end(stream)
-        return WeightReceiver(stream, end, shapes=self._shapes(), dtype=self.dtype, device=device)
-
-    def _shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Of every tensor that travels."""
-        adapter = self.layout.adapter
-        return hf_shapes(self.arch) if adapter is None else tensor_shapes(self.arch, adapter)
-
-    def _sending_end(self, rank: int, streams: Sequence[RankStream]) -> SendingEnd:
-        match self.endpoint:
-            case Meeting() as meeting:
-                return ProcessGroupSender(rank, meeting, {meeting.member_for(stream.worker) for stream in streams})
-            case Relay(meeting=meeting, slots=slots):
-                return RelaySender(rank, meeting, slots, relay_partners(rank, streams))
-        return SharedMemorySender(rank, {stream.worker: self.endpoint[stream.worker] for stream in streams})
-
-    def _receiving_end(self, stream: Stream) -> ReceivingEnd:
-        worker = stream.target.worker
-        match self.endpoint:
-            case Meeting() as meeting:
-                return ProcessGroupReceiver(worker, meeting, [bucket.spans for bucket in stream.buckets])
-            case Relay(slots=slots):
-                return RelayReceiver(worker, slots[worker])
-        return SharedMemoryReceiver(worker, self.endpoint[worker])
-
-
-def check_same_model(trainer: Architecture, sampler: Architecture) -> None:
-    """Raises WeightSyncError unless both sides have the same tensors."""
-    if trainer == sampler:
-        return
-    ours, theirs = hf_shapes(trainer), hf_shapes(sampler)
-    for name in [*ours, *(name for name in theirs if name not in ours)]:
-        if ours.get(name) != theirs.get(name):
-            raise WeightSyncError(
-                f"the sampler runs another model than the trainer: {name} is {ours.get(name, 'absent')} here and "
-                f"{theirs.get(name, 'absent')} there; give both the same model.path"
-            )

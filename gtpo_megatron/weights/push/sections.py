@@ -27,11 +27,14 @@ from gtpo_megatron.weights.param_mapping import (
     TensorParallel,
     expert_of,
 )
-from gtpo_megatron.weights.push.layout import PushLayout, TrainerShape, WorkerCoordinates, trainer_shape
+from gtpo_megatron.weights.push.layout import (
+    ALIGNMENT_BYTES,
+    PushLayout,
+    TrainerShape,
+    WorkerCoordinates,
+    trainer_shape,
+)
 from gtpo_megatron.weights.reshard import chunk_mappings, chunk_prefix, is_tied_copy, stays_float32
-
-ALIGNMENT_BYTES = 64
-"""Start of every slice in a bucket, one cache line."""
 
 FLOAT32_BYTES = 4
 

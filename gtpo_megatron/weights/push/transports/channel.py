@@ -13,9 +13,6 @@ from torch import Tensor
 
 from gtpo_megatron.errors import WeightSyncError
 
-SLOTS = 2
-"""Buckets to a worker that are under way at a time: one is packed while the other is unpacked."""
-
 Spans = Mapping[int, tuple[int, int]]
 """Rank -> first byte of its part of a bucket, and number of bytes; ranks without a part are absent."""
 

@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 from torch.storage import TypedStorage
 
 from gtpo_megatron.errors import WeightSyncError
-from gtpo_megatron.weights.push.transports.channel import SLOTS
+from gtpo_megatron.weights.push.link import SLOTS
 from gtpo_megatron.weights.push.transports.shared_memory import SlotFile
 
 _DEVICE_ARGUMENT = 6

@@ -12,7 +12,6 @@ import datetime
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,51 +21,8 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from gtpo_megatron.distributed.rendezvous import bound_store
 from gtpo_megatron.errors import WeightSyncError
-from gtpo_megatron.weights.push.transports.channel import SLOTS, Spans
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Meeting:
-    """Rendezvous of the group's members.
-
-    Attributes:
-        host: of the store.
-        port: of the store.
-        num_ranks: trainer ranks.
-        num_workers: sampler workers; 0 if ranks pass on to them what others send.
-        backend: ``gloo`` or ``nccl``.
-        deadline_s: longest time a member waits for another.
-    """
-
-    host: str
-    port: int
-    num_ranks: int
-    num_workers: int
-    backend: str
-    deadline_s: float
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the buffers."""
-        return torch.device("cuda", torch.cuda.current_device()) if self.backend == "nccl" else torch.device("cpu")
-
-    @property
-    def size(self) -> int:
-        """Members of the group."""
-        return self.num_ranks + self.num_workers
-
-    def name_of(self, member: int) -> str:
-        """A member, for messages."""
-        return f"rank {member}" if member < self.num_ranks else f"worker {member - self.num_ranks}"
-
-    @property
-    def transport(self) -> str:
-        """Name of the transport in the configuration."""
-        return "process_group" if self.num_workers else "relay"
-
-    def member_for(self, worker: int) -> int:
-        """Member of the group that receives a worker's buckets: the worker, or the rank of the same number."""
-        return self.num_ranks + worker if self.num_workers else worker
+from gtpo_megatron.weights.push.link import SLOTS, Meeting
+from gtpo_megatron.weights.push.transports.channel import Spans
 
 
 def open_store(host: str, *, deadline_s: float) -> TCPStore:

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gtpo_megatron.weights.push.transports.channel import SLOTS, Spans, wait_until
+from gtpo_megatron.weights.push.link import SLOTS, Meeting, SharedSlots
+from gtpo_megatron.weights.push.transports.channel import Spans, wait_until
 from gtpo_megatron.weights.push.transports.gpu_slots import open_gpu_slots, share_gpu_slots
-from gtpo_megatron.weights.push.transports.process_group import Meeting, ProcessGroupSender, receive, wait_for
-from gtpo_megatron.weights.push.transports.shared_memory import SharedSlots, SlotFile
+from gtpo_megatron.weights.push.transports.process_group import ProcessGroupSender, receive, wait_for
+from gtpo_megatron.weights.push.transports.shared_memory import SlotFile
 
 _HOST = 0
 """Index of the counter of buckets written: the host is the only writer."""

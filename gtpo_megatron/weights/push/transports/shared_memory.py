@@ -9,62 +9,20 @@ import mmap
 import os
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from gtpo_megatron.errors import WeightSyncError
-from gtpo_megatron.weights.push.transports.channel import SLOTS, Spans, wait_until
+from gtpo_megatron.weights.push.link import PAGE_BYTES, SLOTS, SharedSlots, SlotShape
+from gtpo_megatron.weights.push.transports.channel import Spans, wait_until
 
 SHARED_MEMORY = Path("/dev/shm")
 """Where the file lives; a memory file system on every Linux."""
 
-_PAGE_BYTES = 4096
-
 _created: dict[str, mmap.mmap] = {}
 """Path -> first page of the files whose names this process has made: a sweep removes what nobody has mapped."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SlotShape:
-    """Sizes and kind of a worker's slots.
-
-    Attributes:
-        slot_bytes: of one slot, the largest bucket.
-        num_ranks: that write.
-        deadline_s: longest time an end waits for the other.
-        on_gpu: the slots themselves are in a GPU's memory.
-    """
-
-    slot_bytes: int
-    num_ranks: int
-    deadline_s: float
-    on_gpu: bool = False
-
-    @property
-    def header_bytes(self) -> int:
-        """Bytes of the counters, in whole pages."""
-        return -(-8 * (1 + self.num_ranks) // _PAGE_BYTES) * _PAGE_BYTES
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the file."""
-        return self.header_bytes + (_PAGE_BYTES if self.on_gpu else SLOTS * self.slot_bytes)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SharedSlots:
-    """Location of a worker's slots.
-
-    Attributes:
-        path: of the file.
-        shape: sizes and kind.
-    """
-
-    path: str
-    shape: SlotShape
 
 
 def create_slots(shape: SlotShape) -> SharedSlots:
@@ -80,8 +38,8 @@ def create_slots(shape: SlotShape) -> SharedSlots:
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, _PAGE_BYTES)
-            _created[slots.path] = mmap.mmap(descriptor, _PAGE_BYTES)  # first, since the rest may take a second
+            os.posix_fallocate(descriptor, 0, PAGE_BYTES)
+            _created[slots.path] = mmap.mmap(descriptor, PAGE_BYTES)  # first, since the rest may take a second
             os.posix_fallocate(descriptor, 0, shape.num_bytes)
         finally:
             os.close(descriptor)

@@ -10,9 +10,10 @@ from gtpo_megatron.distributed.groups import RankCoordinates
 from gtpo_megatron.errors import EngineLostError
 from gtpo_megatron.orchestration.stages.weight_link import connect
 from gtpo_megatron.supervision.process_tree import mapped_shared, remove_unused_shared
+from gtpo_megatron.weights.push.link import SlotShape
 from gtpo_megatron.weights.push.transports import shared_memory as module
 from gtpo_megatron.weights.push.transports.process_group import open_store
-from gtpo_megatron.weights.push.transports.shared_memory import SlotShape, create_slots, remove_name
+from gtpo_megatron.weights.push.transports.shared_memory import create_slots, remove_name
 from recipes import tiny_cpu
 
 

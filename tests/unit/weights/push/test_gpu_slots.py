@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from gtpo_megatron.weights.push.link import SlotShape
 from gtpo_megatron.weights.push.transports import gpu_slots
-from gtpo_megatron.weights.push.transports.shared_memory import SlotShape
 
 SETTINGS = "expandable_segments:True"
 

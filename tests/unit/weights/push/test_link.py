@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from gtpo_megatron.errors import WeightSyncError
-from gtpo_megatron.weights.push.link import WeightLink, check_same_model
+from gtpo_megatron.weights.push.ends import check_same_model, open_receiver, open_sender
+from gtpo_megatron.weights.push.link import SlotShape, WeightLink
 from gtpo_megatron.weights.push.sync import merged_checksums
-from gtpo_megatron.weights.push.transports.shared_memory import SlotShape, create_slots, remove_name
+from gtpo_megatron.weights.push.transports.shared_memory import create_slots, remove_name
 from gtpo_megatron.weights.push.wire import wire_dtype
 from gtpo_megatron.weights.reshard import load_plan
 from tests.unit.weights.push.test_plan import push_layout
@@ -56,9 +57,9 @@ def linked(arch):
     try:
         link = WeightLink(arch=arch, layout=layout, dtype_name="float32", endpoint={0: slots})
         plan = load_plan(arch, layout.sources[0].coordinates, layout.padded_vocab_size)
-        push = partial(link.sender(0).push, filled(plan, numbered_tensors(arch)), with_checksums=True)
+        push = partial(open_sender(link, 0).push, filled(plan, numbered_tensors(arch)), with_checksums=True)
         with ThreadPoolExecutor(1) as pool:
-            yield lambda: pool.submit(push), link.receiver(0, arch, torch.device("cpu"))
+            yield lambda: pool.submit(push), open_receiver(link, 0, arch, torch.device("cpu"))
     finally:
         remove_name(slots)
 

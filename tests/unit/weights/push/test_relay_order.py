@@ -6,8 +6,8 @@ import pytest
 
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.weights.experts import Experts
+from gtpo_megatron.weights.push.link import SLOTS
 from gtpo_megatron.weights.push.plan import PushPlan
-from gtpo_megatron.weights.push.transports.channel import SLOTS
 from gtpo_megatron.weights.push.transports.process_group import opening_order
 from gtpo_megatron.weights.reshard import shard_coordinates
 from tests.reference.nccl import Simulation
