@@ -130,6 +130,7 @@ def slept(options: Options, *, max_staleness: int) -> float:
         weight_sync=WeightSync(config.weight_sync, world.transfer),
         memory_sharing=MemorySharing(None, None, is_colocated=False),
         timers=StageTimers(),
+        open_link=lambda _: None,
     )
     problem = Problem(problem_id="0", prompt_ids=(1,), answer="")
 

@@ -26,6 +26,7 @@ import torch
 import tyro
 
 from benchmarks.gpu_proof.models import run_config
+from benchmarks.gpu_proof.page import values_of
 from benchmarks.gpu_proof.sizes import ModelSize, sizes_of
 from gtpo_megatron.companions.goodput.scale import IN_TURN, simulation_of
 from gtpo_megatron.companions.goodput.simulation import Mode
@@ -224,9 +225,9 @@ def measured_rows() -> dict[str, dict[str, float]]:
         parts = json.loads(file.read_text(encoding="utf-8"))
         for part in (parts[name] for name in ("training", "adapters") if name in parts):
             device = part["facts"]["device"]
-            for section in part["sections"]:
-                model = section["name"].removesuffix(": score and update")
-                found = {figure["name"]: figure["value"] for figure in section["figures"]}
+            for section in dict.fromkeys(line["group"] for line in part["lines"]):
+                model = section.removesuffix(": score and update")
+                found = values_of(part, section)
                 estimated = one_rank(known[model], device)
                 update = found["forward_backward: time"] + found["optimizer: time"]
                 rows[f"{device}, {model}"] = {

@@ -3,6 +3,7 @@
 import logging
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -22,7 +23,7 @@ from gtpo_megatron.orchestration.cpu_memory import check_memory
 from gtpo_megatron.orchestration.loop.controller import Controller, RunSummary
 from gtpo_megatron.orchestration.loop.disk_space import check_disk_space
 from gtpo_megatron.orchestration.loop.inputs import RunInputs, read_inputs
-from gtpo_megatron.orchestration.machine_record import MachineRecord
+from gtpo_megatron.orchestration.machine_record import record_machines
 from gtpo_megatron.orchestration.pinned_data import pin_data_sets, pin_date
 from gtpo_megatron.orchestration.stages.stages import Stages
 from gtpo_megatron.rollout.engine_checks import is_cpu_build
@@ -139,14 +140,14 @@ def _with_model_folder(config: RunConfig) -> RunConfig:
 
 def _stages(config: RunConfig, run_dir: Path, timers: StageTimers) -> AbstractContextManager[Stages]:
     """The stages of a step, in processes that Ray starts or in this one."""
-    record = MachineRecord(config)
+    record = partial(record_machines, config)
     if config.cluster.mode == "ray":
         from gtpo_megatron.orchestration.on_ray.run import ray_stages
 
-        return ray_stages(config, run_dir, timers, inspector=record)
+        return ray_stages(config, run_dir, timers, on_processes=record)
     from gtpo_megatron.orchestration.in_process import local_stages
 
-    return local_stages(config, run_dir, timers, inspector=record)
+    return local_stages(config, run_dir, timers, on_processes=record)
 
 
 def _export(config: RunConfig, folder: RunFolder) -> None:

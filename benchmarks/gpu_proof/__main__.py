@@ -5,7 +5,7 @@
     tools/gpu_proof.sh --output proof --device cpu --small   # the same code without a GPU
     tools/gpu_proof.sh pack gpu_proof.tar.gz                 # where there is a package index: for where there is none
 
-Each part is a process of its own with a time limit. FOLDER/gpu_proof.json and FOLDER/gpu_proof.md are written anew
+Each part is a process of its own with a time limit. FOLDER/gpu_proof.json, .md and .html are written anew
 after every part. The exit status is 0 if every part passed, 1 if one did not.
 """
 
@@ -18,47 +18,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_proof import archives, wheels
+from benchmarks.gpu_proof.catalogue import PARTS, Part
 from benchmarks.gpu_proof.needs import GROUPS
-from benchmarks.gpu_proof.page import page
-from benchmarks.gpu_proof.report import write_json
+from benchmarks.gpu_proof.page import facts_of, markdown, results_of
+from gtpo_megatron.companions.preflight.page import Report, write_json, write_page
 
-PARTS: dict[str, float] = {
-    "machine": 120,
-    "run": 480,
-    "recipe": 480,
-    "preflight": 480,
-    "pretrained": 480,
-    "kernels": 420,
-    "variants": 480,
-    "gradients": 420,
-    "training": 420,
-    "adapters": 480,
-    "launches": 480,
-    "push": 300,
-    "sleep": 300,
-    "engine": 420,
-    "peers": 480,
-    "tests": 480,
-}
-"""The parts in their order, and the seconds that each may take: at most 8 minutes."""
-
-BESIDE_BASE: dict[str, tuple[str, ...]] = {
-    "engine": ("engine",),
-    "run": ("engine",),
-    "recipe": ("engine",),
-    "preflight": ("engine",),
-    "pretrained": ("engine", "pretrained"),
-    "peers": ("engine", "peers"),
-}
-"""Groups of distributions that a part needs beside those of all parts."""
-
-
-NOT_RUN: dict[str, Any] = {"facts": {}, "sections": [], "status": "not run", "seconds": 0.0}
-"""Of a part that lacks what it needs."""
+NOTHING: dict[str, Any] = {"facts": {}, "under_way": "", "lines": []}
+"""Of a part that has measured nothing."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -66,7 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
         prog="tools/gpu_proof.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, default=Path("gpu_proof"), metavar="FOLDER", help="default: gpu_proof")
-    parser.add_argument("--part", action="append", choices=list(PARTS), help="may be repeated; default: all")
+    parser.add_argument(
+        "--part", action="append", choices=[part.name for part in PARTS], help="may be repeated; default: all"
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--small", action="store_true", help="sizes that a CPU computes in seconds")
     parser.add_argument("--limit", type=float, help="seconds that a part may take, instead of its own limit")
@@ -99,34 +72,53 @@ def _pack(chosen: argparse.Namespace) -> int:
 def _run(chosen: argparse.Namespace) -> int:
     folder: Path = chosen.output.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    names = chosen.part or list(PARTS)
-    folders, lacking = _arrived(names)
+    names = chosen.part or [part.name for part in PARTS]
+    by_name = {part.name: part for part in PARTS}
+    parts = [by_name[name] for name in names]
+    folders, lacking = _arrived(parts)
     environment = _environment(chosen, folders)
-    for name in names:
-        print(f"{name}:", flush=True)
-        reason = next((lacking[one] for one in ("base", *BESIDE_BASE.get(name, ())) if one in lacking), "")
-        if reason and (folder / f"{name}.json").exists():
-            print(f"{name}: not run: {reason}; what an earlier call has found is kept", flush=True)
+    for part in parts:
+        print(f"{part.name}:", flush=True)
+        reason = next((lacking[one] for one in ("base", *part.needs) if one in lacking), "")
+        output = folder / f"{part.name}.json"
+        if reason and output.exists():
+            print(f"{part.name}: not run: {reason}; what an earlier call has found is kept", flush=True)
             continue
-        result = NOT_RUN | {"reason": reason} if reason else _part(name, folder, chosen, environment)
-        write_json(folder / f"{name}.json", result)
-        print(f"{name}: {result['status']} in {result['seconds']:.0f} s{_told(result['reason'])}", flush=True)
-        results = _results(folder)
-        write_json(folder / "gpu_proof.json", results)
-        (folder / "gpu_proof.md").write_text(page(results), encoding="utf-8")
-    print(f"{folder / 'gpu_proof.md'} has the table, {folder / 'gpu_proof.json'} the same as JSON")
+        outcome = {"status": "not run", "reason": reason, "seconds": 0.0}
+        result = NOTHING | outcome if reason else _part(part, folder, chosen, environment)
+        write_json(output, result)
+        shown = f": {result['reason']}" if result["reason"] else ""
+        print(f"{part.name}: {result['status']} in {result['seconds']:.0f} s{shown}", flush=True)
+        _write(folder)
     results = _results(folder)
+    print(f"{folder / 'gpu_proof.md'} has the table, gpu_proof.html is the page, gpu_proof.json the same as JSON")
     return 0 if not lacking and all(results[name]["status"] in ("passed", "skipped") for name in names) else 1
 
 
-def _told(reason: str) -> str:
-    return f": {reason}" if reason else ""
+def _write(folder: Path) -> None:
+    """The results of all parts that were ever run into this folder: JSON, table and page."""
+    results = _results(folder)
+    write_json(folder / "gpu_proof.json", results)
+    (folder / "gpu_proof.md").write_text(markdown(results), encoding="utf-8")
+    facts = facts_of(results)
+    report = Report(
+        command="GPU proof",
+        title=facts.get("device", "no part has begun"),
+        began=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=sum(part["seconds"] for part in results.values()),
+        facts={
+            "parts": list(results),
+            "versions": [f"{name} {version}" for name, version in facts.get("versions", {}).items()],
+        },
+        results=results_of(results),
+    )
+    write_page(folder / "gpu_proof.html", report)
 
 
-def _arrived(names: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
+def _arrived(parts: Sequence[Part]) -> tuple[list[Path], dict[str, str]]:
     """Folders of what was unpacked for these parts, and why groups of distributions are not there."""
     folders, lacking = [], {}
-    groups = dict.fromkeys(["base", *(group for name in names for group in BESIDE_BASE.get(name, ()))])
+    groups = dict.fromkeys(["base", *(group for part in parts for group in part.needs)])
     listed = archives.listed()
     for group in groups:
         if group not in listed:
@@ -157,14 +149,14 @@ def _environment(chosen: argparse.Namespace, folders: Sequence[Path]) -> dict[st
     return environment
 
 
-def _part(name: str, folder: Path, chosen: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Runs a part; returns what it has found, however it ended."""
-    output, limit = folder / f"{name}.json", chosen.limit or PARTS[name]
+def _part(part: Part, folder: Path, chosen: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Runs a part; returns what it has measured, however it ended."""
+    output, limit = folder / f"{part.name}.json", chosen.limit or part.limit_s
     output.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "benchmarks.gpu_proof.part", name, "--device", chosen.device]
+    command = [sys.executable, "-m", "benchmarks.gpu_proof.part", part.name, "--device", chosen.device]
     command += ["--output", str(output), *(["--small"] if chosen.small else [])]
     began = time.perf_counter()
-    with (folder / f"{name}.log").open("w", encoding="utf-8") as log:
+    with (folder / f"{part.name}.log").open("w", encoding="utf-8") as log:
         process = subprocess.Popen(command, cwd=wheels.ROOT, env=dict(environment), stderr=log, start_new_session=True)
         try:
             code: int | None = process.wait(limit)
@@ -172,8 +164,8 @@ def _part(name: str, folder: Path, chosen: argparse.Namespace, environment: Mapp
             code = None
         finally:
             _end(process)
-    found = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {"facts": {}, "sections": []}
-    status, reason = _verdict(found, code, limit, (folder / f"{name}.log").read_text(encoding="utf-8"))
+    found = json.loads(output.read_text(encoding="utf-8")) if output.exists() else NOTHING
+    status, reason = _verdict(found, code, limit, (folder / f"{part.name}.log").read_text(encoding="utf-8"))
     return {**found, "status": status, "reason": reason, "seconds": round(time.perf_counter() - began, 1)}
 
 
@@ -185,28 +177,33 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _verdict(found: Mapping[str, Any], code: int | None, limit: float, log: str) -> tuple[str, str]:
-    sections = found["sections"]
+    """Status of a part and its reason.
+
+    Args:
+        found: the part's own file.
+        code: exit status; None if its time was up.
+        limit: seconds that it had.
+        log: standard error.
+    """
+    lines, section = found["lines"], found["under_way"]
     if code is None:
-        last = sections[-1]["name"] if sections else "its start"
-        return "cut off", f"after {limit:g} s, in {last}; what was measured before is kept"
-    failed = [section["name"] for section in sections if section["status"] in ("failed", "begun")]
-    if code and not any(section["status"] == "failed" for section in sections):
-        lines = [line for line in log.strip().splitlines() if line.strip()] or ["it said nothing"]
-        return "failed", f"ended with {code}: {lines[-1][:300]}"
-    if failed:
-        return "failed", "; ".join(failed)
-    if sections and all(section["status"] == "skipped" for section in sections):
-        return "skipped", sections[0]["reason"]
+        where = section or (lines[-1]["group"] if lines else "its start")
+        return "cut off", f"after {limit:g} s, in {where}; what was measured before is kept"
+    failed = list(dict.fromkeys(line["group"] for line in lines if line["status"] == "failed"))
+    if code and not failed:
+        last = [line for line in log.strip().splitlines() if line.strip()] or ["it said nothing"]
+        return "failed", f"ended with {code}: {last[-1][:300]}"
+    if failed or section:
+        return "failed", "; ".join([*failed, *filter(None, [section])])
+    if lines and all(line["status"] == "not here" for line in lines):
+        return "skipped", lines[0]["measured"]
     return "passed", ""
 
 
 def _results(folder: Path) -> dict[str, Any]:
     """Of all parts that were ever run into this folder."""
-    return {
-        name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-        for name in PARTS
-        if (folder / f"{name}.json").exists()
-    }
+    files = {part.name: folder / f"{part.name}.json" for part in PARTS}
+    return {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.exists()}
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.gpu_proof.sizes import ModelSize, Sizes
-from gtpo_megatron.batch import RewardBatch, RolloutBatch, mask_of_lengths
+from gtpo_megatron.batch import RolloutBatch
+from gtpo_megatron.companions.preflight.probes.batches import random_rollouts
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
@@ -84,25 +85,14 @@ def run_config(folder: Path, size: ModelSize, dtype: str) -> RunConfig:
 
 def rollouts_of(size: ModelSize, *, policy_version: int = 0) -> RolloutBatch:
     """Random tokens, all sequences equally long."""
-    generator, vocab, rows = torch.Generator().manual_seed(1), size.config["vocab_size"], size.responses
-    lengths = torch.full((rows,), size.response_tokens)
-    return RolloutBatch(
-        prompt_ids=torch.randint(1, vocab, (rows, size.prompt_tokens), generator=generator),
-        prompt_lengths=torch.full((rows,), size.prompt_tokens),
-        response_ids=torch.randint(1, vocab, (rows, size.response_tokens), generator=generator),
-        response_lengths=lengths,
-        loss_mask=mask_of_lengths(lengths, size.response_tokens),
-        rollout_logprobs=torch.zeros(rows, size.response_tokens),
-        group_ids=torch.arange(rows) // GROUP_SIZE,
-        truncated=torch.zeros(rows, dtype=torch.bool),
+    return random_rollouts(
+        size.responses,
+        prompt_tokens=size.prompt_tokens,
+        response_tokens=size.response_tokens,
+        vocab_size=size.config["vocab_size"],
+        group_size=GROUP_SIZE,
+        seed=1,
         policy_version=policy_version,
-    )
-
-
-def rewards_of(size: ModelSize) -> RewardBatch:
-    """Half of every group is right."""
-    return RewardBatch(
-        rewards=(torch.arange(size.responses) % 2).float(), failed=torch.zeros(size.responses, dtype=torch.bool)
     )
 
 

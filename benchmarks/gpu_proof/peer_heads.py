@@ -85,7 +85,7 @@ def output_layer(
         )
         reference = _reference(problem)
         section.figure("all logits in float32", head.tokens * head.vocab * 4 / MIB, "MiB")
-    if section.content["status"] != "passed":
+    if section.status != "passed":
         return
     works = list(beside)
     for name in names:
@@ -96,7 +96,7 @@ def output_layer(
             section.figure("what it is", ABOUT[name])
             _errors(section, _scores(problem, name), problem, reference)
             _memory(section, name, problem)
-        if section.content["status"] == "passed":
+        if section.status == "passed":
             works.append(name)
     del reference
     with report.section(f"{head.name}: in turns{' once more' if beside else ''}") as section:

@@ -68,7 +68,7 @@ def steps(report: Report, sizes: Sizes, *, until: float) -> None:
                 bench(size, device="cuda" if is_gpu else "cpu", steps=SMALL_STEPS if is_tiny else STEPS, eager=True)
             )
             section.figure("its parameters", millions, "10^6")
-        if section.content["status"] != "passed":
+        if section.status != "passed":
             return
         for number, arm in enumerate(arms):
             with report.section(f"run {number + 1} of {len(arms)}: {arm}") as section:

@@ -1,100 +1,139 @@
-"""What a part of the proof has found, on the disk at once: a part that is cut off leaves what it had measured."""
+"""The results of a part, on the disk at once: a part that is cut off leaves what it had measured."""
 
-import json
-import os
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gtpo_megatron.companions.preflight.page import plain, write_json
+from gtpo_megatron.companions.preflight.result import CheckResult, not_here
 
-def write_json(path: Path, content: Any) -> None:
-    """Replaces a file, so that nobody ever reads half of one."""
-    aside = path.with_suffix(f".{os.getpid()}")
-    aside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    aside.replace(path)
+WHOLE = "all of it"
+"""What a section's last line is about."""
 
 
 class Report:
-    """The sections of a part.
+    """The results of a part, section by section.
 
     Args:
-        path: of its JSON file.
+        path: JSON file.
         facts: what the figures depend on: device, sizes, versions.
+
+    Attributes:
+        results: lines so far; the group of each is its section.
     """
 
     def __init__(self, path: Path, facts: dict[str, Any]) -> None:
-        self._path = path
-        self._content: dict[str, Any] = {"facts": facts, "sections": []}
+        self._path, self._facts, self._under_way = path, facts, ""
+        self.results: list[CheckResult] = []
         self.save()
 
     def save(self) -> None:
         """Writes the file."""
-        write_json(self._path, self._content)
+        lines = [plain(one) for one in self.results]
+        write_json(self._path, {"facts": self._facts, "under_way": self._under_way, "lines": lines})
 
     @property
     def has_failed(self) -> bool:
         """Whether a section raised, or a figure missed its bound."""
-        return any(section["status"] == "failed" for section in self._content["sections"])
+        return any(one.status == "failed" for one in self.results)
 
     @contextmanager
     def section(self, name: str) -> Iterator["Section"]:
         """Measures one thing; what it raises is its result, and the part goes on with the next."""
-        section = Section(name, self.save)
-        self._content["sections"].append(section.content)
+        section, self._under_way = Section(self, name), name
         self.save()
-        began = time.perf_counter()
         try:
             yield section
         except Exception as error:  # noqa: BLE001 - whatever a strange machine does to one section, the others are run
             first_line = (str(error).strip() or "no message").splitlines()[0]
-            section.content |= {
-                "status": "failed",
-                "reason": f"{type(error).__name__}: {first_line}",
-                "traceback": traceback.format_exc()[-4000:],
-            }
+            logs = [f"{log}:\n{text}" for log, text in section.logs.items()]
+            section.add(
+                CheckResult(
+                    what=WHOLE,
+                    measured=f"{type(error).__name__}: {first_line}",
+                    status="failed",
+                    detail="\n\n".join([traceback.format_exc()[-4000:], *logs]),
+                )
+            )
         else:
-            if section.content["status"] == "begun":
-                section.content["status"] = "passed"
-        section.content["seconds"] = round(time.perf_counter() - began, 2)
+            if section.status == "passed":
+                section.add(CheckResult(what=WHOLE, measured="measured", status="passed"))
+        self._under_way = ""
         self.save()
-        told = f": {section.content['reason']}" if section.content["reason"] else ""
-        print(f"  {section.content['status']:7} {name} ({section.content['seconds']:.1f} s){told}", flush=True)
+        problems = "; ".join(f"{one.what}: {one.measured}" for one in section.results if one.status == section.status)
+        shown = "" if section.status == "passed" else f": {problems}"
+        print(f"  {section.status:8} {name} ({section.results[-1].seconds:.1f} s){shown}", flush=True)
 
 
 class Section:
-    """Figures of one thing that is measured.
+    """Results of one thing that is measured.
+
+    Args:
+        report: of the part.
+        name: heading.
 
     Attributes:
-        content: as it is written to the disk.
+        logs: ends of logs by name, shown if it fails.
     """
 
-    def __init__(self, name: str, save: Any) -> None:
-        self._save = save
-        self.content: dict[str, Any] = {"name": name, "status": "begun", "reason": "", "figures": []}
+    def __init__(self, report: Report, name: str) -> None:
+        self._report, self._name, self._began = report, name, time.perf_counter()
+        self.logs: dict[str, str] = {}
+        self._first = len(report.results)
+
+    @property
+    def results(self) -> list[CheckResult]:
+        """Its lines so far."""
+        return self._report.results[self._first :]
+
+    @property
+    def status(self) -> str:
+        """``failed`` if a line has, ``not here`` if it was skipped, else ``passed``."""
+        if any(one.status == "failed" for one in self.results):
+            return "failed"
+        return "not here" if any(one.what == WHOLE and one.status == "not here" for one in self.results) else "passed"
+
+    def add(self, result: CheckResult) -> None:
+        """A result, such as one of a preflight's checks."""
+        seconds = time.perf_counter() - self._began
+        self._report.results.append(replace(result, group=self._name, seconds=seconds))
+        self._report.save()
 
     def figure(self, name: str, value: float | str, unit: str = "", **beside: float | str) -> None:
         """A measured value.
 
         Args:
-            name: of the quantity.
-            value: measured.
+            name: quantity.
+            value: measured value.
             unit: of the value.
             **beside: what it is to be compared with, such as ``planned``.
         """
-        self.content["figures"].append({"name": name, "value": value, "unit": unit, **beside})
-        self._save()
+        self._figure("noted", name, value, unit, beside)
 
     def require(self, name: str, value: float, unit: str = "", *, at_most: float) -> None:
         """A measured value that fails its section if it is above a bound, or no number."""
-        self.figure(name, value, unit, at_most=at_most)
-        if not value <= at_most:
-            reason = f"{name} is {value:.3g} {unit}".rstrip() + f", at most {at_most:g} is right"
-            before = self.content["reason"]
-            self.content |= {"status": "failed", "reason": f"{before}; {reason}" if before else reason}
+        self._figure("passed" if value <= at_most else "failed", name, value, unit, {"at_most": at_most})
+
+    def _figure(self, status: Any, name: str, value: float | str, unit: str, beside: dict[str, float | str]) -> None:
+        numbers = {key: float(one) for key, one in ({"value": value} | beside).items() if not isinstance(one, str)}
+        self.add(
+            CheckResult(
+                what=name,
+                measured=f"{_shown(value)} {unit}".strip(),
+                status=status,
+                expected=", ".join(f"{key.replace('_', ' ')} {_shown(one)}" for key, one in beside.items()),
+                figures=numbers,
+            )
+        )
 
     def skip(self, reason: str) -> None:
         """Nothing can be measured on this machine."""
-        self.content |= {"status": "skipped", "reason": reason}
+        self.add(not_here(WHOLE, reason))
+
+
+def _shown(value: float | str) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

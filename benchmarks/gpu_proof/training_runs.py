@@ -100,7 +100,7 @@ class Run:
                 if killed_after is not None:
                     raise RuntimeError(f"the run ended before step {killed_after}, after which it was to be killed")
         except Exception:
-            self._section.content["log"] = {name: _end(path) for name, path in self._logs()}
+            self._section.logs |= {name: _end(path) for name, path in self._logs()}
             raise
         finally:
             process.kill()

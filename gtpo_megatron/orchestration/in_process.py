@@ -18,7 +18,7 @@ from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.run_supervisor import swept_process
 from gtpo_megatron.orchestration.stages.engines import Engines
 from gtpo_megatron.orchestration.stages.grading import build_grader
-from gtpo_megatron.orchestration.stages.inspection import NOBODY, Inspector, Machines
+from gtpo_megatron.orchestration.stages.processes import OnProcesses, RunProcesses, ignore_processes
 from gtpo_megatron.orchestration.stages.rollouts import Chunk, RolloutHandle
 from gtpo_megatron.orchestration.stages.stages import MemorySharing, Stages
 from gtpo_megatron.orchestration.stages.trainer import Trainer
@@ -98,7 +98,7 @@ class _Transfer:
 
 @contextmanager
 def local_stages(
-    config: RunConfig, run_folder: Path, timers: StageTimers, *, inspector: Inspector = NOBODY
+    config: RunConfig, run_folder: Path, timers: StageTimers, *, on_processes: OnProcesses = ignore_processes
 ) -> Iterator[Stages]:
     """Starts the stages of a step in this process."""
     import torch
@@ -112,9 +112,7 @@ def local_stages(
     def call(_stage: str, functions: Mapping[str, Callable[[Any], Any]], _deadline_s: float) -> dict[str, Any]:
         return {name: function(instances.get(name)) for name, function in functions.items()}
 
-    inspector.processes_are_up(
-        Machines(ranks=(RANK,), engines=(ENGINE,), hosts=dict.fromkeys((RANK, ENGINE), HOST), call=call)
-    )
+    on_processes(RunProcesses(ranks=(RANK,), engines=(ENGINE,), hosts=dict.fromkeys((RANK, ENGINE), HOST), call=call))
     with swept_process(), tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         timers.starting("building the model")
         # the trainer first: vLLM can use an existing torch.distributed world of one, Megatron cannot
@@ -141,11 +139,10 @@ def local_stages(
         transfer = _Transfer(actor, engine)
         instances |= {RANK: actor, ENGINE: engine}
 
-        def relink(sync: WeightSyncConfig) -> WeightSync:
+        def open_link(sync: WeightSyncConfig) -> WeightSync:
             connect(replace(config, weight_sync=sync), trainer, engines, has_gpus=torch.cuda.is_available())
             return WeightSync(sync, transfer)
 
-        inspector.link_is_open(relink)
         yield Stages(
             engine=engines,
             reward=grader,
@@ -155,4 +152,5 @@ def local_stages(
                 trainer, engines, is_colocated=config.rollout.placement == "colocated", timers=timers
             ),
             timers=timers,
+            open_link=open_link,
         )

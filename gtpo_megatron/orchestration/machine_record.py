@@ -7,7 +7,7 @@ import subprocess
 
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import GTPOError
-from gtpo_megatron.orchestration.stages.inspection import Inspector, Machines
+from gtpo_megatron.orchestration.stages.processes import RunProcesses
 from gtpo_megatron.run_folder import provenance
 
 logger = logging.getLogger(__name__)
@@ -17,33 +17,26 @@ ANSWER_S = 40.0
 """Time for all answers; a node that is busy starting processes is slow."""
 
 
-class MachineRecord(Inspector):
-    """Logs name and number of the run's GPUs, and the CPUs of its hosts; a run goes on without the record.
+def record_machines(config: RunConfig, processes: RunProcesses) -> None:
+    """Logs name and number of a run's GPUs, and the CPUs of its hosts; the run goes on without the record.
 
-    Args:
-        config: of the run.
+    One process per host answers.
     """
-
-    def __init__(self, config: RunConfig) -> None:
-        self._config = config
-
-    def processes_are_up(self, machines: Machines) -> None:
-        """Asks one process per host."""
-        by_host = {host: name for name, host in machines.hosts.items()}
-        try:
-            found = machines.run(hardware, dict.fromkeys(by_host.values(), ()), deadline_s=ANSWER_S)
-        except GTPOError as error:
-            logger.warning("the machines of this run are not recorded: %s", error)
-            return
-        names = sorted({name for gpus, _ in found.values() for name in gpus})
-        provenance.log_machines(
-            provenance.Machines(
-                num_gpus=num_gpus(self._config) if names else 0,
-                gpu=" and ".join(names),
-                num_cpus=sum(cpus for _, cpus in found.values()),
-                num_hosts=len(found),
-            )
+    by_host = {host: name for name, host in processes.hosts.items()}
+    try:
+        found = processes.run(hardware, dict.fromkeys(by_host.values(), ()), deadline_s=ANSWER_S)
+    except GTPOError as error:
+        logger.warning("the machines of this run are not recorded: %s", error)
+        return
+    names = sorted({name for gpus, _ in found.values() for name in gpus})
+    provenance.log_machines(
+        provenance.Machines(
+            num_gpus=num_gpus(config) if names else 0,
+            gpu=" and ".join(names),
+            num_cpus=sum(cpus for _, cpus in found.values()),
+            num_hosts=len(found),
         )
+    )
 
 
 def num_gpus(config: RunConfig) -> int:

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from benchmarks.gpu_proof import layer_ways
 from benchmarks.gpu_proof.layer_ways import Call, Switch
-from benchmarks.gpu_proof.models import kernels_of_layers, rewards_of, rollouts_of, trainer
+from benchmarks.gpu_proof.models import kernels_of_layers, rollouts_of, trainer
 from benchmarks.gpu_proof.report import Report, Section
 from benchmarks.gpu_proof.sizes import ModelSize, Sizes
 from gtpo_megatron.batch import RolloutShard
 from gtpo_megatron.companions.planner.hardware import GPUS, gpu_of_device
+from gtpo_megatron.companions.preflight.probes.batches import rewards_in_turns
 from gtpo_megatron.data.packing import PackedMicroBatch, PackLayout, micro_batches
 from gtpo_megatron.observability.metrics import to_scalars
 
@@ -124,7 +125,7 @@ class _Probe:
         """A step's metrics: scores, credit, an update."""
         rollouts = rollouts_of(self.size, policy_version=self.step_number)
         metrics = self.actor.score_tokens(RolloutShard.of(rollouts, range(self.size.responses)))
-        self.actor.credit_tokens(rewards_of(self.size))
+        self.actor.credit_tokens(rewards_in_turns(self.size.responses))
         self.step_number += 1
         return to_scalars(metrics | self.actor.update(self.step_number))
 

@@ -6,13 +6,13 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 from benchmarks.gpu_proof.one_gpu_recipe import command, make_model
 from benchmarks.gpu_proof.report import Report
 from benchmarks.gpu_proof.sizes import Sizes
 from benchmarks.gpu_proof.training_runs import lacking
+from gtpo_megatron.companions.preflight.result import CheckResult
 
 SECONDS = 420
 """That it may take; the part itself has a little more."""
@@ -33,14 +33,12 @@ def run(report: Report, sizes: Sizes) -> None:
             check=False,
             timeout=SECONDS + 30,
         )
-        section.content["log"] = {"output": done.stdout[-12000:], "errors": done.stderr[-3000:]}
+        section.logs |= {"output": done.stdout[-12000:], "errors": done.stderr[-3000:]}
         with contextlib.suppress(FileNotFoundError):
-            section.content["log"]["log.txt"] = (output / "log.txt").read_text(encoding="utf-8", errors="replace")[
-                -6000:
-            ]
+            section.logs["log.txt"] = (output / "log.txt").read_text(encoding="utf-8", errors="replace")[-6000:]
         found = json.loads((output / "preflight.json").read_text(encoding="utf-8"))
-        for status, count in Counter(one["status"] for one in found["lines"]).items():
-            section.figure(f"findings: {status}", count)
-        for one in found["lines"]:
-            section.figure(f"{one['check']}: {one['what']}", f"{one['status']}: {one['measured']}")
-        section.require("exit status", done.returncode, at_most=0)
+        section.figure("results", found["summary"])
+        for line in found["lines"]:
+            section.add(CheckResult(**line | {"what": f"{line['check']}: {line['what']}"}))
+        if done.returncode:
+            raise RuntimeError(f"it ended with {done.returncode}")

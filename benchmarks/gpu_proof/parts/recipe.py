@@ -55,7 +55,7 @@ def run(report: Report, sizes: Sizes) -> None:
                 return
             model = make_model(Path(scratch), sizes)
             _train(section, model, Path(scratch) / "run", sizes, until)
-        if section.content["status"] == "failed" and is_gpu:
+        if section.status == "failed" and is_gpu:
             with (
                 report.section("the same, with an engine that compiles nothing") as section,
                 eager_engines(Path(scratch) / "eager"),

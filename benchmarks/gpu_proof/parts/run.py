@@ -28,7 +28,7 @@ def run(report: Report, sizes: Sizes) -> None:
                 section.skip(reason)
                 return
             _killed_and_resumed(section, Path(scratch) / "run", until, is_gpu=is_gpu)
-        if section.content["status"] == "failed" and is_gpu:
+        if section.status == "failed" and is_gpu:
             # what vLLM compiles and captures asks most of a torch that it was not built for
             with (
                 report.section("the same, with engines that compile nothing") as section,

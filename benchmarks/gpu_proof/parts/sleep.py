@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_proof.models import rewards_of, rollouts_of, trainer
+from benchmarks.gpu_proof.models import rollouts_of, trainer
 from benchmarks.gpu_proof.report import Report, Section
 from benchmarks.gpu_proof.sizes import ModelSize, Sizes
 from gtpo_megatron.batch import RolloutShard
+from gtpo_megatron.companions.preflight.probes.batches import rewards_in_turns
 
 MIB = 1 << 20
 
@@ -30,7 +31,7 @@ def _optimizer(section: Section, size: ModelSize, sizes: Sizes) -> None:
     is_gpu = sizes.device.type == "cuda"
     with trainer(size, sizes) as (actor, _):
         actor.score_tokens(RolloutShard.of(rollouts_of(size), range(size.responses)))
-        actor.credit_tokens(rewards_of(size))
+        actor.credit_tokens(rewards_in_turns(size.responses))
         actor.update(1)
         actor.release_batch()
         parameters = [parameter for chunk in actor._chunks for parameter in chunk.parameters()]

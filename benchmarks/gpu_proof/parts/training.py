@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_proof.models import kernels_of_layers, rewards_of, rollouts_of, trainer
+from benchmarks.gpu_proof.models import kernels_of_layers, rollouts_of, trainer
 from benchmarks.gpu_proof.report import Report, Section
 from benchmarks.gpu_proof.sizes import ModelSize, Sizes
 from gtpo_megatron.batch import RolloutShard
@@ -21,6 +21,7 @@ from gtpo_megatron.companions.planner.adapters import adapted_state, adapter_par
 from gtpo_megatron.companions.planner.hardware import GPUS, gpu_of_device
 from gtpo_megatron.companions.planner.layout import Layout
 from gtpo_megatron.companions.planner.trainer_state import stage_parameters, trainer_state
+from gtpo_megatron.companions.preflight.probes.batches import rewards_in_turns
 from gtpo_megatron.data.packing import PackLayout, micro_batches
 from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE, Architecture, read_architecture
@@ -106,7 +107,7 @@ def _steps(section: Section, actor: Any, size: ModelSize, sizes: Sizes) -> None:
     for number in range(sizes.warm_rounds + sizes.rounds):
         rollouts = rollouts_of(size, policy_version=number)
         metrics = actor.score_tokens(RolloutShard.of(rollouts, range(size.responses)))
-        actor.credit_tokens(rewards_of(size))
+        actor.credit_tokens(rewards_in_turns(size.responses))
         rows.append(to_scalars(metrics | actor.update(number + 1)))
     timed = rows[sizes.warm_rounds :]
     peak = None

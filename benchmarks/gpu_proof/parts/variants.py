@@ -8,13 +8,13 @@ once for candidates whose products are cuBLAS's, and again for kernels of our ow
 import time
 from collections.abc import Mapping, Sequence
 
-from benchmarks.gpu_proof.parts.kernels import BOUNDS
 from benchmarks.gpu_proof.report import Report, Section
 from benchmarks.gpu_proof.sizes import Sizes
 from benchmarks.gpu_proof.variants.candidate import Candidate, Pass
 from benchmarks.gpu_proof.variants.catalogue import candidates, has_triton
 from benchmarks.gpu_proof.variants.measure import Layer, Timing
 from benchmarks.gpu_proof.variants.steps import steps
+from gtpo_megatron.companions.preflight.checks.kernels import BOUNDS
 
 SECONDS: tuple[dict[Pass, float], ...] = (
     {"scores": 80.0, "training": 60.0},
@@ -97,7 +97,7 @@ def _alone(report: Report, layers: Sequence[Layer], kind: Pass, ways: Sequence[C
                 timing = layer.rates([way], kind, ALONE_ROUNDS if layer.device.type == "cuda" else 1)[way.name]
                 _figures(section, f"alone, {layer.size.name}", timing, layer.flops(kind))
                 shares[layer.size.name] = timing.share
-            if section.content["status"] == "begun":
+            if section.status == "passed":
                 found[way.name] = shares
     return found
 

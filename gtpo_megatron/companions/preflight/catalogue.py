@@ -1,11 +1,9 @@
 """All checks, in the order in which they are made."""
 
-from collections.abc import Iterator
-
 from gtpo_megatron.companions.preflight.checks import kernels, layout, machines, sizes, step, surroundings
-from gtpo_megatron.companions.preflight.finding import Finding, assessed
-from gtpo_megatron.companions.preflight.room import Room
-from gtpo_megatron.companions.preflight.runner import Check
+from gtpo_megatron.companions.preflight.context import PreflightContext
+from gtpo_megatron.companions.preflight.result import assessed
+from gtpo_megatron.companions.preflight.runner import Check, Results
 from gtpo_megatron.orchestration.loop.inputs import turn_warning
 from gtpo_megatron.train import check_inputs
 
@@ -19,17 +17,21 @@ NO_MEMORY = (
 )
 
 
-def inputs(room: Room) -> Iterator[Finding]:
-    """Model folder, data sets, reward function and loggers, as ``train`` checks them."""
-    room.inputs = check_inputs(room.config, asks_network=True)
+def inputs(context: PreflightContext) -> Results:
+    """Model folder, data sets, reward function and loggers, as ``train`` checks them.
+
+    Returns:
+        ``RunInputs``.
+    """
+    found = check_inputs(context.config, asks_network=True)
     yield assessed(
         "model, data, rewards",
-        f"{len(room.inputs.train)} problems, {len(room.inputs.heldout)} held-out sets",
+        f"{len(found.train)} problems, {len(found.heldout)} held-out sets",
         is_good=True,
         expected="readable and consistent",
         remedy="",
     )
-    warning = turn_warning(room.config, room.inputs.tokenizer)
+    warning = turn_warning(context.config, found.tokenizer)
     yield assessed(
         "end of a turn",
         warning or "the chat template ends a turn with a stop token",
@@ -37,14 +39,15 @@ def inputs(room: Room) -> Iterator[Finding]:
         expected="what the template ends a turn with ends a response",
         remedy="declare it in generation_config.json, or set rollout.sampling.stop_token_ids",
     )
+    return found
 
 
-def _nothing(_room: Room) -> Iterator[Finding]:
-    """The start is looked at where it happens."""
+def _start(_context: PreflightContext) -> Results:
+    """The start is measured where it happens."""
     yield from ()
 
 
-def _ended(_room: Room) -> Iterator[Finding]:
+def _end(_context: PreflightContext) -> Results:
     """Reached only where everything ended in good order."""
     yield assessed("ranks, engines and rewards", "ended in good order", is_good=True, expected="no error", remedy="")
 
@@ -54,17 +57,17 @@ CHECKS: tuple[Check, ...] = (
         name="inputs",
         group=MACHINES,
         what="model, data, rewards",
-        find=inputs,
+        function=inputs,
         remedy="change what the line names; gtpo-megatron config RECIPE checks the same in seconds",
     ),
-    Check(name="versions", group=MACHINES, what="software", find=machines.versions),
-    Check(name="hosts", group=MACHINES, what="GPUs, memory, shared memory", find=machines.hosts),
-    Check(name="clocks", group=MACHINES, what="clocks and stragglers", find=machines.clocks, remedy=SICK_GPU),
+    Check(name="versions", group=MACHINES, what="software", function=machines.versions),
+    Check(name="hosts", group=MACHINES, what="GPUs, memory, shared memory", function=machines.hosts),
+    Check(name="clocks", group=MACHINES, what="clocks and stragglers", function=machines.clocks, remedy=SICK_GPU),
     Check(
         name="kernels",
         group=MACHINES,
         what="output layer against float64",
-        find=kernels.output_kernels,
+        function=kernels.output_kernels,
         needs=("inputs",),
         remedy=SICK_GPU,
     ),
@@ -72,7 +75,7 @@ CHECKS: tuple[Check, ...] = (
         name="layer",
         group=MACHINES,
         what="a layer against transformers",
-        find=kernels.layer,
+        function=kernels.layer,
         needs=("inputs",),
         remedy="Megatron or Transformer Engine cannot build this layer here: install the tested versions",
     ),
@@ -80,15 +83,15 @@ CHECKS: tuple[Check, ...] = (
         name="network",
         group=MACHINES,
         what="nodes reach each other",
-        find=surroundings.reach,
+        function=surroundings.reach,
         remedy="no firewall may stand between the nodes; --network-interface names the network that they share",
     ),
-    Check(name="ray", group=MACHINES, what="Ray and its object store", find=surroundings.ray),
+    Check(name="ray", group=MACHINES, what="Ray and its object store", function=surroundings.ray),
     Check(
         name="disk",
         group=MACHINES,
         what="the disk under the run folder",
-        find=surroundings.disk_speed,
+        function=surroundings.disk_speed,
         needs=("inputs",),
         remedy="every node must be able to write there: --run-dir, for a preflight --output",
     ),
@@ -96,7 +99,7 @@ CHECKS: tuple[Check, ...] = (
         name="start",
         group=LAYOUT,
         what="ranks, engines and rewards",
-        find=_nothing,
+        function=_start,
         needs=("inputs",),
         remedy="log.txt has the lines of the process that is named; where a disk is slow, a larger --seconds and "
         "--cluster.start-deadline-s",
@@ -105,7 +108,7 @@ CHECKS: tuple[Check, ...] = (
         name="collectives",
         group=LAYOUT,
         what="collectives over the groups of the layout",
-        find=layout.collectives,
+        function=layout.collectives,
         needs=("start",),
         remedy="NCCL_DEBUG=INFO (--env) says which ranks could not connect, and over what; docs/launching.md, Network",
     ),
@@ -113,7 +116,7 @@ CHECKS: tuple[Check, ...] = (
         name="push",
         group=STEP,
         what="a verified push",
-        find=step.push,
+        function=step.push,
         needs=("start",),
         remedy="no run can go on after this; docs/weight_push.md says what each transport needs",
     ),
@@ -121,55 +124,57 @@ CHECKS: tuple[Check, ...] = (
         name="generate",
         group=STEP,
         what="generation",
-        find=step.generate,
+        function=step.generate,
         needs=("inputs", "push"),
         remedy="see the engine's lines in log.txt; if memory is short, lower --rollout.kv-cache-mib",
     ),
-    Check(name="rewards", group=STEP, what="rewards", find=step.rewards, needs=("generate",)),
-    Check(name="logprobs", group=STEP, what="log-probs of both sides", find=step.logprobs, needs=("generate",)),
+    Check(name="rewards", group=STEP, what="rewards", function=step.rewards, needs=("generate",)),
+    Check(name="logprobs", group=STEP, what="log-probs of both sides", function=step.logprobs, needs=("generate",)),
     Check(
-        name="update", group=STEP, what="an update", find=step.update, needs=("rewards", "logprobs"), remedy=NO_MEMORY
+        name="update",
+        group=STEP,
+        what="an update",
+        function=step.update,
+        needs=("rewards", "logprobs"),
+        remedy=NO_MEMORY,
     ),
     Check(
         name="new-weights",
         group=STEP,
         what="log-probs of both sides after an update",
-        find=step.new_weights,
+        function=step.new_weights,
         needs=("update",),
     ),
     Check(
         name="lengths",
         group=STEP,
         what="scoring and updates at full length",
-        find=sizes.lengths,
+        function=sizes.lengths,
         needs=("generate",),
         remedy=NO_MEMORY,
     ),
-    Check(name="sleep", group=STEP, what="sleep and wake", find=sizes.sleep, needs=("push",)),
+    Check(name="sleep", group=STEP, what="sleep and wake", function=sizes.sleep, needs=("push",)),
     Check(
         name="checkpoint",
         group=STEP,
         what="a checkpoint",
-        find=sizes.checkpoint,
+        function=sizes.checkpoint,
         needs=("start",),
         remedy="see the check disk; docs/checkpoints.md says what is written, and by whom",
     ),
-    Check(name="transports", group=STEP, what="the other transports", find=sizes.transports, needs=("push",)),
-    Check(name="memory", group=STEP, what="memory by phase", find=sizes.memory, needs=("generate", "lengths")),
+    Check(name="transports", group=STEP, what="the other transports", function=sizes.transports, needs=("push",)),
+    Check(name="memory", group=STEP, what="memory by phase", function=sizes.memory, needs=("generate", "lengths")),
     Check(
         name="step-time",
         group=STEP,
         what="seconds of a step",
-        find=sizes.step_time,
+        function=sizes.step_time,
         needs=("generate", "lengths", "push"),
     ),
-    Check(name="end", group=STEP, what="the end of the processes", find=_ended, needs=("start",)),
+    Check(name="end", group=STEP, what="the end of the processes", function=_end, needs=("start",)),
 )
 
-BEFORE_MODELS = ("versions", "hosts", "clocks", "kernels", "layer", "network", "ray", "disk")
+BEFORE_MODELS = tuple(check.name for check in CHECKS if check.group == MACHINES and check.name != "inputs")
 """On processes that hold nothing yet, with the GPUs' memory free."""
 
-WITH_MODELS = (
-    *("collectives", "push", "generate", "rewards", "logprobs", "update", "new-weights"),
-    *("lengths", "sleep", "checkpoint", "transports", "memory", "step-time"),
-)
+WITH_MODELS = tuple(check.name for check in CHECKS if check.group != MACHINES and check.name not in ("start", "end"))

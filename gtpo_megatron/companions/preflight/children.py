@@ -25,7 +25,7 @@ MARK = "preflight answer: "
 """Before the answer, since libraries print too."""
 
 
-def in_child(_held: object, function: str, arguments: Mapping[str, Any], timeout_s: float) -> Any:
+def in_child(_instance: object, function: str, arguments: Mapping[str, Any], timeout_s: float) -> Any:
     """A question to any process of the run: calls a function in a child of it, which sees the same GPUs.
 
     Args:

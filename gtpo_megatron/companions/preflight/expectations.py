@@ -21,8 +21,8 @@ class Device:
     """A GPU as a process sees it.
 
     Attributes:
-        uuid: of the board, as nvidia-smi has it.
-        name: of the kind.
+        uuid: identity of the board in nvidia-smi.
+        name: kind.
         memory: bytes.
     """
 
@@ -38,7 +38,7 @@ class Expectations:
     Attributes:
         gpu: rates by the data sheet; None without GPUs, or for a kind that the planner does not know.
         why_no_rates: reason for None.
-        request: what was planned; None without GPUs.
+        request: planned run; None without GPUs.
         time: planned seconds of a step; None without rates.
     """
 
@@ -73,20 +73,23 @@ class Expectations:
         return {phase: sum(parts.values()) for phase, parts in gpu.phases.items()}
 
 
+NO_GPUS = Expectations(gpu=None, why_no_rates="no GPU")
+
+
 def expectations(config: RunConfig, devices: Sequence[Device], *, gpu: GPUName | None, per_node: int) -> Expectations:
     """Plans the recipe on the GPUs that its processes have.
 
     Args:
-        config: of the recipe.
+        config: recipe.
         devices: GPUs of the ranks; empty on CPUs.
-        gpu: kind, if its name does not say it.
-        per_node: GPUs of the node with the most.
+        gpu: kind, if the device's name does not say it.
+        per_node: largest number of GPUs on a node.
 
     Raises:
         ConfigError: the layout does not divide the model.
     """
     if not devices:
-        return Expectations(gpu=None, why_no_rates="no GPU")
+        return NO_GPUS
     name = gpu or gpu_of_device(devices[0].name)
     ranks, more = gpus_of(config)
     needed = ranks + more

@@ -48,8 +48,8 @@ class _SmiStream:
         return self.peaks
 
 
-def start_smi(_held: object) -> bool:
-    """A question to one process of each node: starts its stream; False where there is no nvidia-smi.
+def start_smi(_instance: object) -> bool:
+    """Runs in one process of each node: starts its stream; False where there is no nvidia-smi.
 
     A stream whose reader has died ends with its next line.
     """
@@ -59,13 +59,13 @@ def start_smi(_held: object) -> bool:
     return True
 
 
-def set_phase(_held: object, phase: str) -> None:
-    """A question to the same processes: what is read from now on counts for this phase; empty: for none."""
+def set_phase(_instance: object, phase: str) -> None:
+    """Runs in the same processes: what is read from now on counts for this phase; empty: for none."""
     _watchers["smi"].phase = phase
 
 
-def stop_smi(_held: object) -> dict[tuple[str, str], int]:
-    """A question to the same processes: ends the stream; returns bytes by phase and device, nothing without one."""
+def stop_smi(_instance: object) -> dict[tuple[str, str], int]:
+    """Runs in the same processes: ends the stream; returns bytes by phase and device, nothing without one."""
     stream = _watchers.pop("smi", None)
     return {} if stream is None else stream.end()
 

@@ -2,38 +2,38 @@
 
 import logging
 import time
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
+from gtpo_megatron import __version__
 from gtpo_megatron.companions.planner.hardware import GPUName
 from gtpo_megatron.companions.preflight.catalogue import BEFORE_MODELS, CHECKS, WITH_MODELS
 from gtpo_megatron.companions.preflight.children import in_child
+from gtpo_megatron.companions.preflight.context import PreflightContext, StepContext
 from gtpo_megatron.companions.preflight.expectations import Device, expectations
-from gtpo_megatron.companions.preflight.finding import Line, assessed
+from gtpo_megatron.companions.preflight.gpu_handover import GpuHandover
 from gtpo_megatron.companions.preflight.memory_watch import MemoryWatch, set_phase, start_smi
+from gtpo_megatron.companions.preflight.page import Report, plain, write_json, write_page
 from gtpo_megatron.companions.preflight.probes import devices
-from gtpo_megatron.companions.preflight.probes.trainer import answers
-from gtpo_megatron.companions.preflight.report import Report, shown_line, write_json, write_page
-from gtpo_megatron.companions.preflight.room import Room
-from gtpo_megatron.companions.preflight.runner import Budget, CheckRunner, chosen_checks
+from gtpo_megatron.companions.preflight.probes.system import is_there
+from gtpo_megatron.companions.preflight.result import CheckResult, Status, assessed
+from gtpo_megatron.companions.preflight.runner import CheckRunner, chosen_checks
 from gtpo_megatron.config.own_reward import run_with_own_reward
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError, GTPOError
-from gtpo_megatron.mismatch.gate import MismatchGate
 from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.gguf_model import with_model_folder
 from gtpo_megatron.orchestration.in_process import local_stages
 from gtpo_megatron.orchestration.on_ray.run import ray_stages
-from gtpo_megatron.orchestration.stages.inspection import Inspector, Machines, Relink
-from gtpo_megatron.orchestration.stages.stages import Stages
+from gtpo_megatron.orchestration.stages.processes import RunProcesses
 from gtpo_megatron.rollout.engine_checks import is_cpu_build
 from gtpo_megatron.run_folder.provenance import log_provenance
-from gtpo_megatron.weights.architecture import read_architecture
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +46,21 @@ STAGE_SHARE = 0.4
 """Of the whole time that one stage of a step may take."""
 
 SILENT = Console(quiet=True, force_terminal=True)
-"""For log lines: ``log.txt`` has them, and the terminal has one line a finding."""
+"""For log lines: ``log.txt`` has them, and the terminal has one line a result."""
 
 DEVICES_S = 180.0
 """In which a child has imported torch from a slow disk, and made a context on its GPUs."""
 
 PING_S = 15.0
 """In which a process answers that is not busy with a call that hangs."""
+
+STYLES: dict[Status, str] = {
+    "passed": "green",
+    "failed": "bold red",
+    "not run": "bold red",
+    "noted": "cyan",
+    "not here": "dim",
+}
 
 
 class _EnoughError(Exception):
@@ -67,7 +75,7 @@ class PreflightOptions:
         output: folder of the report, on the disk of the run.
         only: names of checks; empty: all.
         skip: names of checks.
-        seconds: for all of it.
+        seconds: time for all of it.
         gpu: kind of GPU where its name does not say it.
     """
 
@@ -82,9 +90,9 @@ def preflight(config: RunConfig, options: PreflightOptions, console: Console) ->
     """Makes the checks and writes the report.
 
     Args:
-        config: of the recipe.
+        config: recipe.
         options: what to check.
-        console: one line a finding.
+        console: one line a result.
 
     Raises:
         ConfigError: an option cannot be used, or the output folder cannot be written.
@@ -99,192 +107,188 @@ def preflight(config: RunConfig, options: PreflightOptions, console: Console) ->
     set_up_logs(level=config.logging.log_level, run_folder=options.output, console=SILENT)
     config = with_model_folder(config)
     log_provenance(config)
-    began = datetime.now(UTC)
-    room = _room(config, options, chosen, console)
+    began, clock = datetime.now(UTC), time.monotonic()
+    run = Preflight(config, options, chosen, show=lambda result: show(console, result))
     try:
-        _run(room)
-    except KeyboardInterrupt:  # what was found is kept
-        room.runner.give_up_rest("interrupted")
-        _report(room, options, began)
+        run.make_checks()
+    except KeyboardInterrupt:  # what was measured is reported
+        run.runner.give_up_rest("interrupted")
         raise
-    return _report(room, options, began)
-
-
-def _report(room: Room, options: PreflightOptions, began: datetime) -> Report:
-    """Writes the report of what was found."""
-    report = Report(
-        recipe=room.config.name,
-        began=began.isoformat(timespec="seconds"),
-        seconds=options.seconds - room.runner.budget.left_s,
-        layout=str(room.config.parallel),
-        gpus=sorted({device.name for found in room.devices.values() for device in found}),
-        lines=tuple(room.runner.lines),
-    )
-    write_json(options.output / JSON_FILE, report)
-    write_page(options.output / PAGE_FILE, report)
+    finally:
+        report = Report(
+            command="preflight",
+            title=config.name,
+            began=began.isoformat(timespec="seconds"),
+            seconds=time.monotonic() - clock,
+            facts={
+                "layout": str(config.parallel),
+                "gpus": sorted({device.name for each in run.context.devices.values() for device in each}),
+            },
+            results=run.runner.results,
+        )
+        write_report(report, options.output)
     return report
 
 
-def _room(config: RunConfig, options: PreflightOptions, chosen: frozenset[str], console: Console) -> Room:
-    cluster = replace(
-        config.cluster,
-        start_deadline_s=min(config.cluster.start_deadline_s, START_SHARE * options.seconds),
-        stage_deadline_s=min(config.cluster.stage_deadline_s, STAGE_SHARE * options.seconds),
-    )
-    config = run_with_own_reward(replace(config, cluster=cluster))
+def write_report(report: Report, folder: Path) -> None:
+    """Writes ``preflight.json`` and ``preflight.html``."""
+    content = {
+        "recipe": report.title,
+        "began": report.began,
+        "seconds": round(report.seconds, 1),
+        "package": __version__,
+        **report.facts,
+        "passed": report.has_passed,
+        "summary": report.summary,
+        "lines": [plain(result) for result in report.results],
+    }
+    write_json(folder / JSON_FILE, content)
+    write_page(folder / PAGE_FILE, report)
 
-    def show(line: Line) -> None:
-        console.print(shown_line(line), highlight=False, soft_wrap=True)
 
-    def is_alive() -> bool:
-        if room.machines is None or room.stages is None:
-            return True  # nothing has been lost that a later check could miss
+def show(console: Console, result: CheckResult) -> None:
+    """One line for a terminal; a failure has a second one with what to do."""
+    style = STYLES[result.status]
+    text = f"[{style}]{result.status:<8}[/] {result.check:<12} {escape(result.what)}: {escape(result.measured)}"
+    if result.expected:
+        text += f" [dim]({escape(result.expected)})[/]"
+    if result.remedy:
+        text += f"\n{'':<22}[bold]what to do:[/] {escape(result.remedy)}"
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+class Preflight:
+    """The checks of one recipe, with the processes around those that need them.
+
+    Args:
+        config: recipe.
+        options: choices of the user.
+        chosen: names of the checks to make.
+        show: called with every result.
+
+    Attributes:
+        runner: results so far.
+        context: argument of the checks so far.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        options: PreflightOptions,
+        chosen: frozenset[str],
+        *,
+        show: Callable[[CheckResult], None],
+    ) -> None:
+        self.runner = CheckRunner(CHECKS, chosen, options.seconds, show=show, is_alive=self._is_alive)
+        cluster = replace(
+            config.cluster,
+            start_deadline_s=min(config.cluster.start_deadline_s, START_SHARE * options.seconds),
+            stage_deadline_s=min(config.cluster.stage_deadline_s, STAGE_SHARE * options.seconds),
+        )
+        self.context = PreflightContext(
+            config=run_with_own_reward(replace(config, cluster=cluster)),
+            output=options.output,
+            seconds=options.seconds,
+            seconds_left=self.runner.seconds_left,
+            values=self.runner.values,
+            processes=RunProcesses(ranks=(), engines=(), hosts={}, call=lambda *_: {}),
+        )
+        self._gpu, self._memory = options.gpu, MemoryWatch()
+        self._machines_s: float | None = None
+
+    def make_checks(self) -> None:
+        """Makes all checks that were chosen."""
+        runner = self.runner
+        runner.run("inputs", self.context)
+        if not runner.wants([*BEFORE_MODELS, "start", *WITH_MODELS, "end"]):
+            return
+        config, began, has_started = self.context.config, time.monotonic(), False
+        make_stages = ray_stages if config.cluster.mode == "ray" else local_stages
         try:
-            room.machines.run(
-                answers, dict.fromkeys((*room.machines.ranks, *room.machines.engines), ()), deadline_s=PING_S
-            )
+            with make_stages(config, self.context.output, StageTimers(), on_processes=self.check_machines) as stages:
+                has_started = True
+                seconds = time.monotonic() - began - (self._machines_s or 0.0)
+                runner.add("start", _started(seconds, config.cluster.start_deadline_s), seconds=seconds)
+                given = {field.name: getattr(self.context, field.name) for field in fields(PreflightContext)}
+                self.context = context = StepContext(
+                    **given, stages=stages, memory=self._memory, gpus=GpuHandover(stages, self._memory)
+                )
+                for name in WITH_MODELS:
+                    runner.run(name, context)
+        except _EnoughError:
+            return
+        except Exception as error:  # any: the report says what was measured before
+            logger.warning("the run's processes failed", exc_info=True)
+            runner.fail("end" if has_started else "start", error, seconds=time.monotonic() - began)
+            if not has_started:
+                missing = [*(() if self._machines_s is not None else BEFORE_MODELS), *WITH_MODELS]
+                runner.give_up(missing, "the processes did not start")
+            return
+        runner.run("end", self.context)
+
+    def check_machines(self, processes: RunProcesses) -> None:
+        """Makes the checks of machines as soon as there are processes on them.
+
+        Raises:
+            _EnoughError: nothing else is to be checked.
+        """
+        runner, began = self.runner, time.monotonic()
+        self.context = context = self._with_processes(processes)
+        for name in BEFORE_MODELS:
+            runner.run(name, context)
+        self._machines_s = time.monotonic() - began
+        if not (runner.wants(["start"]) and runner.can("start")):
+            for name in ("start", *WITH_MODELS, "end"):
+                runner.run(name, context)  # each that was chosen says why it is not run
+            raise _EnoughError
+        if context.has_gpus:
+            nodes = context.one_per_host
+            if all(context.ask(nodes, start_smi).values()):
+                self._memory.watch_devices(lambda phase: context.ask(nodes, set_phase, phase))
+        else:
+            self._memory.watch_host()
+        self._machines_s = time.monotonic() - began
+
+    def _with_processes(self, processes: RunProcesses) -> PreflightContext:
+        """The context with the processes, their GPUs, and what is expected of these."""
+        context = replace(self.context, processes=processes)
+        if is_cpu_build():
+            return context
+        names = processes.ranks
+        if context.config.rollout.placement != "colocated":  # else they share those of the ranks
+            names = (*names, *processes.engines)
+        answers = context.ask(names, in_child, f"{devices.__name__}:visible", {}, DEVICES_S)
+        found = {name: tuple(Device(**device) for device in answer) for name, answer in answers.items()}
+        per_node: dict[str, int] = {}
+        for name, each in found.items():
+            per_node[processes.hosts[name]] = per_node.get(processes.hosts[name], 0) + len(each)
+        expected = expectations(
+            context.config,
+            [device for name in processes.ranks for device in found[name]],
+            gpu=self._gpu,
+            per_node=max(per_node.values(), default=0),
+        )
+        return replace(context, devices=found, expected=expected)
+
+    def _is_alive(self) -> bool:
+        """Whether the processes answer; before they have models nothing has been lost that a later check could miss."""
+        if not isinstance(self.context, StepContext):
+            return True
+        processes = self.context.processes
+        try:
+            processes.run(is_there, dict.fromkeys((*processes.ranks, *processes.engines), ()), deadline_s=PING_S)
         except GTPOError as error:
             logger.warning("the processes do not answer any more: %s", error)
             return False
         return True
 
-    has_experts = False
-    try:
-        has_experts = read_architecture(Path(config.model.path)).experts is not None
-    except ConfigError as error:  # the check ``inputs`` says so
-        logger.warning("the model folder cannot be read: %s", error)
-    room = Room(
-        config=config,
-        output=options.output,
-        gpu=options.gpu,
-        runner=CheckRunner(CHECKS, chosen, Budget(options.seconds), show=show, is_alive=is_alive),
-        memory=MemoryWatch(),
-        gate=MismatchGate.of_run(config, has_experts=has_experts),
+
+def _started(seconds: float, limit_s: float) -> CheckResult:
+    return assessed(
+        "ranks, engines and rewards",
+        f"up in {seconds:.0f} s",
+        is_good=True,
+        expected=f"within {limit_s:.0f} s",
+        remedy="",
+        figures={"seconds": seconds},
     )
-    return room
-
-
-def _run(room: Room) -> None:
-    """All checks, with the processes around those that need them."""
-    runner = room.runner
-    runner.run("inputs", room)
-    if not runner.wants([*BEFORE_MODELS, "start", *WITH_MODELS, "end"]):
-        return
-    inspector = _Inspection(room)
-    config = room.config
-    timers = StageTimers()
-    began = time.monotonic()
-    has_started = False
-    try:
-        with _stages(config, room.output, timers, inspector) as stages:
-            has_started = True
-            _started(room, stages, seconds=time.monotonic() - began - inspector.seconds)
-            for name in WITH_MODELS:
-                runner.run(name, room)
-    except _EnoughError:
-        return
-    except Exception as error:  # any: the report says what was found before
-        logger.warning("the run's processes failed", exc_info=True)
-        runner.fail("end" if has_started else "start", error, seconds=time.monotonic() - began)
-        if not has_started:
-            runner.give_up(inspector.missing(), "the processes did not start")
-        return
-    runner.run("end", room)
-
-
-def _stages(
-    config: RunConfig, folder: Path, timers: StageTimers, inspector: Inspector
-) -> AbstractContextManager[Stages]:
-    """Opens the stages of a step in the way ``train`` does."""
-    if config.cluster.mode == "ray":
-        return ray_stages(config, folder, timers, inspector=inspector)
-    return local_stages(config, folder, timers, inspector=inspector)
-
-
-def _started(room: Room, stages: Stages, *, seconds: float) -> None:
-    room.stages = stages
-    limit = room.config.cluster.start_deadline_s
-    room.runner.note(
-        "start",
-        assessed(
-            "ranks, engines and rewards",
-            f"up in {seconds:.0f} s",
-            is_good=True,
-            expected=f"within {limit:.0f} s",
-            remedy="",
-            figures={"seconds": seconds},
-        ),
-        seconds=seconds,
-    )
-
-
-class _Inspection(Inspector):
-    """Makes the checks of machines as soon as there are processes on them.
-
-    Args:
-        room: filled with processes, devices, expectations and the link.
-
-    Attributes:
-        seconds: that these checks have taken.
-    """
-
-    def __init__(self, room: Room) -> None:
-        self._room = room
-        self._has_looked = False
-        self.seconds = 0.0
-
-    def processes_are_up(self, machines: Machines) -> None:
-        """Looks at the machines.
-
-        Raises:
-            _EnoughError: nothing else is to be looked at.
-        """
-        room, began = self._room, time.monotonic()
-        room.machines = machines
-        room.devices = _devices(room)
-        per_node = _most_on_a_node(room)
-        of_ranks = [device for name in machines.ranks for device in room.devices.get(name, ())]
-        room.expected = expectations(room.config, of_ranks, gpu=room.gpu, per_node=per_node)
-        for name in BEFORE_MODELS:
-            room.runner.run(name, room)
-        self._has_looked = True
-        if not (room.runner.wants(["start"]) and room.runner.can("start")):
-            for name in ("start", *WITH_MODELS, "end"):
-                room.runner.run(name, room)  # each that was chosen says why it is not run
-            raise _EnoughError
-        if room.expected.has_gpus:
-            nodes = room.one_per_host()
-            if all(room.ask(nodes, start_smi).values()):
-                room.memory.watch_devices(lambda phase: room.ask(nodes, set_phase, phase))
-        else:
-            room.memory.watch_host()
-        self.seconds = time.monotonic() - began
-
-    def link_is_open(self, relink: Relink) -> None:
-        """Keeps the way to other transports."""
-        self._room.relink = relink
-
-    def missing(self) -> list[str]:
-        """Checks that were not reached."""
-        return [*(() if self._has_looked else BEFORE_MODELS), *WITH_MODELS]
-
-
-def _devices(room: Room) -> dict[str, tuple[Device, ...]]:
-    """GPUs of every process that has some of its own, or shares those of its ranks."""
-    machines = room.processes
-    if is_cpu_build():
-        return {}
-    names = machines.ranks
-    if room.config.rollout.placement != "colocated":
-        names = (*names, *machines.engines)
-    found = room.ask(names, in_child, f"{devices.__name__}:visible", {}, DEVICES_S)
-    return {name: tuple(Device(**device) for device in answer) for name, answer in found.items()}
-
-
-def _most_on_a_node(room: Room) -> int:
-    """GPUs of the node with the most, by what processes see."""
-    by_host: dict[str, int] = {}
-    for name, found in room.devices.items():
-        host = room.processes.hosts[name]
-        by_host[host] = by_host.get(host, 0) + len(found)
-    return max(by_host.values(), default=0)

@@ -19,7 +19,7 @@ from gtpo_megatron.orchestration.on_ray.placement import Placement, place
 from gtpo_megatron.orchestration.on_ray.ranks import REWARD_NAME, RayRanks, RayRewards, RayTransfer
 from gtpo_megatron.orchestration.on_ray.start import ProcessStarter, bring_up, bring_up_engine, end_in_order, rank_name
 from gtpo_megatron.orchestration.run_supervisor import RunSupervisor
-from gtpo_megatron.orchestration.stages.inspection import NOBODY, Inspector, Machines
+from gtpo_megatron.orchestration.stages.processes import OnProcesses, RunProcesses, ignore_processes
 from gtpo_megatron.orchestration.stages.stages import MemorySharing, Stages
 from gtpo_megatron.orchestration.stages.trainer import Trainer
 from gtpo_megatron.orchestration.stages.weight_link import connect
@@ -34,7 +34,7 @@ def ray_stages(
     run_folder: Path,
     timers: StageTimers,
     *,
-    inspector: Inspector = NOBODY,
+    on_processes: OnProcesses = ignore_processes,
 ) -> Iterator[Stages]:
     """The stages of a step, each in processes of its own; ends the processes, and a private Ray, at exit.
 
@@ -42,7 +42,7 @@ def ray_stages(
         config: of the run.
         run_folder: for the processes' logs.
         timers: of the steps.
-        inspector: is told how the start goes on.
+        on_processes: called before any process loads a model.
 
     Raises:
         WorkerError: a process did not start; the message names it.
@@ -69,7 +69,7 @@ def ray_stages(
         starter = ProcessStarter(config, run_folder, placement, processes, temp_folder=supervisor.temp_folder)
         starter.all(deadline)
         began = time.monotonic()
-        inspector.processes_are_up(_machines(processes, placement))
+        on_processes(_run_processes(processes, placement))
         deadline.extend(time.monotonic() - began)
         ranks = [processes[rank_name(index)] for index in range(config.parallel.num_ranks)]
         coordinates = bring_up(
@@ -79,20 +79,19 @@ def ray_stages(
         reach = RayRanks(ranks, coordinates, hosts=[node.host for node in placement.ranks], deadline_s=deadline_s)
         trainer = Trainer(reach)
 
-        def open_link(sync: WeightSyncConfig = config.weight_sync) -> None:
+        def connect_all(sync: WeightSyncConfig = config.weight_sync) -> None:
             unattended = RayEngines(fleet, push_again=None)
             connect(replace(config, weight_sync=sync), trainer, unattended, has_gpus=placement.has_gpus)
 
-        fleet = _fleet(config, placement, starter, processes, supervisor, open_link=open_link)
+        fleet = _fleet(config, placement, starter, processes, supervisor, open_link=connect_all)
         timers.starting("connecting ranks and engines for pushes")
         fleet.reconnect()
         transfer = RayTransfer(reach, fleet, deadline_s=deadline_s)
 
-        def relink(sync: WeightSyncConfig) -> WeightSync:
-            open_link(sync)
+        def open_link(sync: WeightSyncConfig) -> WeightSync:
+            connect_all(sync)
             return WeightSync(sync, transfer)
 
-        inspector.link_is_open(relink)
         weight_sync = WeightSync(config.weight_sync, transfer, before_push=fleet.replace_dead)
         engine = RayEngines(fleet, push_again=lambda version: weight_sync.push(version=version))
         yield Stages(
@@ -104,6 +103,7 @@ def ray_stages(
                 trainer, engine, is_colocated=config.rollout.placement == "colocated", timers=timers
             ),
             timers=timers,
+            open_link=open_link,
         )
         supervisor.closing()
         end_in_order(processes, engine_names(config.rollout.num_engines))
@@ -165,7 +165,7 @@ def _fleet(
     )
 
 
-def _machines(processes: Mapping[str, Any], placement: Placement) -> Machines:
+def _run_processes(processes: Mapping[str, Any], placement: Placement) -> RunProcesses:
     """The processes, of which replaced engines are replaced in ``processes``."""
     ranks = tuple(rank_name(index) for index in range(len(placement.ranks)))
     engines = tuple(engine_names(len(placement.engines)))
@@ -176,7 +176,7 @@ def _machines(processes: Mapping[str, Any], placement: Placement) -> Machines:
         return collect(calls, stage=stage, deadline_s=deadline_s)
 
     hosts = {name: node.host for name, node in zip((*ranks, *engines), nodes, strict=True)}
-    return Machines(ranks=ranks, engines=engines, hosts=hosts, call=call)
+    return RunProcesses(ranks=ranks, engines=engines, hosts=hosts, call=call)
 
 
 def _log_placement(placement: Placement) -> None:

@@ -7,10 +7,12 @@
     push       engine: weights                           trainer: as while sampling
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from gtpo_megatron.batch import PromptBatch, RewardBatch
+from gtpo_megatron.config.rollout import WeightSyncConfig
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.stages.engines import Engines
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
@@ -71,7 +73,11 @@ class RewardStage(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stages:
-    """The stages of a training step, with their timers."""
+    """The stages of a training step, with their timers.
+
+    Attributes:
+        open_link: connects trainer and engines anew, with another transport; returns pushes over it.
+    """
 
     engine: Engines
     reward: RewardStage
@@ -79,3 +85,4 @@ class Stages:
     weight_sync: WeightSync
     memory_sharing: MemorySharing
     timers: StageTimers
+    open_link: Callable[[WeightSyncConfig], WeightSync]

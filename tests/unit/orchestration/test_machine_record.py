@@ -8,12 +8,12 @@ import pytest
 
 from gtpo_megatron.errors import WorkerError
 from gtpo_megatron.orchestration import machine_record
-from gtpo_megatron.orchestration.machine_record import MachineRecord, hardware, num_gpus
+from gtpo_megatron.orchestration.machine_record import hardware, num_gpus, record_machines
 from gtpo_megatron.run_folder import provenance
 from recipes.tiny_cpu import gtpo
 
 
-class FakeMachines:
+class FakeProcesses:
     """Ranks on two hosts and an engine on the second, each of which answers as asked."""
 
     ranks, engines = ("rank 0", "rank 1"), ("rollout engine",)
@@ -32,9 +32,9 @@ class FakeMachines:
 
 
 def recorded(answers, caplog, config=None):
-    machines = FakeMachines(answers)
+    machines = FakeProcesses(answers)
     with caplog.at_level(logging.INFO):
-        MachineRecord(config or gtpo()).processes_are_up(machines)
+        record_machines(config or gtpo(), machines)
     return machines.asked, [record.getMessage() for record in caplog.records]
 
 

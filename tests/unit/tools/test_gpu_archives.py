@@ -234,14 +234,12 @@ def test_the_first_run_says_which_archive_is_missing(machine, tmp_path, capsys):
     unpack_archive(next(iter(packed(machine, tmp_path))), machine)
     assert runner.main(["--output", str(tmp_path / "o"), "--device", "cpu", "--small", "--part", "engine"]) == 1
     assert "b.2.tar.gz and b.3.tar.gz not unpacked here, which engine needs" in capsys.readouterr().out
-    assert "| engine | the part | not run | b.2.tar.gz and b.3.tar.gz" in (tmp_path / "o" / "gpu_proof.md").read_text()
+    assert "| engine | the part | not run: b.2.tar.gz and b.3.tar.gz" in (tmp_path / "o" / "gpu_proof.md").read_text()
 
 
 def test_what_was_found_before_is_neither_lost_nor_told_as_new(machine, tmp_path, capsys):
     unpack_archive(next(iter(packed(machine, tmp_path))), machine)
-    (tmp_path / "engine.json").write_text(
-        '{"facts": {}, "sections": [], "status": "passed", "reason": "", "seconds": 9}'
-    )
+    (tmp_path / "engine.json").write_text('{"facts": {}, "lines": [], "status": "passed", "reason": "", "seconds": 9}')
     assert runner.main(["--output", str(tmp_path), "--device", "cpu", "--small", "--part", "engine"]) == 1
     printed = capsys.readouterr().out
     assert "what an earlier call has found is kept" in printed

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu_proof import __main__ as runner
+from benchmarks.gpu_proof.catalogue import PARTS
 from benchmarks.gpu_proof.needs import GROUPS, THERE
-from benchmarks.gpu_proof.page import page
-from benchmarks.gpu_proof.report import Report
+from benchmarks.gpu_proof.page import markdown, values_of
+from benchmarks.gpu_proof.report import WHOLE, Report
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -24,9 +25,32 @@ def small(folder, *parts, limit=None):
 
 
 def test_parts_take_at_most_eight_minutes_and_each_has_a_module():
-    assert max(runner.PARTS.values()) <= 480
+    assert max(part.limit_s for part in PARTS) <= 480
     found = {path.stem for path in (ROOT / "benchmarks" / "gpu_proof" / "parts").glob("[a-z]*.py")}
-    assert found == set(runner.PARTS)
+    assert found == {part.name for part in PARTS}
+    assert {group for part in PARTS for group in part.needs} < GROUPS.keys()
+
+
+STANDARD = """
+import sys
+
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in {*sys.stdlib_module_names, "benchmarks", "gtpo_megatron"}:
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+sys.meta_path.insert(0, Refused())
+from benchmarks.gpu_proof.__main__ import main
+raise SystemExit(main(["--output", sys.argv[1], "--device", "cpu", "--small", "--part", "machine", "--limit", "0.01"]))
+"""
+
+
+def test_the_runner_needs_the_standard_library_only(tmp_path):
+    """On a bare machine what is unpacked is on the module path of the parts, not on its own."""
+    command = [sys.executable, "-c", STANDARD, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "machine: cut off" in done.stdout, done.stderr[-2000:]
+    assert "<h1>no part has begun" in (tmp_path / "gpu_proof.html").read_text()
 
 
 BARE = """
@@ -39,7 +63,7 @@ class Refused:
 
 sys.meta_path.insert(0, Refused())
 from gtpo_megatron.actor import actor
-from benchmarks.gpu_proof.parts import adapters, gradients, kernels, launches, peers, push, sleep, training
+from benchmarks.gpu_proof.parts import adapters, gradients, kernels, launches, machine, peers, push, sleep, training
 """
 
 
@@ -59,56 +83,67 @@ def test_a_section_that_raises_is_told_and_the_others_are_kept(tmp_path):
     report = Report(tmp_path / "a.json", {})
     with report.section("first") as section:
         section.figure("rate", 3.0, "GB/s")
-        assert json.loads((tmp_path / "a.json").read_text())["sections"][0]["figures"]  # at once
+        at_once = json.loads((tmp_path / "a.json").read_text())
+        assert (at_once["under_way"], at_once["lines"][0]["figures"]) == ("first", {"value": 3.0})
         raise ValueError("no such device\nmore")
     with report.section("second") as section:
         section.require("error", 2.0, "nats", at_most=1.0)
         section.require("other", float("nan"), at_most=1.0)
     with report.section("third") as section:
         section.skip("no GPU")
-    found = json.loads((tmp_path / "a.json").read_text())["sections"]
-    assert [one["status"] for one in found] == ["failed", "failed", "skipped"]
-    assert found[0]["reason"] == "ValueError: no such device"
-    assert found[1]["reason"] == "error is 2 nats, at most 1 is right; other is nan, at most 1 is right"
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert [(one["group"], one["what"], one["status"], one["measured"]) for one in found["lines"]] == [
+        ("first", "rate", "noted", "3 GB/s"),
+        ("first", WHOLE, "failed", "ValueError: no such device"),
+        ("second", "error", "failed", "2 nats"),
+        ("second", "other", "failed", "nan"),
+        ("third", WHOLE, "not here", "no GPU"),
+    ]
+    assert found["lines"][2]["expected"] == "at most 1"
+    assert "raise ValueError" in found["lines"][1]["detail"]
+    assert found["under_way"] == ""
+    assert values_of(found, "first")["rate"] == 3.0
     assert report.has_failed
 
 
+PASSED = {"group": "a", "what": WHOLE, "status": "passed", "measured": "measured"}
+FAILED = {"group": "b", "what": "error", "status": "failed", "measured": "2"}
+SKIPPED = {"group": "a", "what": WHOLE, "status": "not here", "measured": "no vLLM"}
+
+
 @pytest.mark.parametrize(
-    ("sections", "code", "log", "verdict"),
+    ("lines", "under_way", "code", "log", "verdict"),
     [
-        ([{"name": "a", "status": "passed"}], 0, "", ("passed", "")),
-        ([{"name": "a", "status": "passed"}, {"name": "b", "status": "failed"}], 1, "", ("failed", "b")),
-        ([], 1, "Traceback\nImportError: x\n", ("failed", "ended with 1: ImportError: x")),
-        ([{"name": "a", "status": "begun"}], -9, "", ("failed", "ended with -9: it said nothing")),
-        ([{"name": "a", "status": "skipped", "reason": "no vLLM"}], 0, "", ("skipped", "no vLLM")),
-        (
-            [{"name": "a", "status": "begun"}],
-            None,
-            "",
-            ("cut off", "after 7 s, in a; what was measured before is kept"),
-        ),
+        ([PASSED], "", 0, "", ("passed", "")),
+        ([PASSED, FAILED, FAILED], "", 1, "", ("failed", "b")),
+        ([], "", 1, "Traceback\nImportError: x\n", ("failed", "ended with 1: ImportError: x")),
+        ([PASSED], "b", -9, "", ("failed", "ended with -9: it said nothing")),
+        ([FAILED], "c", -9, "", ("failed", "b; c")),
+        ([SKIPPED], "", 0, "", ("skipped", "no vLLM")),
+        ([PASSED], "b", None, "", ("cut off", "after 7 s, in b; what was measured before is kept")),
+        ([], "", None, "", ("cut off", "after 7 s, in its start; what was measured before is kept")),
     ],
 )
-def test_how_a_part_ended(sections, code, log, verdict):
-    assert runner._verdict({"sections": sections}, code, 7.0, log) == verdict
+def test_how_a_part_ended(lines, under_way, code, log, verdict):
+    assert runner._verdict({"lines": lines, "under_way": under_way}, code, 7.0, log) == verdict
 
 
 def test_the_table_has_every_figure_with_what_it_is_compared_with():
-    figure = {"name": "rate of a push", "value": 212.345678, "unit": "GB/s", "planned": 200.0}
-    section = {"name": "7B", "status": "passed", "reason": "", "figures": [figure]}
-    failed = {"name": "x", "status": "failed", "reason": "a | b", "figures": []}
-    results = {
+    line = {"group": "7B", "what": "rate of a push", "measured": "212.3 GB/s", "status": "noted"}
+    failed = {"group": "x", "what": WHOLE, "status": "failed", "measured": "a | b"}
+    parts = {
         "push": {
             "facts": {"device": "H100", "versions": {"torch": "2.11.0"}},
             "status": "failed",
             "reason": "x",
-            "sections": [section, failed],
+            "lines": [line | {"expected": "planned 200", "figures": {"value": 212.3, "planned": 200.0}}, failed],
         }
     }
-    text = page(results)
+    text = markdown(parts)
     assert "H100. torch 2.11.0." in text
-    assert "| push | 7B: rate of a push | 212.3 GB/s | planned 200 |" in text
-    assert "| push | x | failed | a \\| b |" in text
+    assert text.count("| push | 7B: rate of a push | 212.3 GB/s | planned 200 |") == 2, "in the short table too"
+    assert "| push | the part | failed: x |" in text
+    assert f"| push | x: {WHOLE} | failed: a \\| b |" in text
 
 
 def test_one_part_after_another_keeps_what_the_first_found(tmp_path):
@@ -141,8 +176,8 @@ def test_the_parts_that_import_megatron(tmp_path):
 @pytest.mark.parametrize("part", ["engine", "run", "recipe", "preflight", "pretrained"])
 def test_the_parts_with_an_engine(tmp_path, part):
     assert small(tmp_path, part) == 0, (tmp_path / "gpu_proof.md").read_text()
-    found = json.loads((tmp_path / f"{part}.json").read_text())
-    assert [one["status"] for one in found["sections"]] == ["passed"]
+    lines = json.loads((tmp_path / f"{part}.json").read_text())["lines"]
+    assert [one["status"] for one in lines if one["what"] == WHOLE] == ["passed"]
 
 
 def test_the_command_is_thin():

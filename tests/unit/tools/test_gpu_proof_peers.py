@@ -13,7 +13,8 @@ import torch
 from benchmarks import eager_vllm, peer_step, peer_worker, vocab_peers
 from benchmarks.gpu_proof import __main__ as runner
 from benchmarks.gpu_proof import peer_heads, peer_steps
-from benchmarks.gpu_proof.report import Report
+from benchmarks.gpu_proof.page import values_of
+from benchmarks.gpu_proof.report import WHOLE, Report
 from benchmarks.gpu_proof.sizes import sizes_of
 from benchmarks.peer_sizes import SIZES
 from gtpo_megatron.cli.recipe import parse
@@ -106,8 +107,16 @@ def test_what_a_peer_lacks(monkeypatch):
     assert vocab_peers.lacks(vocab_peers.PEERS["liger"], CPU) == ""
 
 
-def sections(path):
-    return {one["name"]: one for one in json.loads(path.read_text())["sections"]}
+def lines(path):
+    """Section -> what -> line."""
+    found = {}
+    for line in json.loads(path.read_text())["lines"]:
+        found.setdefault(line["group"], {})[line["what"]] = line
+    return found
+
+
+def values(path, section):
+    return values_of(json.loads(path.read_text()), section)
 
 
 def test_a_peer_that_fails_is_its_own_section_and_the_others_take_turns(tmp_path, monkeypatch):
@@ -117,21 +126,20 @@ def test_a_peer_that_fails_is_its_own_section_and_the_others_take_turns(tmp_path
     monkeypatch.setitem(vocab_peers.PEERS, "trl", vocab_peers.Peer(scores=broken, about="it fails"))
     report = Report(tmp_path / "a.json", {})
     peer_heads.output_layer(report, SMALL.heads[0], SMALL, ("fused", "torch_chunked", "trl"))
-    found = sections(tmp_path / "a.json")
-    assert found["small: trl"]["reason"] == "RuntimeError: no kernel image is available"
-    turns = found["small: in turns"]
-    assert turns["status"] == "passed"
-    figures = {one["name"]: one["value"] for one in turns["figures"]}
+    found = lines(tmp_path / "a.json")
+    assert found["small: trl"][WHOLE]["measured"] == "RuntimeError: no kernel image is available"
+    assert found["small: in turns"][WHOLE]["status"] == "passed"
+    figures = values(tmp_path / "a.json", "small: in turns")
     assert figures["who"] == "fused, torch_chunked"
     assert figures["share of cuBLAS's rate, forward and backward, fused"] > 0
-    errors = {one["name"]: one["value"] for one in found["small: fused"]["figures"]}
+    errors = values(tmp_path / "a.json", "small: fused")
     assert errors["largest error of log-prob"] < 1e-5
     assert errors["relative error of the gradient of weight"] < 1e-5
 
 
 def test_layers_that_cannot_be_run_here_cost_nothing(tmp_path):
     peer_heads.output_layer(Report(tmp_path / "a.json", {}), SMALL.heads[0], SMALL, peer_heads.MAY_HANG)
-    assert [one["status"] for one in sections(tmp_path / "a.json").values()] == ["skipped", "skipped"]
+    assert [one[WHOLE]["status"] for one in lines(tmp_path / "a.json").values()] == ["not here", "not here"]
 
 
 def row(seconds, run_s=10.0):
@@ -163,20 +171,20 @@ def test_steps_take_turns_and_a_run_that_fails_leaves_the_other(tmp_path, large)
     path = tmp_path / "a.json"
     peer_steps.steps(Report(path, {}), sizes, until=time.perf_counter() + 100)
     assert [arm for arm, _ in calls] == ["ours", "trl", "trl", "ours"]
-    (last,) = [one for name, one in sections(path).items() if name.startswith("a step of")]
-    figures = {one["name"]: one for one in last["figures"]}
-    assert figures["whole step, trl"] == {"name": "whole step, trl", "value": 4.0, "unit": "s", "runs": 2}
-    assert figures["ours over TRL's, ours_over_trl"]["value"] == 0.5
+    (last,) = [one for name, one in lines(path).items() if name.startswith("a step of")]
+    assert last["whole step, trl"]["figures"] == {"value": 4.0, "runs": 2}
+    assert last["whole step, trl"]["measured"] == "4 s"
+    assert last["ours over TRL's, ours_over_trl"]["figures"]["value"] == 0.5
 
     def fails():
         raise RuntimeError("benchmarks.peer_worker ended with 1: no such model\nits log")
 
     runs["trl"] = fails
     peer_steps.steps(Report(path, {}), sizes, until=time.perf_counter() + 100)
-    found = sections(path)
-    assert found["run 2 of 4: trl"]["reason"].endswith("ended with 1: no such model")
-    assert "its log" in found["run 2 of 4: trl"]["traceback"]
-    assert found["run 4 of 4: ours"]["status"] == "passed"
+    found = lines(path)
+    assert found["run 2 of 4: trl"][WHOLE]["measured"].endswith("ended with 1: no such model")
+    assert "its log" in found["run 2 of 4: trl"][WHOLE]["detail"]
+    assert found["run 4 of 4: ours"][WHOLE]["status"] == "passed"
 
 
 def test_no_run_is_begun_that_has_no_time(tmp_path, large):
@@ -185,13 +193,14 @@ def test_no_run_is_begun_that_has_no_time(tmp_path, large):
     peer_steps.steps(Report(path, {}), sizes_of(CPU, small=False), until=time.perf_counter() + 5)
     assert [arm for arm, _ in calls] == ["ours"]
     assert calls[0][1] <= 5
-    assert sections(path)["run 2 of 4: trl"]["reason"].endswith("s are left, and this run would take some 10")
+    told = lines(path)["run 2 of 4: trl"][WHOLE]["measured"]
+    assert told.endswith("s are left, and this run would take some 10")
 
 
 def test_what_a_step_lacks_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("vllm", "ray") else object())
     peer_steps.steps(Report(tmp_path / "a.json", {}), SMALL, until=time.perf_counter() + 100)
-    assert sections(tmp_path / "a.json")["a step beside TRL's"]["reason"] == "vllm and ray not installed"
+    assert lines(tmp_path / "a.json")["a step beside TRL's"][WHOLE]["measured"] == "vllm and ray not installed"
 
 
 def test_a_process_that_fails_or_takes_too_long_shows_the_end_of_its_log(tmp_path):
@@ -262,9 +271,9 @@ def test_the_part_with_small_sizes(tmp_path):
     status = runner.main(["--output", str(tmp_path), "--device", "cpu", "--small", "--part", "peers"])
     told = (tmp_path / "gpu_proof.md").read_text()
     assert status == 0, told
-    found = {one["name"]: one for one in json.loads((tmp_path / "peers.json").read_text())["sections"]}
-    assert found["small: fused"]["status"] == "passed"
-    assert found["small: cut_cross_entropy"]["status"] == "skipped"
+    found = lines(tmp_path / "peers.json")
+    assert found["small: fused"][WHOLE]["status"] == "passed"
+    assert found["small: cut_cross_entropy"][WHOLE]["status"] == "not here"
     if not peer_steps.missing():
-        figures = {one["name"] for one in found["a step of 16 responses of 16 tokens"]["figures"]}
+        figures = found["a step of 16 responses of 16 tokens"].keys()
         assert {"whole step, ours", "scoring, trl", "push, ours", "ours over TRL's, ours_over_trl"} <= figures

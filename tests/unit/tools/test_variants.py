@@ -174,9 +174,8 @@ def test_a_wrong_candidate_is_seen():
 def test_the_part_says_which_would_be_the_default(tmp_path):
     arguments = ["--output", str(tmp_path), "--device", "cpu", "--small", "--part", "variants"]
     assert runner.main(arguments) == 0, (tmp_path / "gpu_proof.md").read_text()
-    sections = json.loads((tmp_path / "variants.json").read_text())["sections"]
-    verdicts = [one for one in sections if one["name"].endswith("verdict")]
-    assert {one["figures"][0]["name"] for one in verdicts} == {"would be the default"}
+    lines = json.loads((tmp_path / "variants.json").read_text())["lines"]
+    verdicts = [one for one in lines if one["what"] == "would be the default" and one["group"].endswith("verdict")]
     assert len(verdicts) >= len(PASSES)
     assert (
         "| variants | scores, stage 1 of 3: verdict: would be the default |" in (tmp_path / "gpu_proof.md").read_text()

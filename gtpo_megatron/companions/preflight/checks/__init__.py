@@ -1,1 +1,1 @@
-"""The checks, by the room that they need: this machine, every machine, the layout of ranks, a whole step."""
+"""The functions of the checks, by what they need: every machine, the layout of ranks, a whole step."""

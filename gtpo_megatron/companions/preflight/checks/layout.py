@@ -1,17 +1,16 @@
 """The collectives of the layout, over the very groups that the trainer uses."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
 
+from gtpo_megatron.companions.preflight.context import StepContext
 from gtpo_megatron.companions.preflight.expectations import Expectations, gib, rate
-from gtpo_megatron.companions.preflight.finding import Finding, assessed, not_here, noted
-from gtpo_megatron.companions.preflight.probes import trainer
-from gtpo_megatron.companions.preflight.room import Room
+from gtpo_megatron.companions.preflight.probes.collectives import AxisResult, measure_collectives
+from gtpo_megatron.companions.preflight.result import CheckResult, assessed, bounded, not_here
+from gtpo_megatron.companions.preflight.runner import Results
 from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.weights.architecture import Architecture, read_architecture
+from gtpo_megatron.weights.architecture import Architecture
 
 MOST_BYTES, MOST_BYTES_ON_CPU = 256 << 20, 4 << 20
 """Of a rank's tensor: beyond it a collective only takes longer."""
@@ -26,21 +25,18 @@ AXES = {
 }
 
 
-def collectives(room: Room) -> Iterator[Finding]:
+def collectives(context: StepContext) -> Results:
     """Results and rates over every group of every axis."""
-    architecture = read_architecture(Path(room.config.model.path))
-    most = MOST_BYTES if room.expected.has_gpus else MOST_BYTES_ON_CPU
-    sizes = {axis: min(most, size) for axis, size in tensor_bytes(room.config, architecture).items()}
-    machines = room.processes
-    answers = room.ask(machines.ranks, trainer.measure_collectives, room.config.parallel, sizes)
-    results = [dict(result) for name in machines.ranks for result in answers[name]]
-    hosts = [machines.hosts[name] for name in machines.ranks]
-    for axis, field in AXES.items():
-        of_axis = [result for result in results if result["axis"] == axis]
-        if not of_axis:
-            yield not_here(f"collectives of {axis}", f"{field} is 1")
-            continue
-        yield axis_finding(axis, of_axis, hosts, room.expected)
+    most = MOST_BYTES if context.has_gpus else MOST_BYTES_ON_CPU
+    sizes = {axis: min(most, size) for axis, size in tensor_bytes(context.config, context.architecture).items()}
+    ranks, hosts = context.processes.ranks, context.processes.hosts
+    answers = context.ask(ranks, measure_collectives, context.config.parallel, sizes)
+    for axis, option in AXES.items():
+        of_axis = [one for name in ranks for one in answers[name] if one.axis == axis]
+        if of_axis:
+            yield of_one_axis(axis, of_axis, [hosts[name] for name in ranks], context.expected)
+        else:
+            yield not_here(f"collectives of {axis}", f"{option} is 1")
 
 
 def tensor_bytes(config: RunConfig, architecture: Architecture) -> dict[str, int]:
@@ -63,34 +59,30 @@ def tensor_bytes(config: RunConfig, architecture: Architecture) -> dict[str, int
     }
 
 
-def axis_finding(
-    axis: str, results: Sequence[Mapping[str, Any]], hosts: Sequence[str], expected: Expectations
-) -> Finding:
+def of_one_axis(axis: str, results: Sequence[AxisResult], hosts: Sequence[str], expected: Expectations) -> CheckResult:
     """All groups of an axis: wrong ones, and the slowest against its link.
 
     Args:
         axis: name.
-        results: of every rank, as ``AxisResult`` has them.
-        hosts: by rank.
+        results: every rank's.
+        hosts: host of each rank.
         expected: rates of links.
     """
-    groups: dict[tuple[int, ...], list[Mapping[str, Any]]] = defaultdict(list)
-    for result in results:
-        groups[tuple(result["ranks"])].append(result)
-    wrong = [ranks for ranks, found in groups.items() if not all(result["is_right"] for result in found)]
+    groups: dict[tuple[int, ...], list[AxisResult]] = defaultdict(list)
+    for one in results:
+        groups[one.ranks].append(one)
+    wrong = [ranks for ranks, found in groups.items() if not all(one.is_right for one in found)]
     # a collective has ended when its last rank has
-    rates = {
-        ranks: found[0]["sent_bytes"] / max(result["seconds"] for result in found) for ranks, found in groups.items()
-    }
+    rates = {ranks: found[0].sent_bytes / max(one.seconds for one in found) for ranks, found in groups.items()}
     slowest = min(rates, key=lambda ranks: _share(ranks, rates, hosts, expected))
     least = expected.link_bytes(on_one_node=_on_one_node(slowest, hosts))
     first = results[0]
-    what = f"{first['collective']} over {axis}, {len(groups)} group(s) of {len(slowest)}"
+    what = f"{first.collective} over {axis}, {len(groups)} group(s) of {len(slowest)}"
     measured = (
-        f"{rate(rates[slowest])} of {gib(first['num_bytes'])} in ranks {_shown(slowest)}"
+        f"{rate(rates[slowest])} of {gib(first.num_bytes)} in ranks {_shown(slowest)}"
         f"{' (slowest)' if len(groups) > 1 else ''}"
     )
-    figures = {"bytes_per_s": rates[slowest], "bytes": float(first["num_bytes"])}
+    figures = {"bytes_per_s": rates[slowest], "bytes": float(first.num_bytes)}
     if wrong:
         return assessed(
             what,
@@ -100,19 +92,16 @@ def axis_finding(
             remedy="a GPU or a link corrupts data: see the check clocks, and exclude the node (sbatch --exclude)",
             figures=figures,
         )
-    if least is None:
-        return noted(
-            what, f"{measured}, right", why=f"no link's rate is known ({expected.why_no_rates})", figures=figures
-        )
     where = "NVLink" if _on_one_node(slowest, hosts) else "the network"
-    return assessed(
+    return bounded(
         what,
-        measured,
-        is_good=rates[slowest] >= least,
-        expected=f"at least {rate(least)} over {where}",
+        measured if least else f"{measured}, right",
+        is_good=rates[slowest] >= (least or 0.0),
+        expected=f"at least {rate(least or 0.0)} over {where}",
         remedy="NCCL_DEBUG=INFO (--env) says which transport NCCL took: NVLink (P2P) on a node, IB between nodes; "
         "NET/Socket means that it found no adapter: see docs/launching.md about NCCL_IB_HCA",
-        figures=figures | {"expected_bytes_per_s": least},
+        unknown=None if least else f"no link's rate is known ({expected.why_no_rates})",
+        figures=figures | ({"expected_bytes_per_s": least} if least else {}),
     )
 
 

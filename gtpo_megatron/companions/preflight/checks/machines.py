@@ -4,15 +4,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from packaging.requirements import Requirement
 
 from gtpo_megatron.companions.planner.phases import node_host, trainer_gpu
 from gtpo_megatron.companions.planner.step_time import HOST_BYTES
+from gtpo_megatron.companions.preflight.context import PreflightContext
 from gtpo_megatron.companions.preflight.expectations import Expectations, gib, rate
-from gtpo_megatron.companions.preflight.finding import Finding, assessed, not_here, noted
 from gtpo_megatron.companions.preflight.probes import devices, system
-from gtpo_megatron.companions.preflight.room import Room
+from gtpo_megatron.companions.preflight.result import CheckResult, assessed, bounded, not_here, noted
+from gtpo_megatron.companions.preflight.runner import Results
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.orchestration.cpu_memory import memory_needed, what_lowers
 from gtpo_megatron.rollout.engine_checks import is_cpu_build
@@ -31,16 +33,16 @@ COPY_SHARE = 0.75
 """Of the rate between pinned host memory and a GPU that the planner assumes."""
 
 
-def versions(room: Room) -> Iterator[Finding]:
+def versions(context: PreflightContext) -> Results:
     """The same on every node, and those that this package asks for."""
-    found = room.ask(room.one_per_host(), system.software)
-    hosts = {room.processes.hosts[name]: versions for name, versions in found.items()}
+    found = context.ask(context.one_per_host, system.software)
+    hosts = {context.processes.hosts[name]: versions for name, versions in found.items()}
     yield same_everywhere(hosts)
     extra = "cpu" if is_cpu_build() else "gpu"
     yield pinned(next(iter(hosts.values())), system.pins(extra), extra)
 
 
-def same_everywhere(hosts: Mapping[str, Mapping[str, str]]) -> Finding:
+def same_everywhere(hosts: Mapping[str, Mapping[str, str]]) -> CheckResult:
     """Fails if a version differs between nodes; names the distribution and two nodes."""
     first, *others = hosts
     differing = [
@@ -59,7 +61,7 @@ def same_everywhere(hosts: Mapping[str, Mapping[str, str]]) -> Finding:
     )
 
 
-def pinned(found: Mapping[str, str], pins: Mapping[str, Requirement], extra: str) -> Finding:
+def pinned(found: Mapping[str, str], pins: Mapping[str, Requirement], extra: str) -> CheckResult:
     """Fails if a distribution is not of the version that was tested."""
     wrong = [
         f"{name} {found[name]}, wanted {pins[name].specifier}"
@@ -78,32 +80,32 @@ def pinned(found: Mapping[str, str], pins: Mapping[str, Requirement], extra: str
     )
 
 
-def hosts(room: Room) -> Iterator[Finding]:
+def hosts(context: PreflightContext) -> Results:
     """Cores, memory and shared memory of every node, against what the run takes there."""
-    found = room.ask(room.one_per_host(), system.machine)
-    yield gpus(room)
+    found = context.ask(context.one_per_host, system.machine)
+    yield gpus(context)
     for name, machine in found.items():
-        host = room.processes.hosts[name]
-        if room.expected.has_gpus or room.config.cluster.address:
-            yield host_memory(host, machine, room.config, room.expected)
+        host = context.processes.hosts[name]
+        if context.has_gpus or context.config.cluster.address:
+            yield host_memory(host, machine, context.config, context.expected)
         else:
-            yield cpu_memory(host, machine, room.config)
-        yield shared_memory(host, machine, room.config, has_gpus=room.expected.has_gpus)
+            yield cpu_memory(host, machine, context.config)
+        yield shared_memory(host, machine, context.config, has_gpus=context.has_gpus)
 
 
-def gpus(room: Room) -> Finding:
+def gpus(context: PreflightContext) -> CheckResult:
     """Whether every process has its GPUs, all of one kind."""
-    if not room.expected.has_gpus:
+    if not context.has_gpus:
         return not_here("GPUs", "no GPU: ranks and engines run on CPUs")
-    wanted = dict.fromkeys(room.processes.ranks, 1)
-    if room.config.rollout.placement != "colocated":
-        wanted |= dict.fromkeys(room.processes.engines, room.config.rollout.tensor_parallel_size)
+    wanted = dict.fromkeys(context.processes.ranks, 1)
+    if context.config.rollout.placement != "colocated":
+        wanted |= dict.fromkeys(context.processes.engines, context.config.rollout.tensor_parallel_size)
     wrong = [
-        f"{name} on {room.processes.hosts[name]} has {len(room.devices[name])} of {count}"
+        f"{name} on {context.processes.hosts[name]} has {len(context.devices[name])} of {count}"
         for name, count in wanted.items()
-        if len(room.devices[name]) != count
+        if len(context.devices[name]) != count
     ]
-    kinds = Counter(device.name for name in wanted for device in room.devices[name])
+    kinds = Counter(device.name for name in wanted for device in context.devices[name])
     return assessed(
         "GPUs",
         "; ".join(wrong) or ", ".join(f"{count} x {kind}" for kind, count in kinds.items()),
@@ -113,7 +115,7 @@ def gpus(room: Room) -> Finding:
     )
 
 
-def host_memory(host: str, machine: Mapping[str, int], config: RunConfig, expected: Expectations) -> Finding:
+def host_memory(host: str, machine: Mapping[str, int], config: RunConfig, expected: Expectations) -> CheckResult:
     """Memory of a node against the plan's fullest node."""
     measured = f"{machine['cores']} cores, {gib(machine['memory'])}, {gib(machine['available'])} free"
     figures = {"cores": float(machine["cores"]), "free_bytes": float(machine["available"])}
@@ -133,7 +135,7 @@ def host_memory(host: str, machine: Mapping[str, int], config: RunConfig, expect
     )
 
 
-def cpu_memory(host: str, machine: Mapping[str, int], config: RunConfig) -> Finding:
+def cpu_memory(host: str, machine: Mapping[str, int], config: RunConfig) -> CheckResult:
     """Free memory of the machine, against what a whole run takes on its CPUs."""
     free = machine["available"]
     parts = memory_needed(config, read_architecture(Path(config.model.path)), free_bytes=free)
@@ -148,7 +150,7 @@ def cpu_memory(host: str, machine: Mapping[str, int], config: RunConfig) -> Find
     )
 
 
-def shared_memory(host: str, machine: Mapping[str, int], config: RunConfig, *, has_gpus: bool) -> Finding:
+def shared_memory(host: str, machine: Mapping[str, int], config: RunConfig, *, has_gpus: bool) -> CheckResult:
     """Free bytes of ``/dev/shm`` against Ray's object store and the slots of pushes."""
     rollout, sync = config.rollout, config.weight_sync
     slots = 2 * sync.bucket_mib * rollout.num_engines * rollout.tensor_parallel_size
@@ -164,37 +166,46 @@ def shared_memory(host: str, machine: Mapping[str, int], config: RunConfig, *, h
     )
 
 
-def clocks(room: Room) -> Iterator[Finding]:
+def clocks(context: PreflightContext) -> Results:
     """The same product on every GPU at once: results, stragglers, clocks, share of the bfloat16 rate."""
-    found = room.ask_children(room.with_devices(), f"{devices.__name__}:matrix_products", {})
-    names = {
-        (f"{name} on {room.processes.hosts[name]}" + (f" ({device})" if device != "cpu" else "")): (answer, device)
-        for name, answer in found.items()
+    processes, ranks = context.processes, context.processes.ranks
+    shares = context.config.rollout.placement == "colocated" or not context.has_gpus
+    names = ranks if shares else (*ranks, *processes.engines)
+    answers = context.ask_children(names, f"{devices.__name__}:matrix_products", {})
+    yield from of_devices(
+        {f"{name} on {processes.hosts[name]}": answer for name, answer in answers.items()}, context.expected
+    )
+
+
+def of_devices(answers: Mapping[str, Mapping[str, Any]], expected: Expectations) -> Iterator[CheckResult]:
+    """What ``devices.matrix_products`` has measured, by process."""
+    found = {
+        (label if device == "cpu" else f"{label} ({device})"): (answer, device)
+        for label, answer in answers.items()
         for device in answer["seconds"]
     }
-    wrong = [label for label, (answer, device) in names.items() if device in answer["wrong"]]
-    seconds = {label: answer["seconds"][device] for label, (answer, device) in names.items()}
-    kind = "GPUs" if room.expected.has_gpus else "cores"
+    is_gpu = any(device != "cpu" for _, device in found.values())
+    wrong = [label for label, (answer, device) in found.items() if device in answer["wrong"]]
+    seconds = {label: answer["seconds"][device] for label, (answer, device) in found.items()}
     yield assessed(
-        f"results of {len(names)} {kind}",
+        f"results of {len(found)} {'GPUs' if is_gpu else 'cores'}",
         f"wrong on {', '.join(wrong)}" if wrong else "right on all",
         is_good=not wrong,
         expected="exact integers",
         remedy="take this node out (sbatch --exclude) and have the board tested",
     )
-    yield stragglers(seconds, slowest=SLOWEST if room.expected.has_gpus else SLOWEST_CORE)
-    flops = next(iter(found.values()))["flops"]
-    yield matrix_rate(flops / median(seconds.values()), room.expected)
-    copies = {
-        label: answer["copies"][device] for label, (answer, device) in names.items() if device in answer["copies"]
-    }
-    yield host_copies(copies)
-    for label, (answer, device) in names.items():
-        if finding := working_clock(label, answer["clocks"].get(device, {})):
-            yield finding
+    yield stragglers(seconds, slowest=SLOWEST if is_gpu else SLOWEST_CORE)
+    flops = next(iter(answers.values()))["flops"]
+    yield matrix_rate(flops / median(seconds.values()), expected)
+    yield host_copies(
+        {label: answer["copies"][device] for label, (answer, device) in found.items() if device in answer["copies"]}
+    )
+    for label, (answer, device) in found.items():
+        if result := working_clock(label, answer["clocks"].get(device, {})):
+            yield result
 
 
-def stragglers(seconds: Mapping[str, float], *, slowest: float) -> Finding:
+def stragglers(seconds: Mapping[str, float], *, slowest: float) -> CheckResult:
     """Names the slowest, and fails if it takes more than ``slowest`` times the median's seconds."""
     name = max(seconds, key=lambda one: seconds[one])
     middle = median(seconds.values())
@@ -210,23 +221,22 @@ def stragglers(seconds: Mapping[str, float], *, slowest: float) -> Finding:
     )
 
 
-def matrix_rate(flops: float, expected: Expectations) -> Finding:
+def matrix_rate(flops: float, expected: Expectations) -> CheckResult:
     """Operations a second of the median device against the planner's assumption."""
-    figures = {"flops": flops}
-    if expected.gpu is None or expected.matrix_flops is None:
-        return noted("matrix products", f"{flops / 1e12:.3g} TFLOP/s", why=expected.why_no_rates, figures=figures)
-    share = flops / expected.gpu.bf16_flops
-    return assessed(
+    least = expected.matrix_flops
+    share = f", {flops / expected.gpu.bf16_flops:.0%} of the bfloat16 rate" if expected.gpu else ""
+    return bounded(
         "matrix products",
-        f"{flops / 1e12:.0f} TFLOP/s, {share:.0%} of the bfloat16 rate",
-        is_good=flops >= expected.matrix_flops,
-        expected=f"at least {expected.matrix_flops / 1e12:.0f} TFLOP/s",
+        f"{flops / 1e12:.3g} TFLOP/s{share}",
+        is_good=flops >= (least or 0.0),
+        expected=f"at least {(least or 0.0) / 1e12:.0f} TFLOP/s",
         remedy="look at clocks and power limits (nvidia-smi -q -d CLOCK,POWER); the plan's seconds assume this rate",
-        figures=figures | {"share": share},
+        unknown=expected.why_no_rates if least is None else None,
+        figures={"flops": flops},
     )
 
 
-def host_copies(rates: Mapping[str, float]) -> Finding:
+def host_copies(rates: Mapping[str, float]) -> CheckResult:
     """The slowest GPU's rate to and from pinned host memory, over which pushes and the optimizer's state travel."""
     if not rates:
         return not_here("copies between GPU and host", "no GPU")
@@ -242,7 +252,7 @@ def host_copies(rates: Mapping[str, float]) -> Finding:
     )
 
 
-def working_clock(label: str, clock: Mapping[str, float]) -> Finding | None:
+def working_clock(label: str, clock: Mapping[str, float]) -> CheckResult | None:
     """A GPU's clock while it works; None if nvidia-smi does not say."""
     now, most = clock.get("clocks.sm"), clock.get("clocks.max.sm")
     if now is None or not most:

@@ -3,21 +3,22 @@
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import get_args
 
 import torch
 
-from gtpo_megatron.batch import RewardBatch, RolloutBatch, mask_of_lengths
+from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.companions.planner.correction import PlanCorrection, write_correction
-from gtpo_megatron.companions.preflight.checks.step import pushed
+from gtpo_megatron.companions.preflight.checks.step import Graded, Sampled, pushed, pushed_bytes
 from gtpo_megatron.companions.preflight.checks.surroundings import LONGEST_SAVE_S
-from gtpo_megatron.companions.preflight.expectations import TIME_FACTOR, Expectations, gib, rate
-from gtpo_megatron.companions.preflight.finding import Finding, assessed, not_here, noted
+from gtpo_megatron.companions.preflight.context import PreflightContext, StepContext
+from gtpo_megatron.companions.preflight.expectations import TIME_FACTOR, gib, rate
 from gtpo_megatron.companions.preflight.memory_watch import stop_smi
-from gtpo_megatron.companions.preflight.room import Room
+from gtpo_megatron.companions.preflight.probes.batches import random_rollouts, rewards_in_turns
+from gtpo_megatron.companions.preflight.result import CheckResult, assessed, bounded, not_here, noted
+from gtpo_megatron.companions.preflight.runner import Results
 from gtpo_megatron.config.rollout import Transport
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import GTPOError
@@ -25,7 +26,7 @@ from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.orchestration.loop.checkpoint_saver import CheckpointSaver
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder, DriverState
 from gtpo_megatron.run_folder.manifest import run_facts
-from gtpo_megatron.weights.architecture import Architecture, read_architecture
+from gtpo_megatron.weights.architecture import Architecture
 
 TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 
@@ -36,43 +37,53 @@ MEMORY_ERROR = 0.05
 
 GIB = 1 << 30
 
+MICRO_BATCHES = 2
+"""Of each replica and pipeline stage, so that a pipeline is full."""
 
-def lengths(room: Room) -> Iterator[Finding]:
-    """Scores and updates on responses of the recipe's greatest length, full micro-batches on every replica."""
-    stages, config = room.running, room.config
-    room.turns.trainer()
-    rollouts = full_rollouts(config, read_architecture(Path(config.model.path)), version=room.turns.version)
+
+def lengths(context: StepContext) -> Results:
+    """Scores and updates on responses of the recipe's greatest length, full micro-batches on every replica.
+
+    Returns:
+        Seconds of a step's ``score`` and ``update``.
+    """
+    stages, config, gpus = context.stages, context.config, context.gpus
+    sampled: Sampled = context.values["generate"]
+    gpus.to_trainer()
+    rollouts = full_rollouts(config, context.architecture, version=gpus.version)
     handle = stages.engine.store(rollouts)
     has_scoring_pass = config.rollout.entropy_source == "actor"
-    with room.memory.phase("score"):
+    with context.memory.phase("score"):
         score = stages.trainer.score_tokens if has_scoring_pass else stages.trainer.use_sampler_scores
         scored = to_scalars(score(handle))
-    stages.trainer.credit_tokens(mixed_rewards(rollouts, config))
-    with room.memory.phase("train"):
-        updated = to_scalars(stages.trainer.update(step=room.turns.version + 1))
-    room.turns.updated()
+    right = config.algorithm.success_threshold + 1.0
+    stages.trainer.credit_tokens(rewards_in_turns(rollouts.num_responses, right=right))
+    with context.memory.phase("train"):
+        updated = to_scalars(stages.trainer.update(step=gpus.version + 1))
+    gpus.count_update()
     stages.trainer.release_batch()
     groups = len(set(rollouts.group_ids.tolist()))
-    of_step = times_at_size(scored | updated, config, groups=groups, mean_tokens=room.mean_prompt + room.mean_response)
-    room.seconds |= of_step
+    of_step = times_at_size(scored | updated, config, groups=groups, mean_tokens=sampled.mean_tokens)
     tokens = int((rollouts.prompt_lengths + rollouts.response_lengths).sum())
     shown = f"{rollouts.num_responses} responses of {tokens // rollouts.num_responses} tokens"
-    planned = room.expected.time
-    yield _against_plan(
-        f"scoring, {shown}",
-        f"{scored.get('timing/actor_score_s', 0.0):.2f} s, {of_step['score']:.1f} s a step",
-        of_step["score"],
-        planned.score if planned else None,
-        room.expected,
-    )
-    yield _against_plan(
-        f"updates, {shown}",
-        f"{updated['timing/actor_forward_backward_s']:.2f} s and {updated['timing/actor_optimizer_s']:.2f} s of the "
-        f"optimizer, {of_step['update']:.1f} s a step",
-        of_step["update"],
-        planned.train if planned else None,
-        room.expected,
-    )
+    took = {
+        "score": f"{scored.get('timing/actor_score_s', 0.0):.2f} s",
+        "update": f"{updated['timing/actor_forward_backward_s']:.2f} s and "
+        f"{updated['timing/actor_optimizer_s']:.2f} s of the optimizer",
+    }
+    time_of = context.expected.time
+    for part, name, planned in (
+        ("score", "scoring", time_of.score if time_of else None),
+        ("update", "updates", time_of.train if time_of else None),
+    ):
+        yield _against_plan(
+            f"{name}, {shown}",
+            f"{took[part]}, {of_step[part]:.1f} s a step",
+            of_step[part],
+            planned,
+            why=context.expected.why_no_rates,
+        )
+    return of_step
 
 
 def times_at_size(
@@ -100,37 +111,40 @@ def times_at_size(
     return {"score": scoring + reference, "update": passes + fixed}
 
 
-def _against_plan(what: str, measured: str, seconds: float, planned: float | None, expected: Expectations) -> Finding:
-    figures = {"seconds_a_step": seconds}
-    if planned is None:
-        return noted(what, measured, why=expected.why_no_rates, figures=figures)
-    return assessed(
+def _against_plan(what: str, measured: str, seconds: float, planned: float | None, *, why: str) -> CheckResult:
+    most = TIME_FACTOR * (planned or 0.0)
+    return bounded(
         what,
         measured,
-        is_good=seconds <= TIME_FACTOR * planned,
-        expected=f"at most {TIME_FACTOR * planned:.1f} s a step, {TIME_FACTOR:g} times the plan",
+        is_good=seconds <= most,
+        expected=f"at most {most:.1f} s a step, {TIME_FACTOR:g} times the plan",
         remedy="compare the checks clocks, kernels and collectives; then another layout (gtpo-megatron plan), larger "
         "--update.micro-batch-tokens, less recomputation",
-        figures=figures | {"planned_s": planned},
+        unknown=why if planned is None else None,
+        figures={"seconds_a_step": seconds} | ({} if planned is None else {"planned_s": planned}),
     )
 
 
-def sleep(room: Room) -> Iterator[Finding]:
-    """Engines fall asleep and wake up, and the trainer's state goes to the host and comes back."""
+def sleep(context: StepContext) -> Results:
+    """Engines fall asleep and wake up, and the trainer's state goes to the host and comes back.
+
+    Returns:
+        Seconds of it; None where nothing is shared.
+    """
     what = "sleep and wake"
-    if not room.expected.has_gpus:
+    if not context.has_gpus:
         yield not_here(what, "no GPU to share")
-        return
-    if room.config.rollout.placement != "colocated":
+        return None
+    if context.config.rollout.placement != "colocated":
         yield not_here(what, "engines have GPUs of their own (rollout.placement='disaggregated')")
-        return
-    room.turns.engine()
-    room.turns.trainer()
-    room.turns.engine()
-    moves = {name: room.turns.seconds[name] for name in ("to_trainer", "to_push", "to_engine")}
+        return None
+    gpus = context.gpus
+    gpus.to_engine()
+    gpus.to_trainer()
+    gpus.to_engine()
+    moves = {name: gpus.seconds[name] for name in ("to_trainer", "to_push", "to_engine")}
     seconds = sum(moves.values())
-    room.seconds["sleep and wake"] = seconds
-    planned = room.expected.time
+    planned = context.expected.time
     yield assessed(
         what,
         ", ".join(f"{name.replace('_', ' ')} {taken:.2f} s" for name, taken in moves.items()),
@@ -139,19 +153,20 @@ def sleep(room: Room) -> Iterator[Finding]:
         remedy="state travels over the host's links: see copies between GPU and host in the check clocks",
         figures={"seconds": seconds},
     )
+    return seconds
 
 
-def checkpoint(room: Room) -> Iterator[Finding]:
+def checkpoint(context: StepContext) -> Results:
     """A checkpoint as a run saves it, read back and compared by its checksums, and removed."""
-    config = replace(room.config.checkpoint, async_save=False, keep=1, keep_best=0)
-    folder = CheckpointFolder(room.output / "checkpoint")
-    trainer = room.running.trainer
-    room.turns.trainer(keep_weights=True)
+    config = replace(context.config.checkpoint, async_save=False, keep=1, keep_best=0)
+    folder = CheckpointFolder(context.output / "checkpoint")
+    trainer = context.stages.trainer
+    context.gpus.to_trainer(keep_weights=True)
     try:
-        facts = run_facts(room.config, read_architecture(Path(room.config.model.path)))
+        facts = run_facts(context.config, context.architecture)
         state = DriverState(step=1, sampler={}, counters={}, mismatch={})
         began = time.perf_counter()
-        with room.memory.phase("save"), CheckpointSaver(config, folder, facts, trainer) as saver:
+        with context.memory.phase("save"), CheckpointSaver(config, folder, facts, trainer) as saver:
             saver.save(state, {})
         save_s = time.perf_counter() - began
         saved = folder.latest("full")
@@ -163,7 +178,6 @@ def checkpoint(room: Room) -> Iterator[Finding]:
         load_s = time.perf_counter() - began
     finally:
         shutil.rmtree(folder.path, ignore_errors=True)
-    room.seconds["checkpoint"] = save_s
     yield assessed(
         "a checkpoint",
         f"{gib(num_bytes)} saved in {save_s:.1f} s ({rate(num_bytes / save_s)}), restored in {load_s:.1f} s, "
@@ -175,24 +189,25 @@ def checkpoint(room: Room) -> Iterator[Finding]:
     )
 
 
-def transports(room: Room) -> Iterator[Finding]:
+def transports(context: StepContext) -> Results:
     """A verified push over every other transport that this placement allows, then over the recipe's own again."""
-    assert room.relink is not None
-    sync = room.config.weight_sync
-    room.turns.engine()
+    config, gpus = context.config, context.gpus
+    sync, open_link = config.weight_sync, context.stages.open_link
+    gpus.to_engine()
+    num_hosts = len(set(context.processes.hosts.values()))
     for transport in TRANSPORTS:
-        if transport == room.transport:
+        if transport == config.transport(has_gpus=context.has_gpus):
             continue
-        if why := transport_obstacle(transport, room.config, has_gpus=room.expected.has_gpus, hosts=_num_hosts(room)):
+        if why := transport_obstacle(transport, config, has_gpus=context.has_gpus, hosts=num_hosts):
             yield not_here(f"push over {transport}", why)
             continue
         try:
-            other = room.relink(replace(sync, transport=transport, verify_every_steps=1 << 30))
+            other = open_link(replace(sync, transport=transport, verify_every_steps=1 << 30))
             times = []
             for _ in range(2):  # the first of a link is compared
                 began = time.perf_counter()
-                room.turns.updated()
-                other.push(version=room.turns.version)
+                gpus.count_update()
+                other.push(version=gpus.version)
                 times.append(time.perf_counter() - began)
         except GTPOError as error:
             yield assessed(
@@ -205,12 +220,12 @@ def transports(room: Room) -> Iterator[Finding]:
             return  # the engines have no usable weights now
         yield pushed(
             transport,
-            num_bytes=room.pushed_bytes,
+            num_bytes=pushed_bytes(context),
             verified_s=times[0],
             plain_s=times[1],
-            expected=room.expected,
+            expected=context.expected,
         )
-    room.relink(sync).push(version=room.turns.version)
+    open_link(sync).push(version=gpus.version)
 
 
 def transport_obstacle(transport: str, config: RunConfig, *, has_gpus: bool, hosts: int) -> str:
@@ -225,14 +240,10 @@ def transport_obstacle(transport: str, config: RunConfig, *, has_gpus: bool, hos
     return ""
 
 
-def _num_hosts(room: Room) -> int:
-    return len(set(room.processes.hosts.values()))
-
-
-def memory(room: Room) -> Iterator[Finding]:
+def memory(context: StepContext) -> Results:
     """Peaks by phase against the plan; the difference as a file for later plans."""
-    if not room.expected.has_gpus:
-        found = room.memory.host_gib
+    if not context.has_gpus:
+        found = context.memory.host_gib
         yield noted(
             "memory at the end of each phase, all processes of this machine",
             ", ".join(f"{phase} {gib(size * GIB)}" for phase, size in found.items()),
@@ -240,44 +251,52 @@ def memory(room: Room) -> Iterator[Finding]:
             figures={f"{phase}_bytes": size * GIB for phase, size in found.items()},
         )
         return
-    by_host = room.ask(room.one_per_host(), stop_smi)
-    if missing := [room.processes.hosts[name] for name, peaks in by_host.items() if not peaks]:
+    by_host = context.ask(context.one_per_host, stop_smi)
+    if missing := [context.processes.hosts[name] for name, peaks in by_host.items() if not peaks]:
         yield not_here("GPU memory by phase", f"no figures of nvidia-smi on {', '.join(missing)}")
         return
     measured = {key: value for of_host in by_host.values() for key, value in of_host.items()}
-    planned, peaks = fullest(room, measured)
+    planned, peaks = fullest(context, measured)
+    boards = [device for devices in context.devices.values() for device in devices]
     for phase in planned:
-        yield phase_memory(phase, planned=planned[phase], measured=peaks[phase], capacity=_capacity(room))
+        yield phase_memory(
+            phase,
+            planned=planned[phase],
+            measured=peaks[phase],
+            capacity=min(device.memory for device in boards),
+        )
     if planned:
         correction = PlanCorrection(
-            recipe=room.config.name,
-            layout=str(room.config.parallel),
-            gpu=next(device.name for devices in room.devices.values() for device in devices),
+            recipe=context.config.name,
+            layout=str(context.config.parallel),
+            gpu=boards[0].name,
             planned_bytes=planned,
             measured_bytes=peaks,
         )
-        write_correction(room.output / CORRECTION_FILE, correction)
+        write_correction(context.output / CORRECTION_FILE, correction)
 
 
-def fullest(room: Room, measured: Mapping[tuple[str, str], int]) -> tuple[dict[str, int], dict[str, int]]:
+def fullest(
+    context: PreflightContext, measured: Mapping[tuple[str, str], int]
+) -> tuple[dict[str, int], dict[str, int]]:
     """Planned and measured bytes by phase, of the GPU that exceeds its plan most in that phase."""
-    machines, stages = room.processes, room.config.parallel.pipeline_parallel_size
-    per_stage = len(machines.ranks) // stages
-    roles = {name: f"stage {index // per_stage}" for index, name in enumerate(machines.ranks)}
-    if room.config.rollout.placement != "colocated":
-        roles |= dict.fromkeys(machines.engines, "engine")
+    ranks, engines = context.processes.ranks, context.processes.engines
+    per_stage = len(ranks) // context.config.parallel.pipeline_parallel_size
+    roles = {name: f"stage {index // per_stage}" for index, name in enumerate(ranks)}
+    if context.config.rollout.placement != "colocated":
+        roles |= dict.fromkeys(engines, "engine")
     planned: dict[str, int] = {}
     found: dict[str, int] = {}
     for name, role in roles.items():
-        for phase, size in room.expected.planned_bytes(role).items():
-            for device in room.devices[name]:
+        for phase, size in context.expected.planned_bytes(role).items():
+            for device in context.devices[name]:
                 peak = measured.get((phase, device.uuid))
                 if peak is not None and (phase not in planned or peak - size > found[phase] - planned[phase]):
                     planned[phase], found[phase] = size, peak
     return planned, found
 
 
-def phase_memory(phase: str, *, planned: int, measured: int, capacity: int) -> Finding:
+def phase_memory(phase: str, *, planned: int, measured: int, capacity: int) -> CheckResult:
     """One phase of the fullest GPU."""
     error = measured - planned
     return assessed(
@@ -291,37 +310,36 @@ def phase_memory(phase: str, *, planned: int, measured: int, capacity: int) -> F
     )
 
 
-def _capacity(room: Room) -> int:
-    return min(device.memory for devices in room.devices.values() for device in devices)
-
-
-def step_time(room: Room) -> Iterator[Finding]:
+def step_time(context: StepContext) -> Results:
     """Seconds of a step by what was measured, in the order of a step."""
-    order: tuple[str, ...] = ("generate", "reward", "score", "update", "push", "sleep and wake")
-    parts = {name: room.seconds[name] for name in order if name in room.seconds}
-    yield predicted(parts, room.expected)
+    values = context.values
+    sampled: Sampled = values["generate"]
+    graded: Graded | None = values.get("rewards")
+    parts: dict[str, float | None] = {
+        "generate": sampled.seconds,
+        "reward": graded.seconds if graded else None,
+        **values["lengths"],
+        "push": values["push"],
+        "sleep and wake": values.get("sleep"),
+    }
+    measured = {name: seconds for name, seconds in parts.items() if seconds is not None}
+    planned = context.expected.time
+    yield predicted(measured, planned.total if planned else None, why=context.expected.why_no_rates)
 
 
-def predicted(parts: Mapping[str, float], expected: Expectations) -> Finding:
-    """The sum of a step's parts against the plan."""
-    total = sum(parts.values())
-    measured = f"{total:.1f} s: {', '.join(f'{name} {seconds:.1f}' for name, seconds in parts.items())}"
+def predicted(parts: Mapping[str, float], planned: float | None, *, why: str) -> CheckResult:
+    """The sum of a step's parts against the plan; ``why`` there is none."""
+    total, most = sum(parts.values()), TIME_FACTOR * (planned or 0.0)
     figures = {"step_s": total} | {f"{name.replace(' ', '_')}_s": seconds for name, seconds in parts.items()}
-    if expected.time is None:
-        return noted("a step, by these figures", measured, why=expected.why_no_rates, figures=figures)
-    planned = expected.time.total
-    return assessed(
+    return bounded(
         "a step, by these figures",
-        measured,
-        is_good=total <= TIME_FACTOR * planned,
-        expected=f"at most {TIME_FACTOR * planned:.0f} s, {TIME_FACTOR:g} times the plan's {planned:.0f}",
+        f"{total:.1f} s: {', '.join(f'{name} {seconds:.1f}' for name, seconds in parts.items())}",
+        is_good=total <= most,
+        expected=f"at most {most:.0f} s, {TIME_FACTOR:g} times the plan's {planned or 0.0:.0f}",
         remedy="the part that is furthest from its plan has a line of its own above",
-        figures=figures | {"planned_s": planned},
+        unknown=why if planned is None else None,
+        figures=figures | ({} if planned is None else {"planned_s": planned}),
     )
-
-
-MICRO_BATCHES = 2
-"""Of each replica and pipeline stage, so that a pipeline is full."""
 
 
 def full_rollouts(config: RunConfig, architecture: Architecture, *, version: int) -> RolloutBatch:
@@ -330,45 +348,31 @@ def full_rollouts(config: RunConfig, architecture: Architecture, *, version: int
     Never more than a step has.
     """
     prompt, response = config.data.max_prompt_tokens, config.rollout.sampling.max_response_tokens
-    group = config.rollout.group_size
-    parallel = config.parallel
+    group, parallel = config.rollout.group_size, config.parallel
     in_micro_batch = max(1, config.update.micro_batch_tokens // (prompt + response))
     wanted = MICRO_BATCHES * parallel.pipeline_parallel_size * in_micro_batch * parallel.data_parallel_size
-    groups = min(config.data.prompts_per_step, math.ceil(wanted / group))
-    rows = groups * group
-    generator = torch.Generator().manual_seed(config.seed)
-    lengths = torch.full((rows,), response)
+    rows = min(config.data.prompts_per_step, math.ceil(wanted / group)) * group
     experts = architecture.experts
     routing = None
     if config.rollout.returns_routing and experts is not None:
-        routers = sum(experts.layers)
         tokens = rows * (prompt + response - 1)
         # experts in turns: as balanced as routers can be
         first = torch.arange(tokens)[:, None, None] * experts.experts_per_token
-        routing = (first + torch.arange(experts.experts_per_token)).expand(-1, routers, -1) % experts.num_experts
+        routing = first + torch.arange(experts.experts_per_token)
+        routing = routing.expand(-1, sum(experts.layers), -1) % experts.num_experts
         routing = routing.to(torch.uint8 if experts.num_experts <= 256 else torch.int16).contiguous()
-    return RolloutBatch(
-        prompt_ids=torch.randint(0, architecture.vocab_size, (rows, prompt), generator=generator),
-        prompt_lengths=torch.full((rows,), prompt),
-        response_ids=torch.randint(0, architecture.vocab_size, (rows, response), generator=generator),
-        response_lengths=lengths,
-        loss_mask=mask_of_lengths(lengths, response),
-        rollout_logprobs=torch.full((rows, response), -math.log(architecture.vocab_size)),
-        group_ids=torch.arange(groups).repeat_interleave(group),
-        truncated=torch.zeros(rows, dtype=torch.bool),
+    rollouts = random_rollouts(
+        rows,
+        prompt_tokens=prompt,
+        response_tokens=response,
+        vocab_size=architecture.vocab_size,
+        group_size=group,
+        seed=config.seed,
         policy_version=version,
+    )
+    return replace(
+        rollouts,
+        rollout_logprobs=torch.full((rows, response), -math.log(architecture.vocab_size)),
         token_entropy=torch.ones(rows, response) if config.rollout.entropy_source == "rollout" else None,
         routed_experts=routing,
-    )
-
-
-def mixed_rewards(rollouts: RolloutBatch, config: RunConfig) -> RewardBatch:
-    """Right and wrong responses in turns, so that every group has something to learn."""
-    rows = torch.arange(rollouts.num_responses)
-    right = config.algorithm.success_threshold + 1.0
-    rewards = torch.where(rows % 2 == 0, right, 0.0).float()
-    return RewardBatch(
-        rewards=rewards,
-        failed=torch.zeros(len(rows), dtype=torch.bool),
-        turn_rewards=tuple((reward,) for reward in rewards.tolist()),  # each response is one turn
     )

@@ -2,19 +2,24 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from gtpo_megatron.batch import PromptBatch
+from gtpo_megatron.batch import PromptBatch, RewardBatch
+from gtpo_megatron.companions.preflight.context import StepContext
 from gtpo_megatron.companions.preflight.expectations import TIME_FACTOR, Expectations, gib, rate
-from gtpo_megatron.companions.preflight.finding import Finding, assessed, not_here, noted
-from gtpo_megatron.companions.preflight.room import Room
+from gtpo_megatron.companions.preflight.result import CheckResult, assessed, bounded, not_here
+from gtpo_megatron.companions.preflight.runner import Results
+from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.data.prompt_sampler import PromptSampler
-from gtpo_megatron.errors import WorkerError
 from gtpo_megatron.mismatch.gate import MismatchGate
 from gtpo_megatron.mismatch.statistics import GAP, KL
 from gtpo_megatron.observability.metrics import Metric, to_scalars
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
+from gtpo_megatron.weights.adapter_shapes import num_parameters
+from gtpo_megatron.weights.push.wire import wire_dtype
+from gtpo_megatron.weights.reshard import hf_shapes
 
 FEW_TOKENS = 16
 """Of a first generation, which warms the engines up and says how long a token takes."""
@@ -22,40 +27,83 @@ FEW_TOKENS = 16
 GENERATION_SHARE = 0.15
 """Of the whole time that the generation may take."""
 
+FIRST_WEIGHTS = "log-probs of sampler and trainer, first weights"
 
-def push(room: Room) -> Iterator[Finding]:
-    """Two pushes over the recipe's transport: the first is compared tensor by tensor, the second is timed alone."""
-    turns = room.turns
-    turns.engine()
-    verified_s = turns.seconds["push"]
-    turns.trainer()
-    turns.updated()  # another version, which need not be compared
-    turns.engine()
-    room.seconds["push"] = turns.seconds["push"]
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampled:
+    """Responses of a step.
+
+    Attributes:
+        prompts: prompts of the step.
+        handle: responses.
+        mean_tokens: mean of prompt and response; of the response half the limit where responses were cut.
+        seconds: time of the generation at that mean.
+    """
+
+    prompts: PromptBatch
+    handle: RolloutHandle
+    mean_tokens: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Graded:
+    """Rewards of the responses, and the seconds that they took."""
+
+    rewards: RewardBatch
+    seconds: float
+
+
+def push(context: StepContext) -> Results:
+    """Two pushes over the recipe's transport: the first is compared tensor by tensor, the second is timed alone.
+
+    Returns:
+        Seconds of a push.
+    """
+    gpus = context.gpus
+    gpus.to_engine()
+    verified_s = gpus.seconds["push"]
+    gpus.to_trainer()
+    gpus.count_update()  # another version, which need not be compared
+    gpus.to_engine()
+    plain_s = gpus.seconds["push"]
+    transport = context.config.transport(has_gpus=context.has_gpus)
     yield pushed(
-        room.transport,
-        num_bytes=room.pushed_bytes,
+        transport,
+        num_bytes=pushed_bytes(context),
         verified_s=verified_s,
-        plain_s=turns.seconds["push"],
-        expected=room.expected,
+        plain_s=plain_s,
+        expected=context.expected,
     )
+    return plain_s
 
 
-def pushed(transport: str, *, num_bytes: int, verified_s: float, plain_s: float, expected: Expectations) -> Finding:
+def pushed_bytes(context: StepContext) -> int:
+    """Bytes of a push: the whole model, or the adapters alone, into every engine, in the dtype that travels."""
+    config, arch = context.config, context.architecture
+    if config.adapter.pushes_alone:
+        elements = num_parameters(arch, config.adapter)
+    else:
+        elements = sum(math.prod(shape) for shape in hf_shapes(arch).values())
+    itemsize = ELEMENT_BYTES[wire_dtype(config.model.dtype, config.rollout.dtype)]
+    return elements * itemsize * config.rollout.num_engines
+
+
+def pushed(transport: str, *, num_bytes: int, verified_s: float, plain_s: float, expected: Expectations) -> CheckResult:
     """A push that has arrived as it was sent; one that has not has raised.
 
     Args:
         transport: name.
-        num_bytes: that all engines together received.
-        verified_s: of the push whose checksums were compared.
-        plain_s: of one without.
+        num_bytes: bytes that all engines together received.
+        verified_s: time of the push whose checksums were compared.
+        plain_s: time of one without.
         expected: seconds by the plan.
     """
     measured = (
         f"checksums agree; {gib(num_bytes)} in {plain_s:.2f} s, {rate(num_bytes / plain_s)} ({verified_s:.2f} s with "
         f"checksums)"
     )
-    figures = {"bytes": float(num_bytes), "bytes_per_s": num_bytes / plain_s, "seconds": plain_s}
     planned = expected.time.push if expected.time else None
     return assessed(
         f"push over {transport}",
@@ -64,63 +112,62 @@ def pushed(transport: str, *, num_bytes: int, verified_s: float, plain_s: float,
         expected="equal checksums" if planned is None else f"equal checksums, within {TIME_FACTOR * planned:.2f} s",
         remedy="slower than the plan: compare the check clocks (copies between GPU and host) and collectives; larger "
         "--weight-sync.bucket-mib helps where buckets are many",
-        figures=figures,
+        figures={"bytes": float(num_bytes), "bytes_per_s": num_bytes / plain_s, "seconds": plain_s},
     )
 
 
-def generate(room: Room) -> Iterator[Finding]:
-    """The step's prompts through the engines, as many responses as a step has, as long as the time allows."""
-    stages, config = room.running, room.config
-    if room.inputs is None:
-        raise WorkerError("the problems were not read; see the check inputs")
-    room.turns.engine()
+def generate(context: StepContext) -> Results:
+    """The step's prompts through the engines, as many responses as a step has, as long as the time allows.
+
+    Returns:
+        What was sampled.
+    """
+    engine, config = context.stages.engine, context.config
+    context.gpus.to_engine()
     count = config.data.prompts_per_step
-    prompts = PromptBatch(
-        problems=tuple(PromptSampler(room.inputs.train, config.seed).next(count)), group_ids=tuple(range(count))
-    )
+    sampler = PromptSampler(context.values["inputs"].train, config.seed)
+    prompts = PromptBatch(problems=tuple(sampler.next(count)), group_ids=tuple(range(count)))
     longest = config.rollout.sampling.max_response_tokens
 
-    def sample(tokens: int) -> float:
+    def sample(tokens: int) -> tuple[RolloutHandle, float]:
         began = time.perf_counter()
-        room.sampled = stages.engine.generate(
+        handle = engine.generate(
             prompts,
             _up_to(config.rollout.sampling, tokens),
             samples_per_prompt=config.rollout.group_size,
             seed=config.seed,
         )
-        return time.perf_counter() - began
+        return handle, time.perf_counter() - began
 
-    few_s = sample(min(FEW_TOKENS, longest))
-    stages.engine.forget_prefixes()
-    tokens = affordable_tokens(longest, few_s=few_s, limit_s=GENERATION_SHARE * room.runner.budget.seconds)
-    with room.memory.phase("generate"):
-        seconds = sample(tokens)
-    assert room.sampled is not None
-    room.prompts = prompts
-    lengths = room.sampled.own_lengths.double()
+    _, few_s = sample(min(FEW_TOKENS, longest))
+    engine.forget_prefixes()
+    tokens = affordable_tokens(longest, few_s=few_s, limit_s=GENERATION_SHARE * context.seconds)
+    with context.memory.phase("generate"):
+        handle, seconds = sample(tokens)
+    lengths = handle.own_lengths.double()
     own, total = float(lengths.sum()), len(lengths)
     is_whole = tokens == longest
-    room.mean_prompt = float(room.sampled.prompt_lengths.double().mean())
-    room.mean_response = own / total if is_whole else longest / 2
-    room.seconds["generate"] = seconds if is_whole else room.mean_response * total * seconds / own
+    mean_response = own / total if is_whole else longest / 2
     cut = "" if is_whole else f", cut at {tokens} of {longest} tokens: longer contexts are slower"
-    planned = room.expected.time
-    figures = {"tokens_per_s": own / seconds, "seconds": seconds, "mean_response_tokens": own / total}
-    measured = f"{own / seconds:,.0f} tokens/s, {total} responses of {own / total:.0f} tokens in {seconds:.1f} s{cut}"
-    if planned is None:
-        yield noted("generation", measured, why=room.expected.why_no_rates, figures=figures)
-        return
-    request = room.expected.request
-    assert request is not None
-    least = request.batch.num_responses * request.batch.mean_response_tokens / planned.generate / TIME_FACTOR
-    yield assessed(
+    request, planned = context.expected.request, context.expected.time
+    least = 0.0
+    if request is not None and planned is not None:
+        least = request.batch.num_responses * request.batch.mean_response_tokens / planned.generate / TIME_FACTOR
+    yield bounded(
         "generation",
-        measured,
+        f"{own / seconds:,.0f} tokens/s, {total} responses of {own / total:.0f} tokens in {seconds:.1f} s{cut}",
         is_good=own / seconds >= least,
         expected=f"at least {least:,.0f} tokens/s",
         remedy="larger --rollout.max-concurrent-sequences and --rollout.kv-cache-mib decode more at once; look at the "
         "check clocks",
-        figures=figures,
+        unknown=context.expected.why_no_rates if planned is None else None,
+        figures={"tokens_per_s": own / seconds, "seconds": seconds, "mean_response_tokens": own / total},
+    )
+    return Sampled(
+        prompts=prompts,
+        handle=handle,
+        mean_tokens=float(handle.prompt_lengths.double().mean()) + mean_response,
+        seconds=seconds if is_whole else mean_response * total * seconds / own,
     )
 
 
@@ -134,16 +181,18 @@ def affordable_tokens(longest: int, *, few_s: float, limit_s: float) -> int:
     return max(min(FEW_TOKENS, longest), min(longest, int(limit_s / each)))
 
 
-def rewards(room: Room) -> Iterator[Finding]:
-    """The recipe's reward function on the sampled responses."""
-    assert room.sampled is not None
-    assert room.prompts is not None
+def rewards(context: StepContext) -> Results:
+    """The recipe's reward function on the sampled responses.
+
+    Returns:
+        ``Graded``.
+    """
+    sampled: Sampled = context.values["generate"]
     began = time.perf_counter()
-    room.rewards = room.running.reward.grade(room.sampled, room.prompts)
+    batch = context.stages.reward.grade(sampled.handle, sampled.prompts)
     seconds = time.perf_counter() - began
-    room.seconds["reward"] = seconds
-    total, failed = len(room.rewards.failed), int(room.rewards.failed.sum())
-    mean = float(room.rewards.rewards[~room.rewards.failed].mean()) if failed < total else math.nan
+    total, failed = len(batch.failed), int(batch.failed.sum())
+    mean = float(batch.rewards[~batch.failed].mean()) if failed < total else math.nan
     yield assessed(
         "rewards",
         f"{total / seconds:,.0f} responses/s, mean {mean:.3g}, {failed} without a verdict",
@@ -152,30 +201,34 @@ def rewards(room: Room) -> Iterator[Finding]:
         remedy="log.txt says what the reward function raised; too slow: --reward.num-workers or --reward.timeout-s",
         figures={"seconds": seconds, "failed": float(failed)},
     )
+    return Graded(rewards=batch, seconds=seconds)
 
 
-def logprobs(room: Room) -> Iterator[Finding]:
-    """The engines' log-probs of their own tokens against the trainer's."""
-    assert room.sampled is not None
-    stages = room.running
-    room.turns.trainer()
-    has_scoring_pass = room.config.rollout.entropy_source == "actor"
-    score = stages.trainer.score_tokens if has_scoring_pass else stages.trainer.use_sampler_scores
-    metrics = score(room.sampled)
-    if has_scoring_pass:
-        yield mismatch("log-probs of sampler and trainer, first weights", metrics, room.gate)
+def logprobs(context: StepContext) -> Results:
+    """The engines' log-probs of their own tokens against the trainer's.
+
+    Returns:
+        The recipe's limits of the mismatch.
+    """
+    sampled: Sampled = context.values["generate"]
+    gate = MismatchGate.of_run(context.config, has_experts=context.architecture.experts is not None)
+    context.gpus.to_trainer()
+    trainer = context.stages.trainer
+    if context.config.rollout.entropy_source == "actor":
+        yield mismatch(FIRST_WEIGHTS, trainer.score_tokens(sampled.handle), gate)
     else:
+        trainer.use_sampler_scores(sampled.handle)
         yield not_here(
-            "log-probs of sampler and trainer, first weights",
-            "rollout.entropy_source='rollout' has no scoring pass; the check update compares them",
+            FIRST_WEIGHTS, "rollout.entropy_source='rollout' has no scoring pass; the check update compares them"
         )
+    return gate
 
 
-def mismatch(what: str, metrics: Mapping[str, Metric], gate: MismatchGate) -> Finding:
+def mismatch(what: str, metrics: Mapping[str, Metric], gate: MismatchGate) -> CheckResult:
     """The mismatch figures against the recipe's own limits."""
-    result = gate.assess(metrics, is_verified=True)
+    assessment = gate.assess(metrics, is_verified=True)
     scalars = to_scalars({name: metrics[name] for name in (GAP, f"{GAP}_mean", f"{GAP}_max", KL)})
-    limits = to_scalars({name: metric for name, metric in result.metrics.items() if name.endswith("_limit")})
+    limits = to_scalars({name: metric for name, metric in assessment.metrics.items() if name.endswith("_limit")})
     figures = {
         "mean_nats": scalars[f"{GAP}_mean"],
         "p99_nats": scalars[f"{GAP}_p99"],
@@ -183,26 +236,26 @@ def mismatch(what: str, metrics: Mapping[str, Metric], gate: MismatchGate) -> Fi
     }
     return assessed(
         what,
-        "; ".join(result.broken)
+        "; ".join(assessment.broken)
         or f"mean {figures['mean_nats']:.2g} nats, 99% within {figures['p99_nats']:.2g}, all within "
         f"{figures['max_nats']:.2g}, KL {scalars[KL]:.2g}",
-        is_good=not result.broken,
+        is_good=not assessment.broken,
         expected=f"mean at most {limits[f'{GAP}_mean_limit']:.2g}, 99% {limits[f'{GAP}_p99_limit']:.2g}",
         remedy="the sampler is not the trainer's policy: docs/mismatch.md has the usual causes",
         figures=figures,
     )
 
 
-def update(room: Room) -> Iterator[Finding]:
-    """Credit and one step's updates from the sampled responses, then the new weights to the engines."""
-    assert room.rewards is not None
-    stages = room.running
-    stages.trainer.credit_tokens(room.rewards)
-    metrics = stages.trainer.update(step=room.turns.version + 1)
-    room.turns.updated()
-    if room.config.rollout.entropy_source == "rollout":
-        yield mismatch("log-probs of sampler and trainer, first weights", metrics, room.gate)
-    stages.trainer.release_batch()
+def update(context: StepContext) -> Results:
+    """Credit and one step's updates from the sampled responses."""
+    graded: Graded = context.values["rewards"]
+    trainer = context.stages.trainer
+    trainer.credit_tokens(graded.rewards)
+    metrics = trainer.update(step=context.gpus.version + 1)
+    context.gpus.count_update()
+    if context.config.rollout.entropy_source == "rollout":
+        yield mismatch(FIRST_WEIGHTS, metrics, context.values["logprobs"])
+    trainer.release_batch()
     scalars = to_scalars(metrics)
     loss, norm, skipped = (scalars[name] for name in ("policy/loss", "optimizer/grad_norm", "optimizer/skipped_count"))
     yield assessed(
@@ -215,17 +268,17 @@ def update(room: Room) -> Iterator[Finding]:
     )
 
 
-def new_weights(room: Room) -> Iterator[Finding]:
+def new_weights(context: StepContext) -> Results:
     """A push after an update, and the engines' log-probs under the new weights against the trainer's."""
-    assert room.prompts is not None
-    stages, config = room.running, room.config
-    room.turns.engine()
+    sampled: Sampled = context.values["generate"]
+    stages, config = context.stages, context.config
+    context.gpus.to_engine()
     tokens = min(config.rollout.sampling.max_response_tokens, 4 * FEW_TOKENS)
-    room.sampled = stages.engine.generate(
-        room.prompts, _up_to(config.rollout.sampling, tokens), samples_per_prompt=1, seed=config.seed
+    handle = stages.engine.generate(
+        sampled.prompts, _up_to(config.rollout.sampling, tokens), samples_per_prompt=1, seed=config.seed
     )
     stages.engine.forget_prefixes()
-    room.turns.trainer()
-    metrics = stages.trainer.score_tokens(room.sampled)
+    context.gpus.to_trainer()
+    metrics = stages.trainer.score_tokens(handle)
     stages.trainer.release_batch()
-    yield mismatch("log-probs of sampler and trainer, updated weights", metrics, room.gate)
+    yield mismatch("log-probs of sampler and trainer, updated weights", metrics, context.values["logprobs"])

@@ -1,17 +1,16 @@
 """Network, Ray and disk: what lies between the nodes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from gtpo_megatron.companions.preflight.context import PreflightContext
 from gtpo_megatron.companions.preflight.expectations import gib, rate
-from gtpo_megatron.companions.preflight.finding import Finding, assessed, not_here, noted
 from gtpo_megatron.companions.preflight.probes import system
-from gtpo_megatron.companions.preflight.room import Room
+from gtpo_megatron.companions.preflight.result import CheckResult, assessed, not_here, noted
+from gtpo_megatron.companions.preflight.runner import Results
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.orchestration.loop.disk_space import check_disk_space, checkpoint_bytes
-from gtpo_megatron.weights.architecture import read_architecture
 
 SENT_BYTES = 256 << 20
 SENT_BYTES_HERE = 32 << 20
@@ -24,23 +23,23 @@ LONGEST_SAVE_S = 600.0
 """A job is told 900 s before its time limit to save (``--stop-before-s``): a save may take two thirds of that."""
 
 
-def reach(room: Room) -> Iterator[Finding]:
+def reach(context: PreflightContext) -> Results:
     """Every other node calls the node of rank 0; on one machine another process does."""
-    machines = room.processes
+    machines = context.processes
     first = machines.ranks[0]
-    hosts = room.one_per_host()
+    hosts = context.one_per_host
     callers = hosts[1:] or machines.engines[:1]
     size = SENT_BYTES if len(hosts) > 1 else SENT_BYTES_HERE
-    is_ray = room.config.cluster.mode == "ray"
-    address = room.ask((first,), system.address_in_ray)[first] if is_ray else "127.0.0.1"
-    port = room.ask((first,), system.listen, address, size)[first]
+    is_ray = context.config.cluster.mode == "ray"
+    address = context.ask((first,), system.address_in_ray)[first] if is_ray else "127.0.0.1"
+    port = context.ask((first,), system.listen, address, size)[first]
     for name in callers:  # one after another, so that each has the link to itself
-        answer = room.ask((name,), system.call, address, port, size)[name]
+        answer = context.ask((name,), system.call, address, port, size)[name]
         yield reached(machines.hosts[name], machines.hosts[first], answer, size)
-    yield adapters({machines.hosts[name]: found for name, found in room.ask(hosts, system.adapters).items()})
+    yield adapters({machines.hosts[name]: found for name, found in context.ask(hosts, system.adapters).items()})
 
 
-def reached(there: str, here: str, answer: Mapping[str, Any], size: int) -> Finding:
+def reached(there: str, here: str, answer: Mapping[str, Any], size: int) -> CheckResult:
     """Whether everything arrived; its rate decides nothing, since NCCL takes better ways than TCP where it can."""
     nominal = f" of {answer['megabits']} Mbit/s" if answer["megabits"] else ""
     return assessed(
@@ -54,7 +53,7 @@ def reached(there: str, here: str, answer: Mapping[str, Any], size: int) -> Find
     )
 
 
-def adapters(hosts: Mapping[str, Mapping[str, str]]) -> Finding:
+def adapters(hosts: Mapping[str, Mapping[str, str]]) -> CheckResult:
     """Ports of InfiniBand or RoCE that NCCL may use: active, the same on all nodes.
 
     One that is down on every node is meant to be, such as the second port of a card; NCCL passes it over.
@@ -88,13 +87,13 @@ def adapters(hosts: Mapping[str, Mapping[str, str]]) -> Finding:
     )
 
 
-def ray(room: Room) -> Iterator[Finding]:
+def ray(context: PreflightContext) -> Results:
     """Nodes that have joined, the object store, and an object through it."""
-    if room.config.cluster.mode != "ray":
+    if context.config.cluster.mode != "ray":
         yield not_here("Ray", "cluster.mode='local' has none")
         return
     cluster = system.cluster()
-    wanted = room.config.cluster.num_nodes
+    wanted = context.config.cluster.num_nodes
     yield assessed(
         "nodes of Ray",
         f"{cluster['nodes']}, {cluster['gpus']} GPUs, object store {gib(cluster['store_bytes'])}",
@@ -103,10 +102,10 @@ def ray(room: Room) -> Iterator[Finding]:
         remedy="the logs of the nodes' Ray say why they did not join",
         figures={"nodes": cluster["nodes"], "store_bytes": cluster["store_bytes"]},
     )
-    for name in room.one_per_host():
-        seconds, is_right = system.fetched(partial(_stored_by, room, name), STORED_BYTES)
+    for name in context.one_per_host:
+        seconds, is_right = system.fetched(partial(_stored_by, context, name), STORED_BYTES)
         yield assessed(
-            f"an object from {room.processes.hosts[name]}",
+            f"an object from {context.processes.hosts[name]}",
             rate(STORED_BYTES / seconds),
             is_good=is_right,
             expected=f"{STORED_BYTES >> 20} MiB arrive unchanged",
@@ -115,27 +114,27 @@ def ray(room: Room) -> Iterator[Finding]:
         )
 
 
-def _stored_by(room: Room, name: str) -> list[Any]:
-    found: list[Any] = room.ask((name,), system.store, STORED_BYTES)[name]
+def _stored_by(context: PreflightContext, name: str) -> list[Any]:
+    found: list[Any] = context.ask((name,), system.store, STORED_BYTES)[name]
     return found
 
 
-def disk_speed(room: Room) -> Iterator[Finding]:
+def disk_speed(context: PreflightContext) -> Results:
     """Free space for the run's checkpoints, and a file of every node, all at once."""
-    architecture = read_architecture(Path(room.config.model.path))
-    yield disk_space(room)
-    names = room.one_per_host()
-    size = WRITTEN_BYTES if room.expected.has_gpus else WRITTEN_BYTES_HERE
-    files = {name: system.file_of(room.output, name) for name in names}
+    architecture = context.architecture
+    yield disk_space(context)
+    names = context.one_per_host
+    size = WRITTEN_BYTES if context.has_gpus else WRITTEN_BYTES_HERE
+    files = {name: system.file_of(context.output, name) for name in names}
     answers = {}
     try:
-        calls = {name: (str(room.output), name, size) for name in names}
-        answers = room.ask_each(system.write_and_read, calls)
-        unseen = [room.processes.hosts[name] for name, path in files.items() if not path.is_file()]
+        calls = {name: (str(context.output), name, size) for name in names}
+        answers = context.ask_each(system.write_and_read, calls)
+        unseen = [context.processes.hosts[name] for name, path in files.items() if not path.is_file()]
     finally:
         for path in files.values():
             path.unlink(missing_ok=True)
-    broken = [room.processes.hosts[name] for name, answer in answers.items() if answer["wrote"] != answer["read"]]
+    broken = [context.processes.hosts[name] for name, answer in answers.items() if answer["wrote"] != answer["read"]]
     yield assessed(
         f"files of {len(names)} node(s)",
         f"not seen here: {', '.join(unseen)}"
@@ -151,16 +150,16 @@ def disk_speed(room: Room) -> Iterator[Finding]:
     yield write_rate(
         len(names) * size / slowest,
         size / max(answer["read_s"] for answer in answers.values()),
-        checkpoint_bytes(room.config, architecture),
+        checkpoint_bytes(context.config, architecture),
     )
 
 
-def disk_space(room: Room) -> Finding:
+def disk_space(context: PreflightContext) -> CheckResult:
     """Room for the checkpoints that are kept, as ``train`` checks it."""
-    architecture = read_architecture(Path(room.config.model.path))
-    one = checkpoint_bytes(room.config, architecture)
+    architecture = context.architecture
+    one = checkpoint_bytes(context.config, architecture)
     try:
-        check_disk_space(room.config, architecture, room.output, used_bytes=0)
+        check_disk_space(context.config, architecture, context.output, used_bytes=0)
     except ConfigError as error:
         return assessed(
             "room for checkpoints", str(error), is_good=False, expected="enough", remedy="see the line itself"
@@ -170,7 +169,7 @@ def disk_space(room: Room) -> Finding:
     )
 
 
-def write_rate(write: float, read: float, checkpoint: int) -> Finding:
+def write_rate(write: float, read: float, checkpoint: int) -> CheckResult:
     """Bytes a second of all nodes together, and the seconds of a checkpoint at that rate.
 
     Args:

@@ -29,12 +29,12 @@ class AxisResult:
 
     Attributes:
         axis: ``tp``, ``cp``, ``dp``, ``pp``, ``ep`` or ``etp``.
-        collective: what was run.
-        ranks: of the group, global.
-        num_bytes: of a rank's tensor.
-        sent_bytes: that a rank of a ring sends for it.
+        collective: its name.
+        ranks: global ranks of the group.
+        num_bytes: size of a rank's tensor.
+        sent_bytes: bytes that a rank of a ring sends for it.
         seconds: median over the repeats.
-        is_right: whether every element was.
+        is_right: whether every element was right.
     """
 
     axis: str
@@ -46,8 +46,8 @@ class AxisResult:
     is_right: bool
 
 
-def measure_collectives(_actor: object, parallel: ParallelConfig, sizes: dict[str, int]) -> list[AxisResult]:
-    """Measures each axis of the layout that more than one rank shares.
+def measure_collectives(_instance: object, parallel: ParallelConfig, sizes: dict[str, int]) -> list[AxisResult]:
+    """Measures each axis of the layout that more than one rank shares; all ranks at once, after they have started.
 
     Args:
         parallel: the layout.

@@ -27,7 +27,7 @@ THROTTLED = 0xEC
 (software power cap, hardware slowdown, software and hardware thermal slowdown, power brake)."""
 
 
-def visible(_held: object = None) -> list[dict[str, Any]]:
+def visible(_instance: object = None) -> list[dict[str, Any]]:
     """GPUs that a process sees, in its order. In a child: it makes a context on each."""
     if not torch.cuda.is_available():
         return []

@@ -30,7 +30,7 @@ def file_of(folder: Path, name: str) -> Path:
     return folder / f"disk-{name.replace(' ', '-')}.bin"
 
 
-def write_and_read(_held: object, folder: str, name: str, num_bytes: int) -> dict[str, Any]:
+def write_and_read(_instance: object, folder: str, name: str, num_bytes: int) -> dict[str, Any]:
     """Writes a file through to the disk and reads it again.
 
     Reading comes from the machine's cache where there is room for it, so its rate is an upper bound.
@@ -67,14 +67,14 @@ TIMEOUT_S = 20.0
 ADAPTERS = Path("/sys/class/infiniband")
 
 
-def address_in_ray(_held: object) -> str:
+def address_in_ray(_instance: object) -> str:
     """The address by which other nodes of the Ray reach this one."""
     import ray
 
     return str(ray.util.get_node_ip_address())
 
 
-def listen(_held: object, address: str, num_bytes: int) -> int:
+def listen(_instance: object, address: str, num_bytes: int) -> int:
     """Opens a port on an address, which takes that many bytes from each of its callers, and answers how many came.
 
     The thread ends with its process, or ``TIMEOUT_S`` after its last caller.
@@ -101,7 +101,7 @@ def _serve(server: socket.socket, num_bytes: int) -> None:
                 caller.sendall((num_bytes - left).to_bytes(8, "big"))
 
 
-def call(_held: object, address: str, port: int, num_bytes: int) -> dict[str, Any]:
+def call(_instance: object, address: str, port: int, num_bytes: int) -> dict[str, Any]:
     """Calls an opened port.
 
     Returns:
@@ -139,7 +139,7 @@ def _interface(address: str) -> str:
     return ""
 
 
-def adapters(_held: object) -> dict[str, str]:
+def adapters(_instance: object) -> dict[str, str]:
     """State and rate of every InfiniBand or RoCE port that NCCL may use, by ``device/port``; empty without any."""
     found = {}
     for port in sorted(ADAPTERS.glob("*/ports/*")):
@@ -182,7 +182,7 @@ def cluster() -> dict[str, int]:
     }
 
 
-def store(_held: object, num_bytes: int) -> list[Any]:
+def store(_instance: object, num_bytes: int) -> list[Any]:
     """Puts an array into the object store of a process's node; returns its reference in a list, which stays one."""
     import ray
 
@@ -204,7 +204,7 @@ SMI_TIMEOUT_S = 20.0
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def software(_held: object) -> dict[str, str]:
+def software(_instance: object) -> dict[str, str]:
     """Versions that every node must have alike."""
     found = {**versions(), "python": platform.python_version(), "commit": commit()}
     if driver := driver_version():
@@ -229,7 +229,7 @@ def driver_version() -> str:
     return next(iter(answer.stdout.split()), "")
 
 
-def machine(_held: object) -> dict[str, Any]:
+def machine(_instance: object) -> dict[str, Any]:
     """Cores, and bytes of memory and of shared memory that are free."""
     total, free = memory()
     shared = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
@@ -255,3 +255,8 @@ def pins(extra: str) -> dict[str, Requirement]:
         for one in asked
         if one.name != PACKAGE and (one.marker is None or one.marker.evaluate({"extra": extra}))
     }
+
+
+def is_there(_instance: object) -> bool:
+    """Whether a process can be asked at all."""
+    return True

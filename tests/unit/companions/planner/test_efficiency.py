@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import recipes
+from benchmarks.gpu_proof.page import values_of
 from gtpo_megatron.companions.planner.efficiency import ADAPTERS, ALL_WEIGHTS, MEASURED_TOKENS, trainer_shares
 from gtpo_megatron.companions.planner.hardware import GPUS, gpu_of_device
 
@@ -17,10 +18,8 @@ def found(row):
     """Figures of a row's section, by name."""
     parts = json.loads((ROOT / row.source).read_text(encoding="utf-8"))
     for name in ("training", "adapters"):
-        for section in parts.get(name, {"sections": []})["sections"]:
-            if section["name"] == f"{row.section}: score and update":
-                device = parts[name]["facts"]["device"]
-                return device, {figure["name"]: figure["value"] for figure in section["figures"]}
+        if name in parts and (figures := values_of(parts[name], f"{row.section}: score and update")):
+            return parts[name]["facts"]["device"], figures
     raise AssertionError(f"{row.section} is not in {row.source}")
 
 

@@ -14,7 +14,7 @@ from gtpo_megatron.companions.preflight import memory_watch
 from gtpo_megatron.companions.preflight.checks import sizes
 from gtpo_megatron.companions.preflight.memory_watch import MemoryWatch, set_phase, start_smi, stop_smi
 from gtpo_megatron.errors import ConfigError
-from tests.unit.companions.preflight.rooms import device, on_gpus, paper_config
+from tests.unit.companions.preflight.expected import device, on_gpus, paper_config
 
 GIB = 1 << 30
 SMI = """\
@@ -65,7 +65,7 @@ def test_nodes_are_told_the_phases_and_the_host_is_read_after_them():
     assert 0 < watch.host_gib["score"] < 100
 
 
-def room(placement="colocated"):
+def context():
     """The paper's 64 ranks, each with a board."""
     config = paper_config()
     ranks = tuple(f"rank {number}" for number in range(64))
@@ -80,7 +80,7 @@ def room(placement="colocated"):
 
 
 def test_the_gpu_that_exceeds_its_plan_most_decides():
-    here = room()
+    here = context()
     planned = {stage: here.expected.planned_bytes(f"stage {stage}") for stage in range(4)}
     measured = {("train", f"GPU-{rank}"): planned[rank // 16]["train"] for rank in range(64)}
     measured["train", "GPU-50"] += 3 * GIB  # the last stage, which has planned least

@@ -1,14 +1,18 @@
 """The page, its JSON and the lines of a terminal: nothing of a run can become markup, and it fits a phone."""
 
+import dataclasses
+import io
 import json
 import re
 import shutil
 import subprocess
 
 import pytest
+from rich.console import Console
 
-from gtpo_megatron.companions.preflight.finding import Finding, Line, assessed, not_here, noted
-from gtpo_megatron.companions.preflight.report import Report, document, shown_line, write_json, write_page
+from gtpo_megatron.companions.preflight.page import Report, document, write_page
+from gtpo_megatron.companions.preflight.result import CheckResult, assessed, not_here, noted
+from gtpo_megatron.companions.preflight.run import JSON_FILE, show, write_report
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FRAME = """<!doctype html><iframe src="preflight.html" style="width:390px;height:4000px;border:0"></iframe><script>
@@ -19,8 +23,8 @@ addEventListener("load", () => {
 });</script>"""
 
 
-def line(check, finding, group="machines"):
-    return Line(check=check, group=group, finding=finding, seconds=1.25)
+def line(check, result, group="machines"):
+    return dataclasses.replace(result, check=check, group=group, seconds=1.25)
 
 
 def report(*more):
@@ -30,7 +34,8 @@ def report(*more):
         line("clocks", not_here("copies", "no GPU")),
         *more,
     )
-    return Report(recipe="tiny <b>", began="2026-01-01", seconds=61.0, layout="num_ranks=2", gpus=[], lines=lines)
+    facts = {"layout": "num_ranks=2 <b>", "gpus": []}
+    return Report(command="preflight", title="tiny <b>", began="2026-01-01", seconds=61.0, facts=facts, results=lines)
 
 
 BAD = line(
@@ -47,8 +52,9 @@ def test_texts_are_escaped_and_failures_come_first():
 
 
 def test_json_has_every_line(tmp_path):
-    write_json(tmp_path / "p.json", report(BAD))
-    found = json.loads((tmp_path / "p.json").read_text())
+    write_report(report(BAD), tmp_path)
+    found = json.loads((tmp_path / JSON_FILE).read_text())
+    assert (found["recipe"], found["layout"], found["gpus"]) == ("tiny <b>", "num_ranks=2 <b>", [])
     assert (found["passed"], found["summary"]) == (False, "1 passed, 1 failed, 1 noted, 1 not here")
     assert found["lines"][3] == {
         "check": "push",
@@ -65,16 +71,16 @@ def test_json_has_every_line(tmp_path):
 
 
 def test_a_line_of_the_terminal_is_plain_text():
-    from rich.text import Text
-
-    shown = Text.from_markup(shown_line(BAD)).plain
+    console = Console(record=True, width=200, file=io.StringIO())
+    show(console, BAD)
+    shown = console.export_text()
     assert shown.splitlines()[0] == "failed   push         a push: checksums [red]differ (equal)"
     assert "what to do: mend <b> it" in shown
 
 
 def test_every_status_has_a_mark():
     for status in ("passed", "failed", "noted", "not here", "not run"):
-        assert status in document(report(line("x", Finding(what="w", measured="m", status=status))))
+        assert status in document(report(line("x", CheckResult(what="w", measured="m", status=status))))
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")

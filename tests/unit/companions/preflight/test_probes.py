@@ -6,14 +6,15 @@ import json
 import pytest
 import torch
 
-from gtpo_megatron.companions.preflight.checks.sizes import full_rollouts, mixed_rewards
+from gtpo_megatron.companions.preflight.checks.sizes import full_rollouts
 from gtpo_megatron.companions.preflight.children import in_child
 from gtpo_megatron.companions.preflight.probes import devices, kernels, system
+from gtpo_megatron.companions.preflight.probes.batches import rewards_in_turns
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.errors import WorkerError
 from gtpo_megatron.weights.architecture import read_architecture
 from recipes import tiny_cpu
-from tests.unit.companions.preflight.rooms import paper_config
+from tests.unit.companions.preflight.expected import paper_config
 
 ANSWERS = "tests.unit.companions.preflight.answers"
 
@@ -91,7 +92,7 @@ def test_a_full_batch_is_of_whole_groups_and_of_the_greatest_length():
     tokens = int((batch.prompt_lengths + batch.response_lengths).sum())
     assert tokens >= config.update.micro_batch_tokens
     assert batch.num_responses <= config.data.prompts_per_step * config.rollout.group_size
-    rewards = mixed_rewards(batch, config)
+    rewards = rewards_in_turns(batch.num_responses, right=config.algorithm.success_threshold + 1)
     assert rewards.turn_rewards == tuple((reward,) for reward in rewards.rewards.tolist()), "each is one turn"
     for group in batch.group_ids.unique():
         right = rewards.rewards[batch.group_ids == group] >= config.algorithm.success_threshold

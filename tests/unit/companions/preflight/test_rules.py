@@ -8,7 +8,8 @@ from packaging.requirements import Requirement
 
 from gtpo_megatron.companions.preflight.checks import kernels, layout, machines, sizes, step, surroundings
 from gtpo_megatron.companions.preflight.expectations import TIME_FACTOR
-from tests.unit.companions.preflight.rooms import on_cpus, on_gpus, paper_config
+from gtpo_megatron.companions.preflight.probes.collectives import AxisResult
+from tests.unit.companions.preflight.expected import on_cpus, on_gpus, paper_config
 
 HOSTS = [f"node{rank // 8}" for rank in range(64)]
 
@@ -62,19 +63,24 @@ def test_a_layer_that_computes_something_else_fails(dtype, good, bad, quantity):
 
 def result(ranks, *, seconds=1e-3, is_right=True, num_bytes=200_000_000):
     sent = num_bytes * 2 * (len(ranks) - 1) / len(ranks)
-    return {
-        "axis": "tp", "collective": "all-reduce", "ranks": ranks, "num_bytes": num_bytes, "sent_bytes": sent,
-        "seconds": seconds, "is_right": is_right,
-    }  # fmt: skip
+    return AxisResult(
+        axis="tp",
+        collective="all-reduce",
+        ranks=ranks,
+        num_bytes=num_bytes,
+        sent_bytes=sent,
+        seconds=seconds,
+        is_right=is_right,
+    )
 
 
 def test_a_collective_is_as_fast_as_its_slowest_rank_on_its_slowest_group():
     groups = [tuple(range(first, first + 4)) for first in (0, 4, 8)]
     quick = [result(ranks, seconds=0.5e-3) for ranks in groups for _ in ranks]
-    found = layout.axis_finding("tp", quick, HOSTS, on_gpus())
+    found = layout.of_one_axis("tp", quick, HOSTS, on_gpus())
     assert found.status == "passed", found
     slow = [*quick[:-1], result(groups[2], seconds=20e-3)]
-    found = layout.axis_finding("tp", slow, HOSTS, on_gpus())
+    found = layout.of_one_axis("tp", slow, HOSTS, on_gpus())
     assert found.status == "failed"
     assert "in ranks 8-11 (slowest)" in found.measured
     assert found.expected == "at least 338 GB/s over NVLink"
@@ -82,14 +88,14 @@ def test_a_collective_is_as_fast_as_its_slowest_rank_on_its_slowest_group():
 
 def test_a_group_over_nodes_is_held_against_the_network():
     ranks = (0, 16, 32, 48)
-    found = layout.axis_finding("dp", [result(ranks, seconds=7e-3)] * 4, HOSTS, on_gpus())
+    found = layout.of_one_axis("dp", [result(ranks, seconds=7e-3)] * 4, HOSTS, on_gpus())
     assert (found.status, found.expected) == ("passed", "at least 37.5 GB/s over the network")
 
 
 def test_wrong_sums_fail_everywhere_and_name_their_group():
-    found = layout.axis_finding("tp", [result((0, 1)), result((0, 1), is_right=False)], HOSTS, on_cpus())
+    found = layout.of_one_axis("tp", [result((0, 1)), result((0, 1), is_right=False)], HOSTS, on_cpus())
     assert (found.status, found.measured) == ("failed", "wrong sums in ranks 0, 1")
-    found = layout.axis_finding("tp", [result((0, 1)), result((0, 1))], HOSTS, on_cpus())
+    found = layout.of_one_axis("tp", [result((0, 1)), result((0, 1))], HOSTS, on_cpus())
     assert (found.status, found.expected) == ("noted", "no expectation: no link's rate is known (no GPU)")
 
 
@@ -202,8 +208,9 @@ def test_the_generation_is_cut_to_the_time_there_is():
 
 def test_a_step_is_held_against_the_plan():
     planned = on_gpus().time.total
-    assert sizes.predicted({"generate": planned, "update": 1.0}, on_gpus()).status == "passed"
-    found = sizes.predicted({"generate": 2 * planned, "update": 1.0}, on_gpus())
+    assert sizes.predicted({"generate": planned, "update": 1.0}, planned, why="").status == "passed"
+    assert sizes.predicted({"generate": planned}, None, why="no GPU").status == "noted"
+    found = sizes.predicted({"generate": 2 * planned, "update": 1.0}, planned, why="")
     assert found.status == "failed"
     assert found.figures["step_s"] == pytest.approx(2 * planned + 1)
 

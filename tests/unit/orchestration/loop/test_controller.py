@@ -136,6 +136,7 @@ def run(
         weight_sync=WeightSync(config.weight_sync, world.transfer),
         memory_sharing=memory_sharing or MemorySharing(None, None, is_colocated=False, timers=StageTimers()),
         timers=StageTimers(),
+        open_link=lambda _: None,
     )
     heldout = HeldOutSet(label="heldout", problems=PROBLEMS[:2], num_contaminated=1)
     other = HeldOutSet(label="aime24", problems=PROBLEMS[2:5])

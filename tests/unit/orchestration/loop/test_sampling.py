@@ -87,6 +87,7 @@ def sample(outcomes, algorithm, num_prompts):
         weight_sync=WeightSync(None, None),
         memory_sharing=MemorySharing(None, None, is_colocated=False, timers=StageTimers()),
         timers=StageTimers(),
+        open_link=lambda _: None,
     )
     return sample_groups(draw, stages, ROLLOUT, algorithm, num_prompts=num_prompts, seed=0), world
 

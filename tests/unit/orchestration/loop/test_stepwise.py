@@ -83,6 +83,7 @@ def loop(world, *, num_steps=5, num_prompts=2, dynamic_sampling=None, **rollout)
         weight_sync=WeightSync(config.weight_sync, world.transfer),
         memory_sharing=MemorySharing(None, None, is_colocated=False, timers=StageTimers()),
         timers=StageTimers(),
+        open_link=lambda _: None,
     )
     drawn = iter(range(100))
 

@@ -67,6 +67,7 @@ def one_step(source, gap=0.0, version=0, *, world=None, **update):
         weight_sync=WeightSync(config.weight_sync, world.transfer),
         memory_sharing=MemorySharing(None, None, is_colocated=False, timers=StageTimers()),
         timers=StageTimers(),
+        open_link=lambda _: None,
     )
 
     def draw(num):

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from gtpo_megatron.companions.preflight.gpu_handover import GpuHandover
 from gtpo_megatron.companions.preflight.memory_watch import MemoryWatch
-from gtpo_megatron.companions.preflight.room import Turns
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def made():
         to_engine=lambda: calls.append("to_engine"),
     )
     sync = SimpleNamespace(push=lambda *, version: calls.append(f"push {version}"))
-    return Turns(SimpleNamespace(memory_sharing=sharing, weight_sync=sync), memory), calls
+    return GpuHandover(SimpleNamespace(memory_sharing=sharing, weight_sync=sync), memory), calls
 
 
 PUSH = ["to_push", "phase push", "push {}", "to_engine"]
@@ -29,29 +29,29 @@ def pushed(version):
 
 
 def test_the_first_turn_is_the_trainers(made):
-    turns, calls = made
-    turns.engine()
+    gpus, calls = made
+    gpus.to_engine()
     assert calls == ["to_trainer False", *pushed(0)]
-    assert turns.seconds.keys() == {"to_trainer", "to_push", "push", "to_engine"}
+    assert gpus.seconds.keys() == {"to_trainer", "to_push", "push", "to_engine"}
 
 
 def test_a_turn_that_one_has_is_not_taken_again(made):
-    turns, calls = made
-    turns.engine()
+    gpus, calls = made
+    gpus.to_engine()
     del calls[:]
-    turns.engine()
+    gpus.to_engine()
     assert calls == []
-    turns.trainer(keep_weights=True)
-    turns.trainer()
+    gpus.to_trainer(keep_weights=True)
+    gpus.to_trainer()
     assert calls == ["to_trainer True"]
 
 
 def test_engines_get_the_newest_weights(made):
-    turns, calls = made
-    turns.engine()
-    turns.trainer()
-    turns.updated()
-    turns.updated()
+    gpus, calls = made
+    gpus.to_engine()
+    gpus.to_trainer()
+    gpus.count_update()
+    gpus.count_update()
     del calls[:]
-    turns.engine()
+    gpus.to_engine()
     assert calls == pushed(2)
