@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from gtpo_megatron.companions.preflight.result import CheckResult
@@ -16,6 +16,9 @@ logger = logging.getLogger(__name__)
 LONGEST_CAUSE = 600
 """Characters of an error in a line."""
 
+LONGEST_S = 120.0
+"""Of one check; it is also never more than what is left of the whole."""
+
 LEAST_S = 5.0
 """A check for which less time is left is not begun."""
 
@@ -23,7 +26,7 @@ Results = Generator[CheckResult, None, Any]
 """What the function of a check yields; what it returns is for later checks."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """A row of the catalogue.
 
@@ -33,7 +36,6 @@ class Check:
         what: subject, for lines without a result.
         function: yields results; its argument is a ``PreflightContext``.
         needs: checks without which it cannot be made.
-        limit_s: longest time; it is also never more than what is left of the whole.
         remedy: advice if it raises.
     """
 
@@ -41,8 +43,8 @@ class Check:
     group: str
     what: str
     function: Callable[[Any], Results]
+    _: KW_ONLY
     needs: tuple[str, ...] = ()
-    limit_s: float = 120.0
     remedy: str = "log.txt in the output folder has the whole of it; mend this first, later lines may follow from it"
 
 
@@ -105,7 +107,7 @@ class CheckRunner:
             self.give_up([name], obstacle)
             return
         began = self._clock()
-        self._check_end = began + check.limit_s
+        self._check_end = began + LONGEST_S
         try:
             for result in self._made(check, context):
                 self.add(name, result, seconds=self._clock() - began)
