@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from gtpo_megatron.companions.planner.layout_plan import make_plan
 from gtpo_megatron.companions.planner.search import assess
 from gtpo_megatron.companions.planner.suggestions import suggestions
@@ -27,6 +29,7 @@ def test_a_cache_that_is_too_large():
         assert (make_plan(changed).choice is not None) == fits
 
 
+@pytest.mark.slow
 def test_a_cache_that_would_hold_no_sequence_is_not_said_to_help():
     """300 MiB too much on every GPU, and a cache of 4 GiB, in which a sequence of full length has 3."""
     roomy = request(engine_tensor=2, gpu_memory=141)
@@ -57,6 +60,7 @@ def test_several_savings_together_where_none_is_enough():
     assert overrides(plan)[0] == "--update.micro-batch-tokens 6144 --rollout.kv-cache-mib 30720"
 
 
+@pytest.mark.slow
 def test_more_gpus_where_only_they_help():
     plan = make_plan(request("Qwen/Qwen2.5-72B", num_gpus=8, engine_tensor=8))
     assert plan.choice is None
@@ -74,6 +78,7 @@ def test_part_of_a_node_grows_to_whole_nodes_with_every_saving():
     ]
 
 
+@pytest.mark.nightly
 def test_wider_engines():
     plan = make_plan(request("Qwen/Qwen2.5-72B", num_gpus=128, num_rollout_gpus=64, engine_tensor=2))
     assert "--rollout.tensor-parallel-size 4 --rollout.num-engines 16" in overrides(plan)
