@@ -154,7 +154,9 @@ def test_the_assets_are_small_enough():
     }
 
 
-@pytest.mark.parametrize("where", ["rollout.sampling", "evaluation.sampling", "sampling"])
+@pytest.mark.parametrize(
+    "where", ["rollout.sampling", pytest.param("evaluation.sampling", marks=pytest.mark.nightly), "sampling"]
+)
 def test_stop_strings_need_a_tokenizer_that_vllm_can_read(capsys, tmp_path, monkeypatch, where):
     """Of training, of its held-out sets, and of ``gtpo-megatron evaluate``."""
     model = tmp_path / "model"

@@ -114,7 +114,17 @@ def test_every_reader_takes_it_when_it_is_whole(run, reader):
     READERS[reader](run)
 
 
-@pytest.mark.parametrize("file", sorted(set(FILES) - {"__0_0.distcp"}))
+@pytest.mark.parametrize(
+    "file",
+    [
+        "driver.json",
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in FILES
+            if name not in ("driver.json", "__0_0.distcp")
+        ),
+    ],
+)
 def test_a_resumed_run_is_refused_before_it_changes_anything(run, monkeypatch, file):
     """Shards are compared by the ranks: ``tests/distributed/test_actor_checkpoint.py``."""
     monkeypatch.setattr(train, "_stages", lambda *_, **__: pytest.fail("nothing may start"))

@@ -190,14 +190,12 @@ def test_the_other_commands_find_it_too(run, capsys, caplog):
     assert all(result.is_equal for result in compare_runs(run, run))
 
 
-@pytest.mark.parametrize(
-    "name", ["../../x", "/etc", "..", ".", "step_4/..", "step_4/", "./step_4", "step_4\n", "\x00", "x" * 300, "step_٤"]
-)
-def test_a_checkpoint_that_is_asked_for_is_a_bare_name(run, tmp_path, name):
+def test_a_checkpoint_that_is_asked_for_is_a_bare_name(run, tmp_path):
     shutil.copytree(run / "checkpoints" / "step_4", tmp_path / "x")
-    with pytest.raises(ConfigError, match="has step_2, step_4; or say latest") as caught:
-        find_model(run, name, tiny_cpu.gtpo())
-    assert "\n" not in str(caught.value)
+    paths = ("../../x", "/etc", "..", ".", "step_4/..", "step_4/", "./step_4")
+    for name in (*paths, "step_4\n", "\x00", "x" * 300, "step_٤"):
+        with pytest.raises(ConfigError, match=r"\A.*has step_2, step_4; or say latest.*\Z"):  # one line
+            find_model(run, name, tiny_cpu.gtpo())
     assert sorted(path.name for path in run.iterdir()) == ["checkpoints", "config.yaml", "metrics.jsonl"]
 
 

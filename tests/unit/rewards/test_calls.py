@@ -41,7 +41,9 @@ DEEP = {  # what recurses, as a function f(n) that returns n; how deep it must g
 }
 
 
-@pytest.fixture(scope="module", params=["unsafe", pytest.param("bubblewrap", marks=needs_bubblewrap)])
+@pytest.fixture(
+    scope="module", params=["unsafe", pytest.param("bubblewrap", marks=[needs_bubblewrap, pytest.mark.slow])]
+)
 def sandbox(request):
     made = UnsafeSandbox() if request.param == "unsafe" else BubblewrapSandbox()
     yield made

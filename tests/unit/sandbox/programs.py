@@ -1,6 +1,10 @@
 """Programs for tests of the sandbox, in text files: ``### NAME`` begins one, ``--- tests`` its own tests, if any."""
 
+from collections.abc import Iterable
 from pathlib import Path
+
+import pytest
+from _pytest.mark import ParameterSet
 
 FOLDER = Path(__file__).parent / "programs"
 
@@ -14,3 +18,8 @@ def programs(name: str) -> dict[str, tuple[str, str]]:
         program, _, tests = text.partition("--- tests\n")
         found[title] = (program, tests)
     return found
+
+
+def one_in_four(names: Iterable[str]) -> list[ParameterSet]:
+    """So many of a kind's programs in ``make test``, the others in the slow core."""
+    return [pytest.param(name, marks=pytest.mark.slow if number % 4 else ()) for number, name in enumerate(names)]

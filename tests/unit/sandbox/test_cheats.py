@@ -8,7 +8,7 @@ from gtpo_megatron.sandbox.choose import UnsafeSandbox
 from gtpo_megatron.sandbox.protocol import Case, Job, Limits
 from tests.sandboxes import needs_bubblewrap
 from tests.unit.rewards.test_code_tests import fenced, graded
-from tests.unit.sandbox.programs import programs
+from tests.unit.sandbox.programs import one_in_four, programs
 
 KINDS = ("changes", "reaches", "answers", "ends")
 CHEATS = {f"{kind}: {name}": source for kind in KINDS for name, (source, _) in programs(f"cheats_{kind}").items()}
@@ -45,19 +45,19 @@ def check_earns_nothing(sandbox, source):
     assert earned == [], (outcome.apart, outcome.results)
 
 
-@pytest.mark.parametrize("name", CHEATS)
+@pytest.mark.parametrize("name", one_in_four(CHEATS))
 def test_a_cheat_earns_no_test(unsafe, name):
     check_earns_nothing(unsafe, CHEATS[name])
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", one_in_four(FOUND))
 def test_a_cheat_earns_none_of_its_own_tests(unsafe, name):
     source, tests = FOUND[name]
     assert graded(unsafe, fenced(source), {"tests": tests}).value == 0.0
 
 
 @needs_bubblewrap
-@pytest.mark.parametrize("name", [name for name in CHEATS if name.startswith("ends")])
+@pytest.mark.parametrize("name", one_in_four(name for name in CHEATS if name.startswith("ends")))
 def test_what_ends_or_writes_earns_no_test_within_bubblewrap_either(bubblewrap, name):
     check_earns_nothing(bubblewrap, CHEATS[name])
 

@@ -8,7 +8,9 @@ from gtpo_megatron.sandbox.protocol import Case, Job, Limits
 from tests.sandboxes import needs_bubblewrap
 
 
-@pytest.fixture(scope="module", params=["unsafe", pytest.param("bubblewrap", marks=needs_bubblewrap)])
+@pytest.fixture(
+    scope="module", params=["unsafe", pytest.param("bubblewrap", marks=[needs_bubblewrap, pytest.mark.slow])]
+)
 def sandbox(request):
     made = UnsafeSandbox() if request.param == "unsafe" else BubblewrapSandbox()
     yield made
