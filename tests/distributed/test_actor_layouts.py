@@ -72,7 +72,7 @@ LAYOUTS = {
     "cp2_dp2_sharded_optimizer": {"num_ranks": 4, "context_parallel_size": 2, "distributed_optimizer": True},
 }
 BEFORE_A_COMMIT = ("one", "tp2", "pp2_vpp2_cp2", "dp2_sharded_optimizer")
-"""Every axis once."""
+"""Every axis once, in ``make test``."""
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,10 @@ def test_the_order_of_responses_changes_nothing(models, tmp_path, micro_batch_to
 
 @pytest.mark.parametrize(
     "layout",
-    ["cp2", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("cp4", "tp2_sp_cp2", "pp2_vpp2_cp2"))],
+    [
+        pytest.param("cp2", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("cp4", "tp2_sp_cp2", "pp2_vpp2_cp2")),
+    ],
 )
 def test_all_tokens_of_the_loss_are_on_one_of_the_ranks_that_share_sequences(models, tmp_path, layout):
     """Long prompts, responses of one token."""
@@ -150,7 +153,11 @@ def test_all_tokens_of_the_loss_are_on_one_of_the_ranks_that_share_sequences(mod
 
 
 @pytest.mark.parametrize(
-    "layout", ["tp2", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("one", "tp2_sp", "tp2_dp2"))]
+    "layout",
+    [
+        pytest.param("tp2", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("one", "tp2_sp", "tp2_dp2")),
+    ],
 )
 def test_norms_of_queries_and_keys(tmp_path, layout):
     """Every tensor-parallel rank has a copy of their weights, and its heads' part of their gradients."""

@@ -213,6 +213,11 @@ def test_curve(name, request):
     assert curve == golden[stack()]
 
 
+AFTER_CURVES = pytest.mark.slow if stack() in read_curves(FOLDER / "curve_gtpo.txt") else pytest.mark.megatron
+"""What a stack that has the curves is told by them already, in less of ``make test``."""
+
+
+@AFTER_CURVES
 def test_updates_at_rest(at_rest, request):
     path = FOLDER / AT_REST
     if request.config.getoption("--rewrite-golden"):
