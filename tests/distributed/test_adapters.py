@@ -58,7 +58,8 @@ EXPERT_LAYOUTS = {
     # that of the 30B on one node: whole experts on every rank
     "pp2_sharded_optimizer": {"num_ranks": 4, "pipeline_parallel_size": 2, "distributed_optimizer": True},
 }
-BEFORE_A_COMMIT = ("one", "tp2_sp", "pp2_vpp2_cp2")
+MARKS = {"one": (), "pp2_vpp2_cp2": (), "tp2_sp": pytest.mark.slow}
+"""Every other layout is in ``make nightly``."""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -138,9 +139,7 @@ def models(tmp_path_factory):
     return made
 
 
-@pytest.mark.parametrize(
-    "layout", [pytest.param(name, marks=[] if name in BEFORE_A_COMMIT else pytest.mark.nightly) for name in LAYOUTS]
-)
+@pytest.mark.parametrize("layout", [pytest.param(name, marks=MARKS.get(name, pytest.mark.nightly)) for name in LAYOUTS])
 def test_an_update_on_every_layout(models, tmp_path, layout):
     folder, model = models[layout in ("tp2", "pp2_vpp2_cp2")]
     adapted = with_adapters(model, tmp_path / "adapters")

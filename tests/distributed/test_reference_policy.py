@@ -201,7 +201,7 @@ def a_step_then_scores(rank, world_size, init_method, config):
     return before, state_of(actor)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "layout",
     ["dp2_sharded_optimizer", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("tp2", "pp2_tp2"))],
