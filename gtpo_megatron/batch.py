@@ -443,15 +443,18 @@ class ScoredBatch(RolloutShard):
 class Credit:
     """Shaped rewards and advantages of this rank's tokens, computed before the first update.
 
+    ``assign_credit`` returns them as ``[B, T]`` float32, zero outside the mask; an algorithm's ``credit`` function,
+    which sees no padding, as ``[N]`` float64.
+
     Attributes:
-        shaped_rewards: ``[B, T]`` float32, zero outside the mask.
-        advantages: ``[B, T]`` float32, zero outside the mask; no gradient.
+        shaped_rewards: what each token earned.
+        advantages: the same standardised; no gradient.
         metrics: statistics of the whole batch, the same on every rank; see ``algorithms.credit.diagnostics``.
     """
 
     shaped_rewards: Tensor
     advantages: Tensor
-    metrics: dict[str, float]
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

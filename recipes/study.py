@@ -31,6 +31,7 @@ from gtpo_megatron.config.algorithm.base import SoftOverlongPenalty
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.run import RunConfig
 from recipes import smollm2_cpu, tiny_cpu
+from recipes.study_controls import ControlConfig
 
 NUM_STEPS = 24
 PROMPTS_PER_STEP = 16
@@ -78,7 +79,7 @@ _ALGORITHMS: dict[str, tuple[str, str, Callable[[int], AlgorithmConfig]]] = {
     "gtpo_shuffled": (
         "GTPO, shuffled",
         "Each response's entropies in random order: about no token; shares are more uneven than GTPO's.",
-        lambda seed: GTPOConfig(weight_source="shuffled", weight_seed=seed),
+        lambda seed: ControlConfig(weight_source="shuffled", weight_seed=seed),
     ),
     "grpo_s": ("GRPO-S v6", "One reward a response, shaped by its mean entropy.", lambda _: GRPOSConfig()),
     "dapo": (
@@ -114,12 +115,12 @@ _ALGORITHMS: dict[str, tuple[str, str, Callable[[int], AlgorithmConfig]]] = {
     "gtpo_uniform": (
         "GTPO, uniform",
         "All tokens of an outcome weigh the same.",
-        lambda _: GTPOConfig(weight_source="uniform"),
+        lambda _: ControlConfig(weight_source="uniform"),
     ),
     "gtpo_surprisal": (
         "GTPO, surprisal",
         "Minus the token's log-prob in place of entropy.",
-        lambda _: GTPOConfig(weight_source="surprisal"),
+        lambda _: ControlConfig(weight_source="surprisal"),
     ),
     "entropy_advantage": (
         "entropy advantage",

@@ -17,8 +17,10 @@ from gtpo_megatron.config.algorithm import (
     DAPOConfig,
     DPPOConfig,
     DrGRPOConfig,
+    DynamicSamplingConfig,
     EAPOConfig,
     EntropyAdvantageConfig,
+    EntropyCreditSettings,
     FIPOConfig,
     GRPOConfig,
     GRPOSConfig,
@@ -35,6 +37,40 @@ from gtpo_megatron.config.algorithm.base import (
     NoLengthPenalty,
     SoftOverlongPenalty,
 )
+from recipes.study_controls import ControlConfig
+
+ALGORITHMS: dict[str, AlgorithmConfig] = {
+    "gtpo": GTPOConfig(),
+    "grpo_s": GRPOSConfig(),
+    "dapo": DAPOConfig(dynamic_sampling=DynamicSamplingConfig(enabled=False), length_penalty=NoLengthPenalty()),
+    "grpo": GRPOConfig(),
+    "dr_grpo": DrGRPOConfig(norm_tokens=12),
+    "gspo": GSPOConfig(),
+    "cispo": CISPOConfig(),
+    "entropy_advantage": EntropyAdvantageConfig(),
+    "top_entropy": TopEntropyConfig(),
+    # shares of a batch of 53 tokens that choose some
+    "clip_cov": ClipCovConfig(clip_fraction=0.1, cov_low=-1.0),
+    "kl_cov": KLCovConfig(penalised_fraction=0.1),
+    "rloo": RLOOConfig(),
+    "reinforce_plus_plus": REINFORCEPlusPlusConfig(baseline="group"),
+    "eapo": EAPOConfig(),
+    # above the entropy of these curves, so that weights act
+    "stare": STAREConfig(variant="C2", entropy_target=9.0),
+    "fipo": FIPOConfig(influence_eps_low=0.2, length_penalty=NoLengthPenalty()),
+    "dppo": DPPOConfig(norm_tokens=12),
+}
+"""Every built-in algorithm by name, with constants that act on batches of some fifty tokens."""
+
+OPTIONS: dict[type, dict[str, list[Any]]] = {
+    GRPOConfig: {"loss_denominator": ["response", "batch", "group"]},
+    TopEntropyConfig: {"top_fraction": [0.2, 0.5, 1.0]},
+    ClipCovConfig: {"clip_fraction": [0.0, 0.2, 1.0], "cov_low": [-1.0], "cov_high": [1.0]},
+    KLCovConfig: {"penalised_fraction": [0.0, 0.3, 1.0]},
+    REINFORCEPlusPlusConfig: {"baseline": ["none", "group"], "statistics": ["responses", "tokens"]},
+    STAREConfig: {"variant": ["O1", "C2"], "entropy_target": [0.3, 3.0]},
+}
+"""What is drawn of an algorithm's own options."""
 
 Rows = list[list[Any]]
 FOREIGN = [0.0, math.nan, math.inf, -math.inf, -9.0, 1e30, 1.0]
@@ -93,7 +129,7 @@ class Case:
             "old_logprobs": spread(self.old_logprobs, FOREIGN, dtype),
         }
         if self.kept is not None:
-            arguments["shaping_mask"] = spread(self.kept, [False, True], torch.bool)
+            arguments["shaped_tokens"] = spread(self.kept, [False, True], torch.bool)
         if takes_rewards and self.turn_rewards is not None:
             # one for each turn that has a token left; of a response without any, whatever there was
             arguments["turn_rewards"] = [
@@ -192,27 +228,10 @@ def draw_config(draw: random.Random) -> AlgorithmConfig:
         ),
     }
     if draw.random() < 0.25:
-        return draw.choice(
-            [
-                GRPOConfig(**common, loss_denominator=draw.choice(["response", "batch", "group"])),
-                DAPOConfig(**common),
-                DrGRPOConfig(**common),
-                GSPOConfig(**common),
-                CISPOConfig(**common),
-                EntropyAdvantageConfig(**common),
-                TopEntropyConfig(**common, top_fraction=draw.choice([0.2, 0.5, 1.0])),
-                ClipCovConfig(**common, clip_fraction=draw.choice([0.0, 0.2, 1.0]), cov_low=-1.0, cov_high=1.0),
-                KLCovConfig(**common, penalised_fraction=draw.choice([0.0, 0.3, 1.0])),
-                RLOOConfig(**common),
-                REINFORCEPlusPlusConfig(
-                    **common, baseline=draw.choice(["none", "group"]), statistics=draw.choice(["responses", "tokens"])
-                ),
-                EAPOConfig(**common),
-                STAREConfig(**common, variant=draw.choice(["O1", "C2"]), entropy_target=draw.choice([0.3, 3.0])),
-                FIPOConfig(**common),
-                DPPOConfig(**common),
-            ]
+        kind = draw.choice(
+            [kind for kind in map(type, ALGORITHMS.values()) if not issubclass(kind, EntropyCreditSettings)]
         )
+        return kind(**common, **{name: draw.choice(values) for name, values in OPTIONS.get(kind, {}).items()})
     is_gtpo = draw.random() < 0.6
     formulation = draw.choice(["v1", "v1_clipped", "v2", "v2_clipped", "v6", "v6"])
     is_clipped = formulation.endswith("_clipped")
@@ -232,15 +251,19 @@ def draw_config(draw: random.Random) -> AlgorithmConfig:
         "entropy_floor": draw.choice([1e-8, 1e-8, 1e-3, 0.0, 1e-30]),
         "entropy_clip": draw.choice([None, None, (0.1, 2.0)]),
         "one_sided_groups": draw.choice(["zero", "keep"]),
-        "weight_source": draw.choice(["entropy", "entropy", "entropy", "uniform", "surprisal", "shuffled"]),
-        "weight_seed": draw.randint(0, 3),
-        "shaped_sides": draw.choice(["both", "both", "positive", "negative"]),
     }
     if is_gtpo:
-        return GTPOConfig(
+        common |= {
+            "entropy_axis": draw.choice(["position", "turn", "response", "matrix"]),
+            "turn_reward_coef": draw.choice([0.0, 0.0, 0.5, 3.0]),
+        }
+        if draw.random() < 0.5:
+            return GTPOConfig(**common)
+        return ControlConfig(
             **common,
-            entropy_axis=draw.choice(["position", "turn", "response", "matrix"]),
-            turn_reward_coef=draw.choice([0.0, 0.0, 0.5, 3.0]),
+            weight_source=draw.choice(["entropy", "uniform", "surprisal", "shuffled"]),
+            weight_seed=draw.randint(0, 3),
+            shaped_sides=draw.choice(["both", "positive", "negative"]),
         )
     return GRPOSConfig(**common, sequence_entropy_mean=draw.choice(["arithmetic", "geometric"]))
 
@@ -248,11 +271,6 @@ def draw_config(draw: random.Random) -> AlgorithmConfig:
 def draw_case(draw: random.Random) -> Case:
     config = draw_config(draw)
     batch = draw_batch(draw)
-    if not algorithm_of(config).takes_shaping_mask:
+    if not algorithm_of(config).takes_shaped_tokens:
         batch["kept"] = None
-    if isinstance(config, GRPOSConfig) and config.weight_source == "shuffled":
-        # responses that are alike in length and entropy are told apart by their place alone
-        config = replace(config, entropy_clip=None)
-        batch["entropies"] = [[draw.uniform(0.1, 8) for _ in row] for row in batch["entropies"]]
-        batch["is_double"] = True
     return Case(config=config, **batch)

@@ -69,7 +69,7 @@ def run(case: Case, arguments: dict[str, Any], reduction: Reduction) -> Outcome:
         credit: Credit = assign_credit(case.config, **arguments, reduction=reduction)
     except GTPOError as error:
         return Outcome([], [], [], [], {}, refusal=type(error).__name__)
-    rest = {k: v for k, v in arguments.items() if k not in ("rewards", "shaping_mask", "turn_rewards")}
+    rest = {k: v for k, v in arguments.items() if k not in ("rewards", "shaped_tokens", "turn_rewards")}
     sampled = rest["old_logprobs"]  # DPPO wants the sampler's
     update = prepare_update(
         case.config, advantages=credit.advantages, rollout_logprobs=sampled, **rest, reduction=reduction
@@ -143,7 +143,7 @@ def reference_rules(config: GTPOConfig | GRPOSConfig, **extra: Any) -> reference
         one_sided=config.one_sided_groups,
         ddof=config.std_ddof,
         eps=config.std_eps,
-        sides=config.shaped_sides,
+        sides=getattr(config, "shaped_sides", "both"),
         turn_coef=config.turn_reward_coef if is_gtpo else 0.0,
         **extra,
     )
@@ -169,7 +169,7 @@ def expected(case: Case) -> tuple[Rows, Rows, list[list[float] | None]] | None:
             "entropy": case.entropies,
             "uniform": [[1.0] * len(row) for row in case.entropies],
             "surprisal": [[-value for value in row] for row in case.old_logprobs],
-        }.get(config.weight_source)
+        }.get(getattr(config, "weight_source", "entropy"))
         if weights is None or any(h + config.entropy_floor <= 0 for row in weights for h in row):
             return None
         rules = reference_rules(

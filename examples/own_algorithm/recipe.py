@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from gtpo_megatron.algorithms import Algorithm, CreditBatch, Denominator, LossInputs, TokenCredit
+from gtpo_megatron.algorithms import Algorithm, Credit, CreditBatch, Denominator, LossInputs
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.config.run import RunConfig
@@ -22,7 +22,7 @@ class SignConfig(AlgorithmConfig):
     strength: float = 1.0
 
 
-def credit(config: SignConfig, batch: CreditBatch) -> TokenCredit:
+def credit(config: SignConfig, batch: CreditBatch) -> Credit:
     """``A_i = strength * sign(r_i - mean(r))`` within the group."""
     _, mean = batch.group_mean(batch.outcome)
     return batch.of_responses(batch.outcome, config.strength * (batch.outcome - mean).sign())

@@ -36,7 +36,7 @@ from gtpo_megatron.batch import RewardBatch, RolloutBatch, RolloutShard, ScoredB
 from gtpo_megatron.config.algorithm import EntropyCreditSettings
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.packing import PackedMicroBatch
-from gtpo_megatron.data.unshaped_tokens import UnshapedTokens, unshaped_tokens_of
+from gtpo_megatron.data.shaped_tokens import ShapedTokens, shaped_tokens_of
 from gtpo_megatron.distributed.advantage_reducer import reduction_over
 from gtpo_megatron.distributed.vocab_parallel import TokenScores
 from gtpo_megatron.errors import DataError, StageOrderError
@@ -141,9 +141,9 @@ class MegatronActor:
             self._replay,
             self._stages,
         )
-        self._unshaped: UnshapedTokens | None = None
+        self._shaped_tokens: ShapedTokens | None = None
         if isinstance(config.algorithm, EntropyCreditSettings) and config.algorithm.unshaped_patterns:
-            self._unshaped = unshaped_tokens_of(config.model.path, config.algorithm.unshaped_patterns)
+            self._shaped_tokens = shaped_tokens_of(config.model.path, config.algorithm.unshaped_patterns)
         self._checkpoint = RankCheckpoint(
             chunks=self._chunks,
             adapters=self._trained.adapters,
@@ -313,9 +313,9 @@ class MegatronActor:
             )
         mine, index = batch.rollouts, torch.tensor(batch.global_rows, dtype=torch.int64)
         judged = mine.loss_mask & ~rewards.failed[index][:, None]
-        shaping_mask = None
-        if self._unshaped is not None:
-            shaping_mask = self._unshaped.shaping_mask(mine.response_ids, mine.response_lengths)
+        shaped_tokens = None
+        if self._shaped_tokens is not None:
+            shaped_tokens = self._shaped_tokens.mask(mine.response_ids, mine.response_lengths)
         credit = assign_credit(
             self._config.algorithm,
             rewards=rewards.rewards[index],
@@ -324,7 +324,7 @@ class MegatronActor:
             group_ids=mine.group_ids,
             old_logprobs=batch.old_logprobs,
             ref_logprobs=batch.ref_logprobs,
-            shaping_mask=shaping_mask,
+            shaped_tokens=shaped_tokens,
             turn_rewards=[rewards.turn_rewards[row] for row in batch.global_rows] if rewards.turn_rewards else None,
             truncated=mine.truncated,
             reduction=reduction_over(self._groups.dp),
@@ -337,8 +337,8 @@ class MegatronActor:
         )
         self._stage_ends("credit_tokens", train_batch)
         metrics: Metrics = {name: Max(value) for name, value in credit.metrics.items()}
-        if shaping_mask is not None:
-            left_out = float((judged & ~shaping_mask).sum())
+        if shaped_tokens is not None:
+            left_out = float((judged & ~shaped_tokens).sum())
             metrics["credit/unshaped_tokens_frac"] = Mean(left_out, float(judged.sum()))
         return metrics
 

@@ -8,7 +8,7 @@ from gtpo_megatron.algorithms.policy_loss import policy_loss, update_loss
 from gtpo_megatron.algorithms.prepare_update import prepare_update
 from gtpo_megatron.algorithms.registry import Algorithm
 from gtpo_megatron.algorithms.sums import exact_sum
-from gtpo_megatron.algorithms.token_batch import CreditBatch, TokenCredit
+from gtpo_megatron.algorithms.token_batch import CreditBatch
 from gtpo_megatron.batch import Credit
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "LossInputs",
     "LossTerms",
     "SumCount",
-    "TokenCredit",
     "UpdateBatch",
     "assign_credit",
     "exact_sum",

@@ -1,6 +1,7 @@
 """Computes advantages from rewards and entropies with the algorithm that the configuration selects."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,20 +15,15 @@ from gtpo_megatron.algorithms.checks import (
     check_shape,
     check_tensor,
     checked_tokens,
+    flat,
 )
 from gtpo_megatron.algorithms.credit.diagnostics import credit_metrics
 from gtpo_megatron.algorithms.credit.length_penalty import length_penalties
 from gtpo_megatron.algorithms.credit.reference_kl import checked_reference, reference_penalties
 from gtpo_megatron.algorithms.registry import algorithm_of
 from gtpo_megatron.algorithms.sums import Reduction
-from gtpo_megatron.algorithms.token_batch import (
-    CreditBatch,
-    TokenInputs,
-    Tokens,
-    gather_table,
-    is_correct,
-)
-from gtpo_megatron.batch import Credit, fields_of
+from gtpo_megatron.algorithms.token_batch import CreditBatch, ResponseTable, own_lengths, table_rows
+from gtpo_megatron.batch import Credit
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.config.algorithm.base import NoLengthPenalty
 from gtpo_megatron.errors import ShapeError
@@ -42,7 +38,7 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
     group_ids: Tensor,
     old_logprobs: Tensor | None = None,
     ref_logprobs: Tensor | None = None,
-    shaping_mask: Tensor | None = None,
+    shaped_tokens: Tensor | None = None,
     turn_rewards: Sequence[Sequence[float]] | None = None,
     truncated: Tensor | None = None,
     reduction: Reduction | None = None,
@@ -56,9 +52,9 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
         response_mask: ``[B, T]`` bool, in any arrangement: the tokens that the policy wrote. Position ``t`` counts
             only these. A row without tokens gets zeros and is in no set and no pool.
         group_ids: ``[B]`` integer labels of prompt groups.
-        old_logprobs: ``[B, T]`` nats; needed for ``weight_source="surprisal"``, by STARE, and beside ``ref_logprobs``.
+        old_logprobs: ``[B, T]`` nats; needed by STARE, and beside ``ref_logprobs``.
         ref_logprobs: ``[B, T]`` nats, of the reference policy; needed for ``reference_kl`` in the reward.
-        shaping_mask: ``[B, T]`` bool; tokens where it is False (such as formatting) get the neutral entropy weight 1
+        shaped_tokens: ``[B, T]`` bool; tokens where it is False (such as formatting) get the neutral entropy weight 1
             and are not compared. GTPO and GRPO-S only.
         turn_rewards: of each of the ``B`` responses, what its turns earned, a turn being a stretch of the policy's own
             tokens; needed for ``turn_reward_coef``.
@@ -74,9 +70,9 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
         DataError: a value cannot be used. Both errors are raised on all ranks.
     """
     reduction = reduction or Reduction()
-    local: list[TokenInputs] = []
+    local: list[CreditBatch] = []
 
-    def read() -> tuple[Tensor, Tensor, Tensor]:
+    def read() -> Tensor:
         algorithm = algorithm_of(config)
         check_tensor(rewards=rewards, token_entropy=token_entropy, response_mask=response_mask, group_ids=group_ids)
         check_num_dims(2, token_entropy=token_entropy)
@@ -84,7 +80,7 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
         check_shape(shape[:1], rewards=rewards, group_ids=group_ids)
         check_rewards(rewards)
         check_labels(group_ids=group_ids)
-        masks = {"response_mask": response_mask, "shaping_mask": shaping_mask}
+        masks = {"response_mask": response_mask, "shaped_tokens": shaped_tokens}
         for name, mask in masks.items():
             if mask is not None:
                 check_shape(shape, **{name: mask})
@@ -96,53 +92,50 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
         if old_logprobs is not None:
             check_shape(shape, old_logprobs=old_logprobs)
             check_full_precision(old_logprobs=old_logprobs)
-        if shaping_mask is not None and not algorithm.takes_shaping_mask:
-            raise ShapeError(f"shaping_mask: {type(config).__name__} shapes nothing; pass None")
-        tokens = Tokens.of(response_mask)
-        old = None if old_logprobs is None else -checked_tokens(tokens, "old_logprobs", old_logprobs, sign=-1.0)
-        kl = config.reference_kl
-        inputs = TokenInputs(
-            tokens=tokens,
-            entropy=checked_tokens(tokens, "token_entropy", token_entropy),
+        if shaped_tokens is not None and not algorithm.takes_shaped_tokens:
+            raise ShapeError(f"shaped_tokens: {type(config).__name__} shapes nothing; pass None")
+        lengths, kl = own_lengths(response_mask), config.reference_kl
+        rows = table_rows(rewards, group_ids, lengths, success_threshold=config.success_threshold)
+        old = None if old_logprobs is None else -checked_tokens(response_mask, "old_logprobs", old_logprobs, sign=-1.0)
+        batch = CreditBatch.of(
+            response_mask,
+            ResponseTable.of(rows, slice(0, len(rows))),
+            entropy=checked_tokens(response_mask, "token_entropy", token_entropy),
             old_logprobs=old,
-            ref_logprobs=checked_reference(kl, ref_logprobs, tokens) if kl.in_reward else None,
-            compared=None if shaping_mask is None else tokens.pick(shaping_mask),
+            ref_logprobs=checked_reference(kl, ref_logprobs, response_mask) if kl.in_reward else None,
+            shaped_tokens=None if shaped_tokens is None else flat(response_mask, shaped_tokens),
             turn_rewards=turn_rewards,
         )
         if kl.in_reward and old_logprobs is None:
             raise ShapeError("old_logprobs: got None, needed for reference_kl in the reward")
         if algorithm.check is not None:
-            algorithm.check(config, inputs, is_correct(rewards, success_threshold=config.success_threshold))
-        local.append(inputs)
-        return rewards, group_ids, tokens.lengths
+            algorithm.check(config, batch)
+        local.append(batch)
+        return rows
 
     # all ranks must agree on this: a mask on some of them only would make them call different collectives
     given = {
-        "shaping_mask": shaping_mask,
+        "shaped_tokens": shaped_tokens,
         "old_logprobs": old_logprobs,
         "turn_rewards": turn_rewards,
         "truncated": truncated,
     }
     signature = f"credit {config!r} {[name for name, value in given.items() if value is not None]}"
     with torch.no_grad():
-        table = gather_table(read, success_threshold=_threshold(config), reduction=reduction, signature=signature)
-        (inputs,) = local
-        penalties = length_penalties(config.length_penalty, table, _gathered_cuts(config, truncated, reduction))
+        rows, mine = reduction.gather_rows(read, signature)
+        batch = replace(local.pop(), table=ResponseTable.of(rows, mine), reduction=reduction)
+        cuts = _gathered_cuts(config, truncated, reduction)
+        penalties = length_penalties(config.length_penalty, batch.table, cuts)
         if config.reference_kl.in_reward:
-            penalties = penalties + reference_penalties(config.reference_kl, inputs, reduction)
-        batch = CreditBatch(**fields_of(inputs), table=table, penalties=penalties, reduction=reduction)
+            penalties = penalties + reference_penalties(config.reference_kl, batch)
+        batch = replace(batch, penalties=penalties)
         credit = algorithm_of(config).credit(config, batch)
         metrics = credit_metrics(credit, batch)  # first: what it needs is freed before the padded results are made
         return Credit(
-            shaped_rewards=inputs.tokens.put(credit.shaped_rewards),
-            advantages=inputs.tokens.put(credit.advantages),
-            metrics=metrics,
+            shaped_rewards=batch.padded(credit.shaped_rewards),
+            advantages=batch.padded(credit.advantages),
+            metrics=metrics | credit.metrics,
         )
-
-
-def _threshold(config: object) -> float:
-    """The threshold, or 0 if ``config`` has a wrong type: the gather then raises on all ranks."""
-    return config.success_threshold if isinstance(config, AlgorithmConfig) else 0.0
 
 
 def _gathered_cuts(config: AlgorithmConfig, truncated: Tensor | None, reduction: Reduction) -> Tensor | None:

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.token_batch import Tokens
 from gtpo_megatron.errors import DataError, ShapeError
 
 LARGEST_REWARD = 1e30
@@ -119,23 +118,28 @@ def check_finite(mask: Tensor, **tensors: Tensor) -> None:
             raise DataError(f"{name}[{row}, {column}] = {float(values[row, column])}: expected a finite value")
 
 
-def checked_tokens(tokens: Tokens, name: str, matrix: Tensor, *, sign: float = 1.0) -> Tensor:
-    """``sign * matrix`` at the tokens, ``[N]`` float64, clamped at 0.
+def checked_tokens(mask: Tensor, name: str, matrix: Tensor, *, sign: float = 1.0) -> Tensor:
+    """``sign * matrix`` where ``mask`` ``[B, T]`` is True, ``[N]`` float64, clamped at 0.
 
     Raises:
         DataError: a value is not finite or is below ``LOWEST_ENTROPY``; the message has the value, row and column.
     """
-    values = tokens.pick(matrix).to(torch.float64).mul_(sign)
+    values = flat(mask, matrix).to(torch.float64).mul_(sign)
     if len(values):
         low, high = torch.aminmax(values)  # NaN comes through
         if not (bool(low >= LOWEST_ENTROPY) and bool(torch.isfinite(high))):
-            row, column = first_place(tokens, ~((values >= LOWEST_ENTROPY) & torch.isfinite(values)))
+            row, column = first_place(mask, ~((values >= LOWEST_ENTROPY) & torch.isfinite(values)))
             limit = f">= {LOWEST_ENTROPY}" if sign > 0 else f"<= {-LOWEST_ENTROPY}"
             raise DataError(f"{name}[{row}, {column}] = {float(matrix[row, column])}: expected a finite value {limit}")
     return values.clamp_(min=0.0)
 
 
-def first_place(tokens: Tokens, flags: Tensor) -> tuple[int, int]:
-    """Row and column of the first token whose flag ``[N]`` bool is True."""
-    row, column = torch.nonzero(tokens.mask)[int(torch.nonzero(flags)[0])].tolist()
+def flat(mask: Tensor, matrix: Tensor) -> Tensor:
+    """``[B, T]`` -> ``[N]``, detached: the values where ``mask`` is True."""
+    return matrix.detach().masked_select(mask)
+
+
+def first_place(mask: Tensor, flags: Tensor) -> tuple[int, int]:
+    """Row and column of the first token in ``mask`` ``[B, T]`` whose flag ``[N]`` bool is True."""
+    row, column = torch.nonzero(mask)[int(torch.nonzero(flags)[0])].tolist()
     return row, column

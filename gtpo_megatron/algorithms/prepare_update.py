@@ -12,6 +12,7 @@ from gtpo_megatron.algorithms.checks import (
     check_shape,
     check_tensor,
     checked_tokens,
+    flat,
 )
 from gtpo_megatron.algorithms.credit.reference_kl import checked_reference
 from gtpo_megatron.algorithms.losses.loss_batch import SumCount, UpdateBatch, sum_count
@@ -21,10 +22,9 @@ from gtpo_megatron.algorithms.losses.off_policy import (
     correction_weights,
     vetoed,
 )
-from gtpo_megatron.algorithms.losses.selection import SelectionBatch
 from gtpo_megatron.algorithms.registry import algorithm_of
 from gtpo_megatron.algorithms.sums import Reduction
-from gtpo_megatron.algorithms.token_batch import Tokens, gather_table
+from gtpo_megatron.algorithms.token_batch import CreditBatch, ResponseTable, own_lengths, table_rows
 from gtpo_megatron.config.algorithm import AlgorithmConfig, OffPolicyConfig
 from gtpo_megatron.errors import ShapeError
 
@@ -61,9 +61,9 @@ def prepare_update(  # noqa: PLR0913 - tensors of the same rows
         ConfigError: ``config`` is not the configuration of an algorithm. Each error is raised on all ranks.
     """
     reduction = reduction or Reduction()
-    local: list[tuple[Tokens, Tensor]] = []
+    local: list[tuple[Tensor, Tensor]] = []
 
-    def read() -> tuple[Tensor, Tensor, Tensor]:
+    def read() -> Tensor:
         algorithm = algorithm_of(config)
         check_tensor(token_entropy=token_entropy, response_mask=response_mask, group_ids=group_ids)
         check_num_dims(2, token_entropy=token_entropy)
@@ -74,14 +74,13 @@ def prepare_update(  # noqa: PLR0913 - tensors of the same rows
         check_mask(response_mask=response_mask)
         check_full_precision(token_entropy=token_entropy, old_logprobs=old_logprobs, advantages=advantages)
         check_finite(response_mask, advantages=advantages)
-        tokens = Tokens.of(response_mask)
         if algorithm.select is not None:
-            checked_tokens(tokens, "token_entropy", token_entropy)
-        flat_old = -checked_tokens(tokens, "old_logprobs", old_logprobs, sign=-1.0)
+            entropy = checked_tokens(response_mask, "token_entropy", token_entropy)
+        flat_old = -checked_tokens(response_mask, "old_logprobs", old_logprobs, sign=-1.0)
         if rollout_logprobs is not None:
             check_shape(shape, rollout_logprobs=rollout_logprobs)
             check_full_precision(rollout_logprobs=rollout_logprobs)
-            checked_tokens(tokens, "rollout_logprobs", rollout_logprobs, sign=-1.0)
+            checked_tokens(response_mask, "rollout_logprobs", rollout_logprobs, sign=-1.0)
         elif config.off_policy.is_on or algorithm.needs_rollout_logprobs:
             needs = (
                 type(config).__name__
@@ -90,30 +89,26 @@ def prepare_update(  # noqa: PLR0913 - tensors of the same rows
             )
             raise ShapeError(f"rollout_logprobs: got None, needed for {needs}")
         if config.reference_kl.in_loss:
-            checked_reference(config.reference_kl, ref_logprobs, tokens)
-        local.append((tokens, flat_old))
+            checked_reference(config.reference_kl, ref_logprobs, response_mask)
+        if algorithm.select is not None:
+            local.append((entropy, flat_old))
         no_rewards = torch.zeros(len(group_ids), dtype=torch.float64)  # the advantages already contain the outcomes
-        return no_rewards, group_ids, tokens.lengths
+        return table_rows(no_rewards, group_ids, own_lengths(response_mask), success_threshold=0.0)
 
     # all ranks must agree on this: statistics of some of them only could not be added
     signature = f"update {config!r} rollout_logprobs={rollout_logprobs is not None}"
     with torch.no_grad():
-        table = gather_table(read, success_threshold=0.0, reduction=reduction, signature=signature)
-        algorithm, ((tokens, flat_old),) = algorithm_of(config), local
+        table = ResponseTable.of(*reduction.gather_rows(read, signature))
+        algorithm = algorithm_of(config)
         denominator, per_response = algorithm.denominator(config), algorithm.ratio_of == "response"
         weights = denominator.row_weights(table.lengths, table.group_index, per_response=per_response)
         token_weights, statistics = _correct(config.off_policy, old_logprobs, rollout_logprobs, response_mask)
         selection = None
         if algorithm.select is not None:
-            batch = SelectionBatch(
-                tokens=tokens,
-                entropy=tokens.pick(token_entropy).to(torch.float64),
-                old_logprobs=flat_old,
-                advantages=tokens.pick(advantages).to(torch.float64),
-                num_tokens=int(table.lengths.sum()),
-                reduction=reduction,
-            )
-            selection = tokens.put(algorithm.select(config, batch)).bool()
+            entropy, flat_old = local.pop()
+            batch = CreditBatch.of(response_mask, table, entropy=entropy, old_logprobs=flat_old, reduction=reduction)
+            flat_advantages = flat(response_mask, advantages).to(torch.float64)
+            selection = batch.padded(algorithm.select(config, batch, flat_advantages)).bool()
         return UpdateBatch(
             old_logprobs=old_logprobs.detach(),
             advantages=advantages,

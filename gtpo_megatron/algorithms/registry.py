@@ -29,9 +29,9 @@ from gtpo_megatron.algorithms.losses.dppo import dppo_loss, dppo_metrics
 from gtpo_megatron.algorithms.losses.fipo import fipo_loss, fipo_metrics
 from gtpo_megatron.algorithms.losses.loss_batch import LossInputs, SumCount
 from gtpo_megatron.algorithms.losses.reinforce import reinforce_loss
-from gtpo_megatron.algorithms.losses.selection import SelectionBatch
 from gtpo_megatron.algorithms.losses.top_entropy import select_top_entropy, top_entropy_loss
-from gtpo_megatron.algorithms.token_batch import CreditBatch, TokenCredit, TokenInputs
+from gtpo_megatron.algorithms.token_batch import CreditBatch
+from gtpo_megatron.batch import Credit
 from gtpo_megatron.config.algorithm import (
     AlgorithmConfig,
     CISPOConfig,
@@ -56,7 +56,7 @@ from gtpo_megatron.config.algorithm.base import check_sequence_correction
 from gtpo_megatron.config.named_function import name_of
 from gtpo_megatron.errors import ConfigError
 
-CreditFunction: TypeAlias = Callable[[Any, CreditBatch], TokenCredit]
+CreditFunction: TypeAlias = Callable[[Any, CreditBatch], Credit]
 LossFunction: TypeAlias = Callable[[Any, LossInputs], Tensor]
 
 
@@ -79,13 +79,13 @@ class Algorithm:
         loss: the loss of each token ``[B, T]``, or of each response ``[B]``; values outside the mask are ignored.
         ratio_of: ``response``: ``loss`` returns one value per response.
         denominator: what the sum of the losses is divided by.
-        select: selects tokens of the whole batch, ``[N]`` bool, before it is cut into micro-batches; ``loss`` reads
-            them from ``LossInputs.selection``. None: no selection.
+        select: selects tokens of the whole batch, ``[N]`` bool, by it and its advantages ``[N]``, before it is cut into
+            micro-batches; ``loss`` reads them from ``LossInputs.selection``. None: no selection.
         needs_rollout_logprobs: ``loss`` reads the log-probs of the sampler.
         metrics: further statistics of the loss, by ``policy/...`` name.
-        takes_shaping_mask: the credit accepts a shaping mask.
-        check: raises if this rank's values cannot be used; the error reaches all ranks. Its last argument is ``[B]``
-            bool, which responses are correct.
+        takes_shaped_tokens: the credit can leave out tokens.
+        check: raises if this rank's values cannot be used; the error reaches all ranks. The table that it sees has this
+            rank's responses alone.
     """
 
     config: type[AlgorithmConfig]
@@ -94,11 +94,11 @@ class Algorithm:
     loss: LossFunction
     ratio_of: Literal["token", "response"] = "token"
     denominator: Callable[[Any], Denominator] = _all_tokens
-    select: Callable[[Any, SelectionBatch], Tensor] | None = None
+    select: Callable[[Any, CreditBatch, Tensor], Tensor] | None = None
     needs_rollout_logprobs: bool = False
     metrics: Callable[[Any, LossInputs], dict[str, SumCount]] = clip_metrics
-    takes_shaping_mask: bool = False
-    check: Callable[[Any, TokenInputs, Tensor], None] | None = None
+    takes_shaped_tokens: bool = False
+    check: Callable[[Any, CreditBatch], None] | None = None
 
 
 def _configured(
@@ -118,7 +118,7 @@ BUILT_IN: tuple[Algorithm, ...] = (
         credit=gtpo_credit,
         loss=token_surrogate,
         denominator=_configured,
-        takes_shaping_mask=True,
+        takes_shaped_tokens=True,
         check=check_entropies,
     ),
     Algorithm(
@@ -129,7 +129,7 @@ BUILT_IN: tuple[Algorithm, ...] = (
         ratio_of="response",
         denominator=_configured,
         metrics=response_clip_metrics,
-        takes_shaping_mask=True,
+        takes_shaped_tokens=True,
         check=check_entropies,
     ),
     Algorithm(

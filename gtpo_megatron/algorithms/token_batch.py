@@ -4,7 +4,7 @@ The table is the same on every rank and gives every count that the formulas need
 the pool sizes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,57 +12,7 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.algorithms.sums import Reduction, exact_sum
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tokens:
-    """The ``N`` tokens of a ``[B, T]`` mask, ordered by response, then by time.
-
-    Attributes:
-        mask: ``[B, T]`` bool.
-        row: ``[N]`` int32, the response of each token.
-        lengths: ``[B]`` int64, number of tokens of each response, on the CPU.
-    """
-
-    mask: Tensor
-    row: Tensor
-    lengths: Tensor
-
-    @classmethod
-    def of(cls, response_mask: Tensor) -> "Tokens":
-        """The tokens where ``response_mask`` ``[B, T]`` bool is True, in any arrangement."""
-        lengths = response_mask.sum(1, dtype=torch.int32).to(torch.int64)  # an int64 sum would copy the mask eightfold
-        return cls(mask=response_mask, row=torch.repeat_interleave(lengths).to(torch.int32), lengths=lengths.cpu())
-
-    @property
-    def position(self) -> Tensor:
-        """``[N]`` int64, ``t`` of the paper, from 0: the number of the policy's own tokens before each."""
-        before = torch.cumsum(self.lengths, 0) - self.lengths
-        return torch.arange(len(self.row), device=self.row.device).sub_(self.spread(before))
-
-    def turns(self) -> tuple[Tensor, Tensor]:
-        """The turn of each token, and its place in the turn, both ``[N]`` int64 from 0.
-
-        A turn is a stretch of the policy's own tokens; between two there is always another's.
-        """
-        begins = self.mask.clone()
-        begins[:, 1:] &= ~self.mask[:, :-1]
-        columns = torch.arange(self.mask.shape[1], device=self.mask.device)
-        begun_at = torch.where(begins, columns, 0).cummax(1).values if len(columns) else begins.to(torch.int64)
-        return (begins.cumsum(1) - 1).masked_select(self.mask), (columns - begun_at).masked_select(self.mask)
-
-    def pick(self, matrix: Tensor) -> Tensor:
-        """``[B, T]`` -> ``[N]``, detached."""
-        return matrix.detach().masked_select(self.mask)
-
-    def put(self, values: Tensor) -> Tensor:
-        """``[N]`` -> ``[B, T]`` float32, 0 outside the mask."""
-        matrix = torch.zeros(self.mask.shape, dtype=torch.float32, device=values.device)
-        return matrix.masked_scatter_(self.mask, values.to(torch.float32))
-
-    def spread(self, values: Tensor) -> Tensor:
-        """One value per response ``[B]`` -> one per token ``[N]``, on the tokens' device."""
-        return values.to(self.row.device).index_select(0, self.row)
+from gtpo_megatron.batch import Credit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +36,22 @@ class ResponseTable:
     lengths: Tensor
     is_live: Tensor
     mine: slice
+
+    @classmethod
+    def of(cls, rows: Tensor, mine: slice) -> "ResponseTable":
+        """The table of ``rows`` ``[R, 3]``, which are those of ``table_rows`` of all ranks."""
+        labels, coded, bits = rows.reshape(-1, 3).unbind(1)
+        distinct, group_index = torch.unique(labels, return_inverse=True)
+        lengths = coded // 2
+        return cls(
+            group_index=group_index,
+            num_groups=len(distinct),
+            rewards=bits.contiguous().view(torch.float64),
+            is_correct=(coded % 2 == 1) & (lengths > 0),
+            lengths=lengths,
+            is_live=lengths > 0,
+            mine=mine,
+        )
 
     @property
     def is_one_sided(self) -> Tensor:
@@ -122,124 +88,126 @@ def is_correct(rewards: Tensor, *, success_threshold: float) -> Tensor:
     return rewards >= torch.tensor(success_threshold, dtype=rewards.dtype, device=rewards.device)
 
 
-def gather_table(
-    read_rows: Callable[[], tuple[Tensor, Tensor, Tensor]],
-    *,
-    success_threshold: float,
-    reduction: Reduction,
-    signature: str,
-) -> ResponseTable:
-    """Builds the table from every rank's responses.
+def table_rows(rewards: Tensor, group_ids: Tensor, lengths: Tensor, *, success_threshold: float) -> Tensor:
+    """What the table has of each response, as integers that any rank can send: ``[B, 3]`` int64 on the CPU.
 
     Args:
-        read_rows: validates this rank's inputs and returns rewards, labels and lengths, each ``[B]``.
-        success_threshold: a response is correct if its reward is at least this.
-        reduction: the ranks.
-        signature: text that must be equal on all ranks.
-
-    Raises:
-        GTPOError: ``read_rows`` raised it on some rank; it is raised on all of them.
+        rewards: ``[B]``, any real dtype.
+        group_ids: ``[B]`` integer labels.
+        lengths: ``[B]`` int64, the policy's own tokens.
+        success_threshold: lowest reward of a correct response.
     """
+    # decided here because the dtype of the rewards is known; sent in the last bit of the length
+    outcome = is_correct(rewards, success_threshold=success_threshold).cpu()
+    bits = rewards.to(torch.float64).cpu().contiguous().view(torch.int64)
+    return torch.stack((group_ids.to(torch.int64).cpu(), 2 * lengths.cpu() + outcome, bits), dim=1)
 
-    def encode() -> Tensor:
-        rewards, group_ids, lengths = read_rows()
-        # decided here because the dtype of the rewards is known; sent in the last bit of the length
-        outcome = is_correct(rewards, success_threshold=success_threshold).cpu()
-        bits = rewards.to(torch.float64).cpu().contiguous().view(torch.int64)
-        return torch.stack((group_ids.to(torch.int64).cpu(), 2 * lengths.cpu() + outcome, bits), dim=1)
 
-    rows, mine = reduction.gather_rows(encode, signature)
-    labels, coded, bits = rows.reshape(-1, 3).unbind(1)
-    distinct, group_index = torch.unique(labels, return_inverse=True)
-    lengths = coded // 2
-    return ResponseTable(
-        group_index=group_index,
-        num_groups=len(distinct),
-        rewards=bits.contiguous().view(torch.float64),
-        is_correct=(coded % 2 == 1) & (lengths > 0),
-        lengths=lengths,
-        is_live=lengths > 0,
-        mine=mine,
-    )
+def own_lengths(response_mask: Tensor) -> Tensor:
+    """Number of the policy's own tokens of each response, ``[B]`` int64."""
+    return response_mask.sum(1, dtype=torch.int32).to(torch.int64)  # an int64 sum would copy the mask eightfold
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TokenInputs:
-    """This rank's ``N`` tokens: those that the policy itself wrote.
+class CreditBatch:
+    """This rank's ``N`` tokens, those that the policy itself wrote, and the table of all responses.
+
+    Tokens are ordered by response, then by time. It is the input of an algorithm's ``credit`` and ``select``, and of
+    its ``check``, where this rank's responses are all that there is.
 
     Attributes:
-        tokens: their places in the padded batch.
+        response_mask: ``[B, T]`` bool, the places of the tokens in the padded batch, in any arrangement.
+        row: ``[N]`` int32, the response of each token.
         entropy: ``[N]`` float64, nats, of the old policy; at least 0.
         old_logprobs: ``[N]`` float64, nats; None if they were not given.
         ref_logprobs: ``[N]`` float64, nats, of the reference policy; None if the reward has no part of it.
-        compared: ``[N]`` bool, tokens whose entropies are compared; None: all.
+        shaped_tokens: ``[N]`` bool, tokens whose entropies are compared; None: all.
         turn_rewards: what each turn of each of this rank's responses earned; None if they were not given.
-    """
-
-    tokens: Tokens
-    entropy: Tensor
-    old_logprobs: Tensor | None = None
-    ref_logprobs: Tensor | None = None
-    compared: Tensor | None = None
-    turn_rewards: Sequence[Sequence[float]] | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EntropyWeights:
-    """``x`` and ``y``, for the metrics.
-
-    Attributes:
-        values: ``[M]`` float64, of tokens or of responses.
-        is_correct: ``[M]`` bool.
-        is_lone: ``[M]`` bool: there is nothing to compare it with.
-        reduction: the ranks that hold the others.
-    """
-
-    values: Tensor
-    is_correct: Tensor
-    is_lone: Tensor
-    reduction: Reduction
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenCredit:
-    """Credit of this rank's tokens.
-
-    Attributes:
-        shaped_rewards: ``[N]`` float64.
-        advantages: ``[N]`` float64.
-        weights: what shaped the rewards, if anything did.
-    """
-
-    shaped_rewards: Tensor
-    advantages: Tensor
-    weights: EntropyWeights | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CreditBatch(TokenInputs):
-    """The input of a credit function: this rank's tokens, and the table of all responses.
-
-    Attributes:
         table: all responses of the batch, the same on every rank.
         penalties: ``[R]`` float64, added to each response's reward: for its length, and for its divergence from the
             reference policy.
         reduction: the ranks.
     """
 
+    response_mask: Tensor
+    row: Tensor
+    entropy: Tensor
+    old_logprobs: Tensor | None
+    ref_logprobs: Tensor | None
+    shaped_tokens: Tensor | None
+    turn_rewards: Sequence[Sequence[float]] | None
     table: ResponseTable
     penalties: Tensor
     reduction: Reduction
+
+    @classmethod
+    def of(
+        cls,
+        response_mask: Tensor,
+        table: ResponseTable,
+        *,
+        entropy: Tensor,
+        old_logprobs: Tensor | None = None,
+        ref_logprobs: Tensor | None = None,
+        shaped_tokens: Tensor | None = None,
+        turn_rewards: Sequence[Sequence[float]] | None = None,
+        reduction: Reduction | None = None,
+    ) -> "CreditBatch":
+        """The tokens where ``response_mask`` is True, without penalties."""
+        return cls(
+            response_mask=response_mask,
+            row=torch.repeat_interleave(own_lengths(response_mask)).to(torch.int32),
+            entropy=entropy,
+            old_logprobs=old_logprobs,
+            ref_logprobs=ref_logprobs,
+            shaped_tokens=shaped_tokens,
+            turn_rewards=turn_rewards,
+            table=table,
+            penalties=torch.zeros_like(table.rewards),
+            reduction=reduction or Reduction(),
+        )
+
+    @property
+    def lengths(self) -> Tensor:
+        """``[B]`` int64 on the CPU, number of tokens of each of this rank's responses."""
+        return self.table.lengths[self.table.mine]
+
+    @property
+    def position(self) -> Tensor:
+        """``[N]`` int64, ``t`` of the paper, from 0: the number of the policy's own tokens before each."""
+        before = torch.cumsum(self.lengths, 0) - self.lengths
+        return torch.arange(len(self.row), device=self.row.device).sub_(self.spread(before))
+
+    def turns(self) -> tuple[Tensor, Tensor]:
+        """The turn of each token, and its place in the turn, both ``[N]`` int64 from 0.
+
+        A turn is a stretch of the policy's own tokens; between two there is always another's.
+        """
+        mask = self.response_mask
+        begins = mask.clone()
+        begins[:, 1:] &= ~mask[:, :-1]
+        columns = torch.arange(mask.shape[1], device=mask.device)
+        begun_at = torch.where(begins, columns, 0).cummax(1).values if len(columns) else begins.to(torch.int64)
+        return (begins.cumsum(1) - 1).masked_select(mask), (columns - begun_at).masked_select(mask)
+
+    def padded(self, values: Tensor) -> Tensor:
+        """``[N]`` -> ``[B, T]`` float32, 0 outside the mask."""
+        matrix = torch.zeros(self.response_mask.shape, dtype=torch.float32, device=values.device)
+        return matrix.masked_scatter_(self.response_mask, values.to(torch.float32))
+
+    def spread(self, values: Tensor) -> Tensor:
+        """One value per response of this rank ``[B]`` -> one per token ``[N]``, on the tokens' device."""
+        return values.to(self.row.device).index_select(0, self.row)
+
+    def on_tokens(self, values: Tensor) -> Tensor:
+        """One value per response of the batch ``[R]`` -> one per token of this rank ``[N]``."""
+        return self.spread(values[self.table.mine])
 
     def takes_part(self, one_sided_groups: Literal["zero", "keep"]) -> Tensor:
         """``[R]`` bool: responses that enter a pool."""
         if one_sided_groups == "keep":
             return self.table.is_live
         return self.table.is_live & ~self.table.is_one_sided[self.table.group_index]
-
-    def on_tokens(self, values: Tensor) -> Tensor:
-        """One value per response of the batch ``[R]`` -> one per token of this rank ``[N]``."""
-        return self.tokens.spread(values[self.table.mine])
 
     @property
     def outcome(self) -> Tensor:
@@ -257,16 +225,16 @@ class CreditBatch(TokenInputs):
         mean = exact_sum(values, group, size, Reduction()).mean
         return size[group].to(torch.float64), mean[group]
 
-    def of_responses(self, reward: Tensor, advantage: Tensor, weights: EntropyWeights | None = None) -> TokenCredit:
+    def of_responses(self, reward: Tensor, advantage: Tensor, metrics: dict[str, float] | None = None) -> Credit:
         """Credit of responses, repeated on their tokens.
 
         Args:
             reward: ``[L]`` float64, one per response with tokens, in the table's order.
             advantage: ``[L]`` float64.
-            weights: what shaped the rewards, if anything did.
+            metrics: further metrics, the same on every rank.
         """
         everyone = torch.zeros(2, len(self.table.lengths), dtype=torch.float64)
         everyone[:, self.table.is_live] = torch.stack((reward, advantage))
-        return TokenCredit(
-            shaped_rewards=self.on_tokens(everyone[0]), advantages=self.on_tokens(everyone[1]), weights=weights
+        return Credit(
+            shaped_rewards=self.on_tokens(everyone[0]), advantages=self.on_tokens(everyone[1]), metrics=metrics or {}
         )

@@ -6,7 +6,7 @@ Responses are sharded over ranks by tokens, so a group may be split anywhere. Co
    reward). They give every rank all counts: ``d_t``, ``h_t``, ``n``, ``m``, pool sizes;
 2. for GTPO, one ``all_reduce`` of the largest entropy and one of the sum of the entropies, ``[2 x groups, positions]``
    of O+ and O- of every group (``[2 x groups]`` for the axis ``matrix``, one number per response for ``response``):
-   8 MiB each at 128 groups of up to 4,096 tokens. With a shaping mask, one of counts before them;
+   8 MiB each at 128 groups of up to 4,096 tokens. If not all tokens are shaped, one of counts before them;
 3. for GRPO-S, two ``all_gather``, of counts and of the mean entropy of each response; two more of its divergence, with
    a reference policy in the reward;
 4. ``all_reduce`` of a few numbers: lowest value, sums and sums of squares of the pools, and the diagnostics.
@@ -20,6 +20,7 @@ A rank with bad inputs reports an error code in its header, and all ranks raise 
 
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -85,7 +86,7 @@ class ProcessGroupReduction(Reduction):
                 raise _ERRORS[code](f"data-parallel rank {r}: {_as_text(parts[r])}") from cause
         if len(set(headers[:, 3].tolist())) > 1:
             raise ConfigError(
-                "data-parallel ranks have different algorithm configurations, or a shaping_mask, log-probs or rewards "
+                "data-parallel ranks have different algorithm configurations, or shaped_tokens, log-probs or rewards "
                 f"of turns on some of them only (digests {headers[:, 3].tolist()}, by rank); start all of them from "
                 "one config.yaml"
             )
@@ -136,40 +137,19 @@ def reduction_over(dp_group: dist.ProcessGroup | None) -> Reduction:
     return Reduction() if dp_group is None else ProcessGroupReduction(dp_group)
 
 
-def assign_credit(  # noqa: PLR0913 - tensors of the same rows
-    config: AlgorithmConfig,
-    *,
-    rewards: Tensor,
-    token_entropy: Tensor,
-    response_mask: Tensor,
-    group_ids: Tensor,
-    old_logprobs: Tensor | None = None,
-    ref_logprobs: Tensor | None = None,
-    shaping_mask: Tensor | None = None,
-    turn_rewards: Sequence[Sequence[float]] | None = None,
-    truncated: Tensor | None = None,
-    dp_group: dist.ProcessGroup | None = None,
-) -> Credit:
+def assign_credit(config: AlgorithmConfig, *, dp_group: dist.ProcessGroup | None = None, **tensors: Any) -> Credit:
     """This rank's rows of ``algorithms.assign_credit`` on the rows of all ranks of ``dp_group``, bit for bit.
 
-    Every rank of the group must call it, with any number of responses (also 0) padded to any length. The trainer
-    calls ``algorithms.assign_credit`` with ``reduction_over(dp_group)``, which is the same.
+    Every rank of the group must call it, with any number of responses (also 0) padded to any length.
+
+    Args:
+        config: its type selects the algorithm.
+        dp_group: the ranks; None: this process holds all responses.
+        tensors: those of ``algorithms.assign_credit``, of this rank's rows.
 
     Raises:
         ShapeError: a shape or dtype does not fit, on this or another rank; raised on all.
         DataError: a value cannot be used, on this or another rank; raised on all.
         ConfigError: ranks have different configurations; raised on all.
     """
-    return algorithms.assign_credit(
-        config,
-        rewards=rewards,
-        token_entropy=token_entropy,
-        response_mask=response_mask,
-        group_ids=group_ids,
-        old_logprobs=old_logprobs,
-        ref_logprobs=ref_logprobs,
-        shaping_mask=shaping_mask,
-        turn_rewards=turn_rewards,
-        truncated=truncated,
-        reduction=reduction_over(dp_group),
-    )
+    return algorithms.assign_credit(config, **tensors, reduction=reduction_over(dp_group))

@@ -18,29 +18,9 @@ import pytest
 import torch
 
 from gtpo_megatron.batch import RolloutShard
-from gtpo_megatron.config.algorithm import (
-    CISPOConfig,
-    ClipCovConfig,
-    DAPOConfig,
-    DPPOConfig,
-    DrGRPOConfig,
-    DynamicSamplingConfig,
-    EAPOConfig,
-    EntropyAdvantageConfig,
-    FIPOConfig,
-    GRPOConfig,
-    GRPOSConfig,
-    GSPOConfig,
-    GTPOConfig,
-    KLCovConfig,
-    REINFORCEPlusPlusConfig,
-    RLOOConfig,
-    STAREConfig,
-    TopEntropyConfig,
-)
-from gtpo_megatron.config.algorithm.base import NoLengthPenalty
 from gtpo_megatron.config.model import BalanceConfig
 from gtpo_megatron.observability.metrics import merge, to_scalars
+from tests.credit_cases import ALGORITHMS
 from tests.dist_utils import run_processes
 from tests.distributed.expert_models import make_expert_model
 from tests.distributed.tiny_world import make_config, make_model, make_rewards, make_rollouts
@@ -53,27 +33,6 @@ pytestmark = [
 
 FOLDER = Path(__file__).parent
 NAMES = ("policy/loss", "optimizer/grad_norm", "policy/entropy_nats")
-ALGORITHMS = {
-    "gtpo": GTPOConfig(),
-    "grpo_s": GRPOSConfig(),
-    "dapo": DAPOConfig(dynamic_sampling=DynamicSamplingConfig(enabled=False), length_penalty=NoLengthPenalty()),
-    "grpo": GRPOConfig(),
-    "dr_grpo": DrGRPOConfig(norm_tokens=12),
-    "gspo": GSPOConfig(),
-    "cispo": CISPOConfig(),
-    "entropy_advantage": EntropyAdvantageConfig(),
-    "top_entropy": TopEntropyConfig(),
-    # shares of a batch of 53 tokens that choose some
-    "clip_cov": ClipCovConfig(clip_fraction=0.1, cov_low=-1.0),
-    "kl_cov": KLCovConfig(penalised_fraction=0.1),
-    "rloo": RLOOConfig(),
-    "reinforce_plus_plus": REINFORCEPlusPlusConfig(baseline="group"),
-    "eapo": EAPOConfig(),
-    # above the entropy of these curves, so that weights act
-    "stare": STAREConfig(variant="C2", entropy_target=9.0),
-    "fipo": FIPOConfig(influence_eps_low=0.2, length_penalty=NoLengthPenalty()),
-    "dppo": DPPOConfig(norm_tokens=12),
-}
 EXPERTS = "gtpo_experts"
 """GTPO on a mixture of experts, each expert on one of two ranks."""
 AT_REST = "updates_at_rest.json"

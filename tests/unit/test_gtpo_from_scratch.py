@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gtpo_megatron.algorithms import assign_credit, prepare_update, update_loss
+from gtpo_megatron.algorithms.checks import flat
 from gtpo_megatron.algorithms.credit.gtpo import gtpo_credit
-from gtpo_megatron.algorithms.sums import Reduction
-from gtpo_megatron.algorithms.token_batch import CreditBatch, Tokens
+from gtpo_megatron.algorithms.token_batch import CreditBatch
 from gtpo_megatron.config.algorithm import GTPOConfig
 from tests.reference import credit as reference
 from tests.strategies import Batch, batches, examples, random_batch
@@ -57,23 +57,13 @@ def check_credit(scratch, batch: Batch) -> None:
 
     arguments = batch.arguments(extra=2)
     table = table_of(batch.rewards, batch.groups, batch.lengths.tolist())
-    tokens = Tokens.of(arguments["response_mask"])
-    inputs = CreditBatch(
-        tokens=tokens,
-        entropy=tokens.pick(arguments["token_entropy"]).double(),
-        old_logprobs=None,
-        ref_logprobs=None,
-        compared=None,
-        turn_rewards=None,
-        table=table,
-        penalties=torch.zeros(len(batch.rewards), dtype=torch.float64),
-        reduction=Reduction(),
-    )
-    flat = gtpo_credit(GTPOConfig(), inputs)
+    mask = arguments["response_mask"]
+    entropy = flat(mask, arguments["token_entropy"]).double()
+    exact_credit = gtpo_credit(GTPOConfig(), CreditBatch.of(mask, table, entropy=entropy))
     credit = assign_credit(GTPOConfig(), **arguments)
-    theirs = ((flat.shaped_rewards, credit.shaped_rewards), (flat.advantages, credit.advantages))
+    theirs = ((exact_credit.shaped_rewards, credit.shaped_rewards), (exact_credit.advantages, credit.advantages))
     for ours, (exact, result) in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(tokens.pick(ours), exact, **SIGNIFICANT)
+        torch.testing.assert_close(flat(mask, ours), exact, **SIGNIFICANT)
         torch.testing.assert_close(ours.float(), result, **FLOAT32)
 
 

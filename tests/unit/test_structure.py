@@ -32,13 +32,6 @@ def test_algorithms_import_torch_and_the_standard_library_only(path):
         assert not name.startswith("torch.distributed"), name
 
 
-def test_every_module_of_the_algorithms_has_its_tests():
-    package, tests = ROOT / "algorithms", TESTS / "algorithms"
-    modules = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if path.stem != "__init__"}
-    missing = [name for name in modules if not (tests / name).with_name(f"test_{Path(name).name}").exists()]
-    assert not missing, sorted(missing)
-
-
 @pytest.mark.parametrize(
     "folder", ["algorithms", "distributed", "weights", "config", "conversations", "data", "rewards", "companions"]
 )

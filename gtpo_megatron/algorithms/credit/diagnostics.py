@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.algorithms.sums import Reduction, exact_sum
-from gtpo_megatron.algorithms.token_batch import CreditBatch, EntropyWeights, TokenCredit
+from gtpo_megatron.algorithms.token_batch import CreditBatch
+from gtpo_megatron.batch import Credit
 
 
-def credit_metrics(credit: TokenCredit, batch: CreditBatch) -> dict[str, float]:
+def credit_metrics(credit: Credit, batch: CreditBatch) -> dict[str, float]:
     """Metrics of the batch, the same on every rank. A metric over an empty set is omitted.
 
     - ``credit/correct_tokens_negative_frac``: tokens of correct responses with a negative advantage;
@@ -15,14 +16,7 @@ def credit_metrics(credit: TokenCredit, batch: CreditBatch) -> dict[str, float]:
     - ``credit/one_sided_groups_frac``: groups whose responses are all correct or all incorrect.
     - ``credit/entropy_correct_nats``, ``_incorrect``: mean token entropy.
 
-    If entropies shape rewards (of tokens for GTPO, of responses for GRPO-S), also:
-
-    - ``credit/singleton_position_frac``: correct ones without peers (``d_t = 1``): their entropy weight is 1 whatever
-      their entropy.
-    - ``credit/effective_frac_correct``, ``_incorrect``: ``(sum x)^2 / (N sum x^2)``: 1 if all ``x`` are equal, ``1/N``
-      if all but one are 0.
-
-    Collectives: those of ``_Sides``, for tokens and for entropy weights.
+    Collectives: those of ``_Sides``.
     """
     table = batch.table
     tokens = _Sides(batch.on_tokens(table.is_correct), batch.reduction)
@@ -38,20 +32,32 @@ def credit_metrics(credit: TokenCredit, batch: CreditBatch) -> dict[str, float]:
         "entropy_incorrect_nats": (incorrect_nats, tokens.sizes[0]),
         "one_sided_groups_frac": (int((table.is_one_sided & live_groups).sum()), int(live_groups.sum())),
     }
-    metrics = {f"credit/{name}": total / count for name, (total, count) in ratios.items() if count}
-    return metrics if credit.weights is None else metrics | _weight_metrics(credit.weights)
+    return {f"credit/{name}": total / count for name, (total, count) in ratios.items() if count}
 
 
-def _weight_metrics(weights: EntropyWeights) -> dict[str, float]:
-    sides = _Sides(weights.is_correct, weights.reduction)
-    totals, squares = sides.sum(weights.values), sides.sum(weights.values.square())
+def weight_metrics(x_or_y: Tensor, is_correct: Tensor, is_lone: Tensor, reduction: Reduction) -> dict[str, float]:
+    """Metrics of the entropy weights of tokens (GTPO) or of responses (GRPO-S), the same on every rank.
+
+    - ``credit/singleton_position_frac``: correct ones without peers (``d_t = 1``): their entropy weight is 1 whatever
+      their entropy.
+    - ``credit/effective_frac_correct``, ``_incorrect``: ``(sum x)^2 / (N sum x^2)``: 1 if all ``x`` are equal, ``1/N``
+      if all but one are 0.
+
+    Args:
+        x_or_y: ``[M]`` float64, ``x`` on O+ and ``y`` on O-.
+        is_correct: ``[M]`` bool, O+.
+        is_lone: ``[M]`` bool: there is nothing to compare it with.
+        reduction: the ranks that hold the others. Collectives: those of ``_Sides``.
+    """
+    sides = _Sides(is_correct, reduction)
+    totals, squares = sides.sum(x_or_y), sides.sum(x_or_y.square())
     metrics = {
         f"credit/effective_frac_{name}": total * total / (size * square)
         for name, size, total, square in zip(("incorrect", "correct"), sides.sizes, totals, squares, strict=True)
         if size
     }
     if sides.sizes[1]:
-        metrics["credit/singleton_position_frac"] = sides.count(weights.is_lone)[1] / sides.sizes[1]
+        metrics["credit/singleton_position_frac"] = sides.count(is_lone)[1] / sides.sizes[1]
     return metrics
 
 

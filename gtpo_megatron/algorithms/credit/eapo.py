@@ -4,11 +4,12 @@ from dataclasses import replace
 
 from gtpo_megatron.algorithms.credit.group_relative import group_relative_credit
 from gtpo_megatron.algorithms.credit.standardise import standardise, token_pools
-from gtpo_megatron.algorithms.token_batch import CreditBatch, TokenCredit
+from gtpo_megatron.algorithms.token_batch import CreditBatch
+from gtpo_megatron.batch import Credit
 from gtpo_megatron.config.algorithm import EAPOConfig
 
 
-def eapo_credit(config: EAPOConfig, batch: CreditBatch) -> TokenCredit:
+def eapo_credit(config: EAPOConfig, batch: CreditBatch) -> Credit:
     """``A + alpha sign(A) A_H`` (Eq. 7), ``A`` being GRPO's; ``A_H = clip((H - mu) / sigma, +-|A| / phi)`` (Eq. 6).
 
     ``mu`` and ``sigma`` are the mean and the std of the entropies of all tokens of the group; ``A_H = 0`` if they

@@ -3,11 +3,12 @@
 from torch import Tensor
 
 from gtpo_megatron.algorithms.credit.standardise import REWARD_ROUNDING, response_pools, standardise
-from gtpo_megatron.algorithms.token_batch import CreditBatch, TokenCredit
+from gtpo_megatron.algorithms.token_batch import CreditBatch
+from gtpo_megatron.batch import Credit
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 
 
-def group_relative_credit(config: AlgorithmConfig, batch: CreditBatch) -> TokenCredit:
+def group_relative_credit(config: AlgorithmConfig, batch: CreditBatch) -> Credit:
     """``A_i = (r_i - mean(r)) / (std(r) + eps)`` over the responses of the group, ``r`` being ``CreditBatch.outcome``.
 
     0 in groups of one and in groups of rewards that are equal but for rounding.
@@ -15,7 +16,7 @@ def group_relative_credit(config: AlgorithmConfig, batch: CreditBatch) -> TokenC
     return batch.of_responses(batch.outcome, _relative_to_group(config, batch, divides_by_std=True))
 
 
-def group_centred_credit(config: AlgorithmConfig, batch: CreditBatch) -> TokenCredit:
+def group_centred_credit(config: AlgorithmConfig, batch: CreditBatch) -> Credit:
     """``A_i = r_i - mean(r)`` over the responses of the group, ``r`` being ``CreditBatch.outcome``."""
     return batch.of_responses(batch.outcome, group_centred(config, batch))
 

@@ -7,23 +7,24 @@ one ratio per response.
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.credit import controls
+from gtpo_megatron.algorithms.credit.diagnostics import weight_metrics
 from gtpo_megatron.algorithms.credit.entropy_checks import takes_inverses
 from gtpo_megatron.algorithms.credit.shaping import (
     LEAST_ENTROPY,
     SINGLE_POOL,
-    entropy_weight,
+    entropy_weights,
     shaped_reward,
     shaping_entropy,
 )
 from gtpo_megatron.algorithms.credit.standardise import response_pools, standardise
 from gtpo_megatron.algorithms.sums import Reduction, exact_sum, significant
-from gtpo_megatron.algorithms.token_batch import CreditBatch, EntropyWeights, TokenCredit
+from gtpo_megatron.algorithms.token_batch import CreditBatch
+from gtpo_megatron.batch import Credit
 from gtpo_megatron.config.algorithm import GRPOSConfig
 from gtpo_megatron.errors import DataError
 
 
-def grpo_s_credit(config: GRPOSConfig, batch: CreditBatch) -> TokenCredit:
+def grpo_s_credit(config: GRPOSConfig, batch: CreditBatch) -> Credit:
     """Shaped rewards and advantages [I 8-9; S 5, 17], one value per response, repeated on its tokens.
 
     With the defaults, for a response ``i`` that is correct (O+) or incorrect (O-):
@@ -39,30 +40,24 @@ def grpo_s_credit(config: GRPOSConfig, batch: CreditBatch) -> TokenCredit:
     """
     table = batch.table
     mean_entropy = batch.reduction.gather_values(_mean_entropy(config, batch))[table.is_live]  # Hs
-    if config.weight_source == "shuffled":
-        mean_entropy = controls.shuffle_within_sets(
-            table, mean_entropy, config.weight_seed, spans_batch=config.entropy_scope == "batch"
-        )
     is_correct = table.is_correct[table.is_live]  # O+
     _check_invertible(config, mean_entropy, is_correct)
 
     side, num_sides = table.sides(spans_batch=config.entropy_scope == "batch")
     side = side[table.is_live]  # O+ or O- of its group
-    count = torch.bincount(side, minlength=num_sides)  # n, m
-    weight = entropy_weight(  # X on O+, Y on O-
+    num_peers = torch.bincount(side, minlength=num_sides)  # n, m
+    x_or_y = entropy_weights(  # X on O+, Y on O-
         mean_entropy,
         is_correct,
         side,
-        count,
+        num_peers,
         config.entropy_mean,
-        compared=None,
+        shaped_tokens=None,
         reduction=Reduction(),
     )
-    if config.shaped_sides != "both":
-        weight = torch.where(is_correct == (config.shaped_sides == "positive"), weight, 1.0)
 
     reward = shaped_reward(  # r+ and r- [I 8; S 5, 17]
-        config.formulation, is_correct, weight, base=config.beta1, bonus=config.beta2, kappa=config.kappa
+        config.formulation, is_correct, x_or_y, base=config.beta1, bonus=config.beta2, kappa=config.kappa
     )
     reward += batch.penalties[table.is_live]  # R(i) [S 11; I App. D]
 
@@ -73,21 +68,21 @@ def grpo_s_credit(config: GRPOSConfig, batch: CreditBatch) -> TokenCredit:
         takes_part=batch.takes_part(config.one_sided_groups),
     )
     advantage = standardise(reward, pools, ddof=config.std_ddof, eps=config.std_eps)  # A [I 9]
-    weights = EntropyWeights(values=weight, is_correct=is_correct, is_lone=(count == 1)[side], reduction=Reduction())
-    return batch.of_responses(reward, advantage, weights)
+    metrics = weight_metrics(x_or_y, is_correct, (num_peers == 1)[side], Reduction())
+    return batch.of_responses(reward, advantage, metrics)
 
 
 def _mean_entropy(config: GRPOSConfig, batch: CreditBatch) -> Tensor:
     """``Hs`` of this rank's responses [S 5; I 8], or ``exp((1/|o|) sum_t log H)`` [I App. C], ``[B]`` float64."""
-    tokens, entropy = batch.tokens, shaping_entropy(config, batch)
-    count = tokens.lengths.to(entropy.device)
+    entropy = shaping_entropy(config, batch.entropy)
+    count = batch.lengths.to(entropy.device)
     value = significant(entropy.log() if config.sequence_entropy_mean == "geometric" else entropy)
-    if batch.compared is not None:
-        kept = torch.bincount(tokens.row[batch.compared], minlength=len(count))
-        # a response without compared tokens is averaged over all of its tokens
-        value = torch.where(batch.compared | (kept == 0).index_select(0, tokens.row), value, 0.0)
-        count = torch.where(kept > 0, kept, count)
-    mean = exact_sum(value, tokens.row, count, Reduction()).mean
+    if batch.shaped_tokens is not None:
+        num_shaped = torch.bincount(batch.row[batch.shaped_tokens], minlength=len(count))
+        # a response without shaped tokens is averaged over all of its tokens
+        value = torch.where(batch.shaped_tokens | (num_shaped == 0).index_select(0, batch.row), value, 0.0)
+        count = torch.where(num_shaped > 0, num_shaped, count)
+    mean = exact_sum(value, batch.row, count, Reduction()).mean
     return mean.exp() if config.sequence_entropy_mean == "geometric" else mean
 
 

@@ -6,14 +6,16 @@
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.credit.shaping import SINGLE_POOL, entropy_weight, shaped_reward, shaping_entropy
+from gtpo_megatron.algorithms.credit.diagnostics import weight_metrics
+from gtpo_megatron.algorithms.credit.shaping import SINGLE_POOL, entropy_weights, shaped_reward, shaping_entropy
 from gtpo_megatron.algorithms.credit.standardise import standardise, token_pools
 from gtpo_megatron.algorithms.credit.turn_rewards import turn_reward
-from gtpo_megatron.algorithms.token_batch import CreditBatch, EntropyWeights, TokenCredit
+from gtpo_megatron.algorithms.token_batch import CreditBatch
+from gtpo_megatron.batch import Credit
 from gtpo_megatron.config.algorithm import GTPOConfig
 
 
-def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> TokenCredit:
+def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> Credit:
     """Shaped rewards [I 3-4] and advantages [I 5-6] of this rank's ``N`` tokens.
 
     With the defaults, for a token ``t`` of response ``i`` that is correct (O+) or incorrect (O-):
@@ -28,27 +30,23 @@ def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> TokenCredit:
 
     ``turn_reward_coef`` (ours) adds ``coef * rho[i,k]`` to ``r+`` and ``r-``, what the token's turn ``k`` earned.
 
-    Collectives: those of ``entropy_weight`` and of ``standardise``; one ``sum`` more with a shaping mask.
+    Collectives: those of ``entropy_weights``, ``standardise`` and ``weight_metrics``; one ``sum`` more if not all
+    tokens are shaped.
     """
     is_correct = batch.on_tokens(batch.table.is_correct)  # O+
-    key, count = compared_tokens(config, batch)  # count: d_t on O+, h_t on O-
-    weight = entropy_weight(  # x on O+, y on O-
-        shaping_entropy(config, batch),  # H
+    peer_set, num_peers = peer_sets(config, batch)  # num_peers: d_t on O+, h_t on O-
+    x_or_y = entropy_weights(  # x on O+, y on O-
+        shaping_entropy(config, batch.entropy),  # H
         is_correct,
-        key,
-        count,
+        peer_set,
+        num_peers,
         config.entropy_mean,
-        compared=batch.compared,
+        shaped_tokens=batch.shaped_tokens,
         reduction=batch.reduction,
     )
-    is_lone = (count == 1).gather(0, key)
-    if batch.compared is not None:
-        is_lone &= batch.compared
-    if config.shaped_sides != "both":
-        weight = torch.where(is_correct == (config.shaped_sides == "positive"), weight, 1.0)
 
     reward = shaped_reward(  # r+ [I 3; S 2, 11, 13] and r- [I 4; S 13]
-        config.formulation, is_correct, weight, base=config.alpha1, bonus=config.alpha2, kappa=config.kappa
+        config.formulation, is_correct, x_or_y, base=config.alpha1, bonus=config.alpha2, kappa=config.kappa
     )
     reward += batch.on_tokens(batch.penalties)  # R(i) [S 11; I App. D]
     if config.turn_reward_coef:
@@ -63,12 +61,15 @@ def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> TokenCredit:
     # A+ [I 5; S 3, 14] and A- [I 6; S 14]
     advantage = standardise(reward, pools, ddof=config.std_ddof, eps=config.std_eps)
 
-    weights = EntropyWeights(values=weight, is_correct=is_correct, is_lone=is_lone, reduction=batch.reduction)
-    return TokenCredit(shaped_rewards=reward, advantages=advantage, weights=weights)
+    is_lone = (num_peers == 1).gather(0, peer_set)
+    if batch.shaped_tokens is not None:
+        is_lone &= batch.shaped_tokens
+    metrics = weight_metrics(x_or_y, is_correct, is_lone, batch.reduction)
+    return Credit(shaped_rewards=reward, advantages=advantage, metrics=metrics)
 
 
-def compared_tokens(config: GTPOConfig, batch: CreditBatch) -> tuple[Tensor, Tensor]:
-    """Keys of this rank's tokens, equal for tokens that are compared, and how many tokens have each key.
+def peer_sets(config: GTPOConfig, batch: CreditBatch) -> tuple[Tensor, Tensor]:
+    """The set of tokens that each of this rank's tokens is compared within, and the size of each set.
 
     A token is compared within its *side*, O+ or O- of its group (or of the batch), along one axis [S sec. 5]: with the
     tokens at the same ``t`` (``position``, the equations of the paper), with those at the same place in the same turn
@@ -80,29 +81,31 @@ def compared_tokens(config: GTPOConfig, batch: CreditBatch) -> tuple[Tensor, Ten
         batch's longest response for ``position``: 8 MiB a number at 128 groups of up to 4,096 tokens; for ``turn``
         sides times most turns times the longest turn.
 
-    Collectives: for ``turn`` one ``max`` of two numbers and one ``sum`` of ``[K]``; with a shaping mask one ``sum``.
+    Collectives: for ``turn`` one ``max`` of two numbers and one ``sum`` of ``[K]``; one ``sum`` if not all
+    tokens are shaped.
     """
     table = batch.table
     side, num_sides = table.sides(spans_batch=config.entropy_scope == "batch")
     match config.entropy_axis:
         case "position":
             longest = int(table.lengths.max()) if len(table.lengths) else 0
-            key = batch.tokens.position.add_(batch.on_tokens(longest * side))
+            peer_set = batch.position.add_(batch.on_tokens(longest * side))
             last = (longest * side + table.lengths - 1)[table.is_live]
             ends = torch.bincount(last, minlength=num_sides * longest).view(num_sides, longest)
-            count = ends.flip(1).cumsum(1).flip(1).flatten()  # a response is there at t if it ends at t or later
+            num_peers = ends.flip(1).cumsum(1).flip(1).flatten()  # a response is there at t if it ends at t or later
         case "turn":
-            turn, place = batch.tokens.turns()
+            turn, place = batch.turns()
             sizes = torch.stack([turn.max() + 1, place.max() + 1]) if len(turn) else turn.new_zeros(2)
             num_turns, longest = batch.reduction.max(sizes).tolist()
-            key = (batch.on_tokens(side) * num_turns + turn) * longest + place
-            compared = key if batch.compared is None else key[batch.compared]
-            return key, batch.reduction.sum(torch.bincount(compared, minlength=num_sides * num_turns * longest))
+            peer_set = (batch.on_tokens(side) * num_turns + turn) * longest + place
+            shaped = peer_set if batch.shaped_tokens is None else peer_set[batch.shaped_tokens]
+            return peer_set, batch.reduction.sum(torch.bincount(shaped, minlength=num_sides * num_turns * longest))
         case "response":
-            key, count = batch.tokens.row.to(torch.int64) + table.mine.start, table.lengths
+            peer_set, num_peers = batch.row.to(torch.int64) + table.mine.start, table.lengths
         case "matrix":
-            key = batch.on_tokens(side)
-            count = torch.zeros(num_sides, dtype=torch.int64).index_add_(0, side, table.lengths)
-    if batch.compared is None:
-        return key, count.to(key.device)
-    return key, batch.reduction.sum(torch.bincount(key[batch.compared], minlength=len(count)))
+            peer_set = batch.on_tokens(side)
+            num_peers = torch.zeros(num_sides, dtype=torch.int64).index_add_(0, side, table.lengths)
+    if batch.shaped_tokens is None:
+        return peer_set, num_peers.to(peer_set.device)
+    shaped = peer_set[batch.shaped_tokens]
+    return peer_set, batch.reduction.sum(torch.bincount(shaped, minlength=len(num_peers)))

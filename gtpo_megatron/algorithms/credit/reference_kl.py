@@ -7,12 +7,12 @@ from gtpo_megatron.algorithms.checks import check_full_precision, check_shape, c
 from gtpo_megatron.algorithms.losses.loss_batch import LOG_RATIO_LIMIT
 from gtpo_megatron.algorithms.losses.reference_kl import kl_estimate
 from gtpo_megatron.algorithms.sums import Reduction, exact_sum, significant
-from gtpo_megatron.algorithms.token_batch import TokenInputs, Tokens
+from gtpo_megatron.algorithms.token_batch import CreditBatch
 from gtpo_megatron.config.algorithm import ReferenceKLConfig
 from gtpo_megatron.errors import ShapeError
 
 
-def checked_reference(config: ReferenceKLConfig, ref_logprobs: Tensor | None, tokens: Tokens) -> Tensor:
+def checked_reference(config: ReferenceKLConfig, ref_logprobs: Tensor | None, response_mask: Tensor) -> Tensor:
     """The reference policy's log-probs at the tokens, ``[N]`` float64.
 
     Raises:
@@ -21,12 +21,12 @@ def checked_reference(config: ReferenceKLConfig, ref_logprobs: Tensor | None, to
     """
     if ref_logprobs is None:
         raise ShapeError(f"ref_logprobs: got None, needed for reference_kl.coef={config.coef}")
-    check_shape(tuple(tokens.mask.shape), ref_logprobs=ref_logprobs)
+    check_shape(tuple(response_mask.shape), ref_logprobs=ref_logprobs)
     check_full_precision(ref_logprobs=ref_logprobs)
-    return -checked_tokens(tokens, "ref_logprobs", ref_logprobs, sign=-1.0)
+    return -checked_tokens(response_mask, "ref_logprobs", ref_logprobs, sign=-1.0)
 
 
-def reference_penalties(config: ReferenceKLConfig, inputs: TokenInputs, reduction: Reduction) -> Tensor:
+def reference_penalties(config: ReferenceKLConfig, batch: CreditBatch) -> Tensor:
     """``-coef * sum_t k(log pi_old(o_t) - log pi_ref(o_t))`` of every response of the batch, ``[R]`` float64.
 
     It is added to the outcome as the length penalty is. With ``k1`` the expected reward then has the KL divergence of
@@ -35,12 +35,13 @@ def reference_penalties(config: ReferenceKLConfig, inputs: TokenInputs, reductio
 
     Args:
         config: coefficient and estimator.
-        inputs: this rank's tokens.
-        reduction: the ranks. Collectives: one ``gather_values``.
+        batch: this rank's tokens.
+
+    Collectives: one ``gather_values``.
     """
-    assert inputs.old_logprobs is not None
-    assert inputs.ref_logprobs is not None
-    differences = (inputs.old_logprobs - inputs.ref_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    lengths = inputs.tokens.lengths.to(differences.device)
-    divergence = exact_sum(kl_estimate(differences, config.estimator), inputs.tokens.row, lengths, Reduction())
-    return -config.coef * significant(reduction.gather_values(divergence.total).to(torch.float64))
+    assert batch.old_logprobs is not None
+    assert batch.ref_logprobs is not None
+    differences = (batch.old_logprobs - batch.ref_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    lengths = batch.lengths.to(differences.device)
+    divergence = exact_sum(kl_estimate(differences, config.estimator), batch.row, lengths, Reduction())
+    return -config.coef * significant(batch.reduction.gather_values(divergence.total).to(torch.float64))

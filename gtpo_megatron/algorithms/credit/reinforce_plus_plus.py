@@ -4,11 +4,12 @@ from dataclasses import replace
 
 from gtpo_megatron.algorithms.credit.group_relative import group_centred
 from gtpo_megatron.algorithms.credit.standardise import REWARD_ROUNDING, response_pools, standardise, token_pools
-from gtpo_megatron.algorithms.token_batch import CreditBatch, TokenCredit
+from gtpo_megatron.algorithms.token_batch import CreditBatch
+from gtpo_megatron.batch import Credit
 from gtpo_megatron.config.algorithm import REINFORCEPlusPlusConfig
 
 
-def reinforce_plus_plus_credit(config: REINFORCEPlusPlusConfig, batch: CreditBatch) -> TokenCredit:
+def reinforce_plus_plus_credit(config: REINFORCEPlusPlusConfig, batch: CreditBatch) -> Credit:
     """``A_i = (b_i - mean(b)) / (std(b) + eps)`` over the batch (Eq. 5, 7); 0 if all ``b`` are equal but for rounding.
 
     ``b_i = r_i``, the return of every token without a KL term (Eq. 4); with ``baseline="group"`` it is

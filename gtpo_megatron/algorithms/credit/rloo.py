@@ -3,11 +3,12 @@
 import torch
 
 from gtpo_megatron.algorithms.credit.group_relative import group_centred
-from gtpo_megatron.algorithms.token_batch import CreditBatch, TokenCredit
+from gtpo_megatron.algorithms.token_batch import CreditBatch
+from gtpo_megatron.batch import Credit
 from gtpo_megatron.config.algorithm import RLOOConfig
 
 
-def rloo_credit(config: RLOOConfig, batch: CreditBatch) -> TokenCredit:
+def rloo_credit(config: RLOOConfig, batch: CreditBatch) -> Credit:
     """``A_i = r_i - sum_{j != i} r_j / (K - 1) = K / (K - 1) (r_i - mean(r))`` over the ``K`` responses of the group.
 
     0 in groups of one, which have no baseline. ``r`` includes the length penalty.

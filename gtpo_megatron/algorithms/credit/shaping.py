@@ -5,9 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.credit.controls import stand_in
 from gtpo_megatron.algorithms.sums import Reduction, combine_by_key_, exact_sum, significant
-from gtpo_megatron.algorithms.token_batch import TokenInputs
 from gtpo_megatron.config.algorithm import EntropyCreditSettings
 from gtpo_megatron.errors import DataError
 
@@ -21,24 +19,23 @@ LARGEST_WEIGHT = 2.0**100
 """Arithmetic weights are bounded by the number of peers, geometric ones by nothing; credit is float32, to 2**128."""
 
 
-def shaping_entropy(config: EntropyCreditSettings, inputs: TokenInputs) -> Tensor:
-    """``H = clip(entropy, lowest, highest) + floor`` of ``entropy_clip`` and ``entropy_floor``, ``[N]``, positive.
+def shaping_entropy(config: EntropyCreditSettings, entropy: Tensor) -> Tensor:
+    """``H = clip(entropy, lowest, highest) + floor`` of ``entropy_clip`` and ``entropy_floor``, positive.
 
     A floor of 0 is raised to ``LEAST_ENTROPY``; this changes only comparisons of zeros, which are all equal.
     """
-    entropy = stand_in(config, inputs)  # the entropies themselves, unless the run is a control
     clipped = entropy if config.entropy_clip is None else entropy.clamp(*config.entropy_clip)
     return clipped + max(config.entropy_floor, LEAST_ENTROPY)
 
 
-def entropy_weight(
+def entropy_weights(
     entropy: Tensor,
     is_correct: Tensor,
-    key: Tensor,
-    count: Tensor,
+    peer_set: Tensor,
+    num_peers: Tensor,
     mean: Literal["arithmetic", "geometric"],
     *,
-    compared: Tensor | None,
+    shaped_tokens: Tensor | None,
     reduction: Reduction,
 ) -> Tensor:
     """``x[i,t] = H[i,t] / sum_{k in O+} H[k,t] * d_t``, and ``y[j,t]`` with ``1/H``, O- and ``h_t``.
@@ -48,10 +45,10 @@ def entropy_weight(
     Args:
         entropy: ``[N]`` float64, positive.
         is_correct: ``[N]`` bool, O+; on O- the inverses are compared.
-        key: ``[N]`` int64 in [0, K): what is compared with each other has the same.
-        count: ``[K]`` int64, how many are compared, over all ranks: ``d_t`` and ``h_t``.
+        peer_set: ``[N]`` int64 in [0, K), the set within which each entropy is compared.
+        num_peers: ``[K]`` int64, size of each set over all ranks: ``d_t`` and ``h_t``.
         mean: the kind of mean over them.
-        compared: ``[N]`` bool; others are in no mean and get 1. None: all are compared.
+        shaped_tokens: ``[N]`` bool; others are in no mean and get 1. None: all are compared.
         reduction: the ranks. Collectives: a ``max`` and a ``sum`` of ``K`` numbers; one ``max`` more for geometric
             means.
 
@@ -61,13 +58,13 @@ def entropy_weight(
     is_geometric = mean == "geometric"
     entropy = torch.where(is_correct, entropy, 1.0 / entropy)
     entropy = significant(entropy.log() if is_geometric else entropy)
-    if compared is not None:
-        entropy = torch.where(compared, entropy, 0.0)
-    average = exact_sum(entropy, key, count, reduction).mean
-    weight = combine_by_key_(entropy, Tensor.sub_ if is_geometric else Tensor.div_, average, key)
+    if shaped_tokens is not None:
+        entropy = torch.where(shaped_tokens, entropy, 0.0)
+    average = exact_sum(entropy, peer_set, num_peers, reduction).mean
+    weight = combine_by_key_(entropy, Tensor.sub_ if is_geometric else Tensor.div_, average, peer_set)
     weight = weight.exp_() if is_geometric else weight
-    if compared is not None:
-        weight = torch.where(compared, weight, 1.0)
+    if shaped_tokens is not None:
+        weight = torch.where(shaped_tokens, weight, 1.0)
     if is_geometric:
         largest = float(reduction.max(weight.amax().view(1) if len(weight) else weight.new_zeros(1)))
         if largest > LARGEST_WEIGHT:
@@ -82,7 +79,7 @@ def entropy_weight(
 def shaped_reward(
     formulation: Literal["v1", "v1_clipped", "v2", "v6"],
     is_correct: Tensor,
-    weight: Tensor,
+    x_or_y: Tensor,
     *,
     base: float,
     bonus: float,
@@ -102,13 +99,13 @@ def shaped_reward(
     Args:
         formulation: its name.
         is_correct: ``[N]`` bool, O+.
-        weight: ``[N]`` float64, ``x`` on O+ and ``y`` on O-.
+        x_or_y: ``[N]`` float64, ``x`` on O+ and ``y`` on O-.
         base: alpha1 or beta1.
         bonus: alpha2 or beta2.
         kappa: bound of the clipped bonus, or None.
     """
-    affine = (bonus * weight).add_(base)
+    affine = (bonus * x_or_y).add_(base)
     positive = affine if kappa is None else affine.clamp(1.0, base + base / kappa)
-    zero = torch.zeros(()).to(weight)
-    negative = {"v1": zero, "v1_clipped": zero, "v2": weight, "v6": affine}[formulation]
+    zero = torch.zeros(()).to(x_or_y)
+    negative = {"v1": zero, "v1_clipped": zero, "v2": x_or_y, "v6": affine}[formulation]
     return torch.where(is_correct, positive, -negative)

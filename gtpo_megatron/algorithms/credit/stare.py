@@ -5,17 +5,17 @@ from dataclasses import replace
 from fractions import Fraction
 
 import torch
-from torch import Tensor
 
 from gtpo_megatron.algorithms.credit.group_relative import group_relative_credit
 from gtpo_megatron.algorithms.losses.selection import largest, ordered_integers
 from gtpo_megatron.algorithms.sums import exact_sum
-from gtpo_megatron.algorithms.token_batch import CreditBatch, TokenCredit, TokenInputs
+from gtpo_megatron.algorithms.token_batch import CreditBatch
+from gtpo_megatron.batch import Credit
 from gtpo_megatron.config.algorithm import STAREConfig
 from gtpo_megatron.errors import ShapeError
 
 
-def stare_credit(config: STAREConfig, batch: CreditBatch) -> TokenCredit:
+def stare_credit(config: STAREConfig, batch: CreditBatch) -> Credit:
     """``omega A``, ``A`` being GRPO's; ``omega > 0``, so this equals a weight on the clipped objective.
 
     If the mean entropy of the batch's tokens is below ``entropy_target``, ``omega`` is ``positive_weight`` on the most
@@ -40,19 +40,19 @@ def stare_credit(config: STAREConfig, batch: CreditBatch) -> TokenCredit:
     return replace(credit, advantages=credit.advantages * weight)
 
 
-def check_surprisal(config: STAREConfig, inputs: TokenInputs, is_correct: Tensor) -> None:  # noqa: ARG001 - its type
+def check_surprisal(config: STAREConfig, batch: CreditBatch) -> None:  # noqa: ARG001 - the signature of a check
     """Checks that log-probs were given.
 
     Raises:
         ShapeError: they were not.
     """
-    if inputs.old_logprobs is None:
+    if batch.old_logprobs is None:
         raise ShapeError("old_logprobs: got None, needed for STAREConfig")
 
 
 def _mean_entropy(batch: CreditBatch) -> float:
     count = batch.table.lengths.sum()[None].to(batch.entropy.device)
-    return float(exact_sum(batch.entropy, torch.zeros_like(batch.tokens.row), count, batch.reduction).mean)
+    return float(exact_sum(batch.entropy, torch.zeros_like(batch.row), count, batch.reduction).mean)
 
 
 def _part(fraction: float, size: int) -> int:

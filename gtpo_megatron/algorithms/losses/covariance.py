@@ -6,39 +6,42 @@ from torch import Tensor
 from gtpo_megatron.algorithms.hashing import content_seeds, token_hashes
 from gtpo_megatron.algorithms.losses.clipped_surrogate import token_surrogate
 from gtpo_megatron.algorithms.losses.loss_batch import LossInputs
-from gtpo_megatron.algorithms.losses.selection import SelectionBatch, largest, ordered_integers
+from gtpo_megatron.algorithms.losses.selection import largest, ordered_integers, part
 from gtpo_megatron.algorithms.sums import exact_sum
+from gtpo_megatron.algorithms.token_batch import CreditBatch
 from gtpo_megatron.config.algorithm import ClipCovConfig, KLCovConfig
 
 
-def token_covariance(batch: SelectionBatch) -> Tensor:
+def token_covariance(batch: CreditBatch, advantages: Tensor) -> Tensor:
     """``(log pi_old - mean(log pi_old)) (A - mean(A))``, means over all tokens of the batch, ``[N]`` float64 (Eq. 10).
 
     Collectives: a ``max`` and a ``sum`` of one number, twice.
     """
-    count = torch.tensor([batch.num_tokens], device=batch.advantages.device)
-    key = torch.zeros_like(batch.tokens.row)
-    product = torch.ones_like(batch.advantages)
-    for values in (batch.old_logprobs, batch.advantages):
+    assert batch.old_logprobs is not None
+    count = batch.table.lengths.sum()[None].to(advantages.device)
+    key = torch.zeros_like(batch.row)
+    product = torch.ones_like(advantages)
+    for values in (batch.old_logprobs, advantages):
         product *= values - exact_sum(values, key, count, batch.reduction).mean
     return product
 
 
-def select_clip_cov(config: ClipCovConfig, batch: SelectionBatch) -> Tensor:
+def select_clip_cov(config: ClipCovConfig, batch: CreditBatch, advantages: Tensor) -> Tensor:
     """``clip_fraction`` of the batch's tokens, drawn at random from those with a covariance in [cov_low, cov_high]."""
-    covariance = token_covariance(batch)
+    covariance = token_covariance(batch, advantages)
     candidates = (covariance >= config.cov_low) & (covariance <= config.cov_high)
+    assert batch.old_logprobs is not None
     bits = batch.old_logprobs.to(torch.float32).view(torch.int32)
-    seeds = content_seeds(bits, batch.tokens.row, len(batch.tokens.lengths), config.seed)
-    keys = token_hashes(seeds.index_select(0, batch.tokens.row), batch.tokens.position) >> 31
-    return largest(keys, candidates, batch.part(config.clip_fraction), batch.reduction)
+    seeds = content_seeds(bits, batch.row, len(batch.lengths), config.seed)
+    keys = token_hashes(seeds.index_select(0, batch.row), batch.position) >> 31
+    return largest(keys, candidates, part(batch, config.clip_fraction), batch.reduction)
 
 
-def select_kl_cov(config: KLCovConfig, batch: SelectionBatch) -> Tensor:
+def select_kl_cov(config: KLCovConfig, batch: CreditBatch, advantages: Tensor) -> Tensor:
     """The ``penalised_fraction`` of the batch's tokens with the highest covariance."""
-    keys = ordered_integers(token_covariance(batch))
+    keys = ordered_integers(token_covariance(batch, advantages))
     return largest(
-        keys, torch.ones_like(keys, dtype=torch.bool), batch.part(config.penalised_fraction), batch.reduction
+        keys, torch.ones_like(keys, dtype=torch.bool), part(batch, config.penalised_fraction), batch.reduction
     )
 
 

@@ -5,42 +5,20 @@ histograms of 2,048 bins, each of the next 11 bits, narrow the threshold to one 
 selects the same tokens, and the traffic does not depend on the number of tokens.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from gtpo_megatron.algorithms.sums import Reduction
-from gtpo_megatron.algorithms.token_batch import Tokens
+from gtpo_megatron.algorithms.token_batch import CreditBatch
 
 _BITS = 11
 _ROUNDS = 3
 """33 bits cover the 32 of a float32 and the 32 upper bits of a hash."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SelectionBatch:
-    """This rank's ``N`` tokens, as input of an algorithm's ``select``.
-
-    Attributes:
-        tokens: their places in the padded batch.
-        entropy: ``[N]`` float64, nats.
-        old_logprobs: ``[N]`` float64, nats.
-        advantages: ``[N]`` float64.
-        num_tokens: number of tokens of all ranks.
-        reduction: the ranks.
-    """
-
-    tokens: Tokens
-    entropy: Tensor
-    old_logprobs: Tensor
-    advantages: Tensor
-    num_tokens: int
-    reduction: Reduction
-
-    def part(self, fraction: float) -> int:
-        """``fraction`` of the number of tokens, rounded down, at least 1; 0 only if the fraction is 0."""
-        return max(1, int(fraction * self.num_tokens)) if fraction > 0 else 0
+def part(batch: CreditBatch, fraction: float) -> int:
+    """``fraction`` of the batch's tokens of all ranks, rounded down, at least 1; 0 only if the fraction is 0."""
+    return max(1, int(fraction * int(batch.table.lengths.sum()))) if fraction > 0 else 0
 
 
 def ordered_integers(values: Tensor) -> Tensor:

@@ -209,14 +209,32 @@ def fingerprint(config: RunConfig) -> str:
     return digest(portable(to_plain(config)))
 
 
+GONE: dict[str, dict[str, Any]] = {
+    "GTPOConfig": {"weight_source": "entropy", "weight_seed": 0, "shaped_sides": "both"},
+    "GRPOSConfig": {"weight_source": "entropy", "weight_seed": 0, "shaped_sides": "both"},
+}
+"""Options that the files of earlier runs have and configurations lack, by class, with the value that has no effect."""
+
+FORMER_KINDS = {"recipes.study_controls:ControlConfig": "GTPOConfig"}
+"""The class that had the options of another one, in the files of earlier runs."""
+
+
 def has_settings(plain: Mapping[str, Any], config: object) -> bool:
     """Whether the :func:`portable` configuration of an earlier run has the settings of this one.
 
-    Options that came later are not in it; the run had none of what they do, and so their defaults.
+    Options that came later are not in it; the run had none of what they do, and so their defaults. Options that have
+    gone (``GONE``) must have had no effect on it.
     """
     own = portable(to_plain(config))
-    if any(name not in own or (name == KIND_KEY and value != own[name]) for name, value in plain.items()):
-        return False
+    kind = own[KIND_KEY]
+    gone = GONE.get(kind, {})
+    for name, value in plain.items():
+        if name == KIND_KEY:
+            is_alike = value in (kind, FORMER_KINDS.get(kind))
+        else:
+            is_alike = name in own or (name in gone and gone[name] == value)
+        if not is_alike:
+            return False
     for field in fields(config):  # type: ignore[arg-type]
         value, found = getattr(config, field.name), plain.get(field.name)
         if field.name not in plain:

@@ -7,7 +7,7 @@ import math
 import re
 from typing import Literal, TypeAlias
 
-from pydantic import NonNegativeFloat, NonNegativeInt
+from pydantic import NonNegativeFloat
 
 from gtpo_megatron.config.algorithm.base import Scope, SurrogateSettings, check_sequence_correction
 from gtpo_megatron.config.checks import require_non_negative
@@ -15,8 +15,6 @@ from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError
 
 Formulation: TypeAlias = Literal["v1", "v1_clipped", "v2", "v6"]
-WeightSource: TypeAlias = Literal["entropy", "uniform", "shuffled", "surprisal"]
-Side: TypeAlias = Literal["both", "positive", "negative"]
 Pool: TypeAlias = Literal["joint_zero", "per_set", "combined"]
 Mean: TypeAlias = Literal["arithmetic", "geometric"]
 Axis: TypeAlias = Literal["position", "turn", "response", "matrix"]
@@ -38,10 +36,6 @@ class EntropyCreditSettings(SurrogateSettings):
         entropy_floor: added to every entropy; nats.
         entropy_clip: entropies are clamped to (lowest, highest) before anything else; nats.
         one_sided_groups: groups all correct or all wrong get ``zero`` advantage and stay out of the pools, or ``keep``.
-        weight_source: what stands in the place of entropy: the controls ``uniform``, ``shuffled`` and ``surprisal``
-            (minus the token's old log-prob).
-        weight_seed: of ``shuffled``.
-        shaped_sides: ``positive`` or ``negative`` shapes correct or wrong responses only; the others weigh uniformly.
         unshaped_patterns: regular expressions; tokens that hold a part of a match in the response's text (formatting:
             ``</?think>``, ``Final answer:``) are compared with nothing and get the neutral share 1.
         loss_denominator: ``batch``: all tokens (responses, for GRPO-S) of the mini-batch; ``group``: mean over groups
@@ -56,9 +50,6 @@ class EntropyCreditSettings(SurrogateSettings):
     entropy_floor: NonNegativeFloat = 1e-8
     entropy_clip: tuple[float, float] | None = None
     one_sided_groups: Literal["zero", "keep"] = "zero"
-    weight_source: WeightSource = "entropy"
-    weight_seed: NonNegativeInt = 0
-    shaped_sides: Side = "both"
     unshaped_patterns: tuple[str, ...] = ()
     loss_denominator: Scope = "batch"
 

@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gtpo_megatron.algorithms import assign_credit, informative_groups
-from gtpo_megatron.algorithms.token_batch import Tokens, is_correct
+from gtpo_megatron.algorithms.checks import flat
+from gtpo_megatron.algorithms.token_batch import is_correct
 from gtpo_megatron.config.algorithm import GRPOSConfig, GTPOConfig
 from tests.strategies import Batch
-from tests.unit.algorithms.parts import table_of
+from tests.unit.algorithms.parts import batch_of, table_of
 
 masks = st.integers(0, 4).flatmap(
     lambda width: st.lists(st.lists(st.booleans(), min_size=width, max_size=width), max_size=4).map(
@@ -20,40 +21,21 @@ masks = st.integers(0, 4).flatmap(
 
 @given(masks)
 def test_tokens_are_those_of_the_mask_in_order(mask: torch.Tensor) -> None:
-    tokens = Tokens.of(mask)
+    batch = batch_of(mask, [])
     places = [(i, t) for i, row in enumerate(mask.tolist()) for t, own in enumerate(row) if own]
-    assert torch.equal(tokens.mask, mask)
-    assert tokens.lengths.tolist() == mask.sum(1).tolist()
-    assert tokens.row.tolist() == [i for i, _ in places]
-    assert tokens.position.tolist() == [sum(mask[i, :t].tolist()) for i, t in places]  # own tokens before it
+    assert batch.lengths.tolist() == mask.sum(1).tolist()
+    assert batch.row.tolist() == [i for i, _ in places]
+    assert batch.position.tolist() == [sum(mask[i, :t].tolist()) for i, t in places]  # own tokens before it
 
 
 @given(masks)
-def test_put_is_the_inverse_of_pick(mask: torch.Tensor) -> None:
-    tokens = Tokens.of(mask)
+def test_what_is_flat_is_padded_again(mask: torch.Tensor) -> None:
+    batch = batch_of(mask, [])
     matrix = torch.arange(float(mask.numel())).view(mask.shape) + 1
-    assert torch.equal(tokens.put(tokens.pick(matrix)), torch.where(mask, matrix, 0.0))
-    assert tokens.put(tokens.pick(matrix)).dtype == torch.float32
-    assert tokens.spread(torch.arange(len(mask))).tolist() == tokens.row.tolist()
-
-
-def test_a_view_that_is_not_contiguous_will_do() -> None:
-    matrix = torch.arange(12.0).view(4, 3).t()
-    mask = (torch.arange(12) % 2 == 0).view(4, 3).t()
-    assert Tokens.of(mask).pick(matrix).tolist() == matrix[mask].tolist()
-
-
-def test_no_gradient_is_carried_along() -> None:
-    matrix = torch.ones(2, 2, requires_grad=True)
-    tokens = Tokens.of(torch.ones(2, 2, dtype=torch.bool))
-    assert not tokens.pick(matrix).requires_grad
-
-
-def test_no_tokens() -> None:
-    for shape in ((0, 3), (3, 0), (0, 0)):
-        tokens = Tokens.of(torch.zeros(shape, dtype=torch.bool))
-        assert tokens.put(torch.zeros(0)).shape == shape
-        assert tokens.position.shape == (0,)
+    padded = batch.padded(flat(mask, matrix))
+    assert torch.equal(padded, torch.where(mask, matrix, 0.0))
+    assert padded.dtype == torch.float32
+    assert batch.spread(torch.arange(len(mask))).tolist() == batch.row.tolist()
 
 
 # --------------------------------------------------------------------------------------------------------- the table
@@ -104,12 +86,11 @@ def test_whole_rewards_are_compared_with_the_threshold_as_it_is() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("threshold", THRESHOLDS)
-@pytest.mark.parametrize("sides", ["both", "positive"])
-def test_credit_and_dynamic_sampling_take_the_same_side(dtype: torch.dtype, threshold: float, sides: str) -> None:
+def test_credit_and_dynamic_sampling_take_the_same_side(dtype: torch.dtype, threshold: float) -> None:
     arguments = Batch([[1.0, 2.0], [2.0, 1.0]], [0, 0], [0, 0]).arguments()
     arguments["rewards"] = torch.tensor([threshold, 0.2], dtype=dtype)
     for config in (GTPOConfig, GRPOSConfig):
-        credit = assign_credit(config(success_threshold=threshold, shaped_sides=sides), **arguments)
+        credit = assign_credit(config(success_threshold=threshold), **arguments)
         assert (credit.shaped_rewards[0] > 0).all()
         assert (credit.shaped_rewards[1] < 0).all()
         assert credit.metrics["credit/one_sided_groups_frac"] == 0

@@ -53,7 +53,7 @@ def test_lone_survivors_are_those_of_the_comparison_that_is_made() -> None:
 def test_tokens_that_are_not_compared_are_no_survivors(axis: str) -> None:
     batch = Batch([[1.0, 2.0], [2.0, 3.0], [1.0, 1.0]], [1, 1, 0], [0] * 3)
     kept = torch.tensor([[True, False], [False, False], [True, True]])
-    metrics = assign_credit(GTPOConfig(entropy_axis=axis), **batch.arguments(), shaping_mask=kept).metrics
+    metrics = assign_credit(GTPOConfig(entropy_axis=axis), **batch.arguments(), shaped_tokens=kept).metrics
     assert metrics[LONE] == 1 / 4  # one of the four correct tokens is compared, and only with itself
 
 

@@ -6,18 +6,16 @@ import torch
 from gtpo_megatron.algorithms import assign_credit
 from gtpo_megatron.algorithms.credit.entropy_checks import check_entropies
 from gtpo_megatron.algorithms.credit.shaping import LEAST_ENTROPY
-from gtpo_megatron.algorithms.token_batch import TokenInputs
 from gtpo_megatron.config.algorithm import EntropyCreditSettings, GRPOSConfig, GTPOConfig
 from gtpo_megatron.errors import DataError, ShapeError
 from tests.strategies import Batch
-from tests.unit.algorithms.parts import column, tokens_of
+from tests.unit.algorithms.parts import batch_of
 
 BATCH = Batch([[1.0, 3.0], [-5e-5], []], [1, 0, 0], [4, 4, 5])
 
 
 def check(config: EntropyCreditSettings, entropies: list[float], *, is_correct: bool) -> None:
-    inputs = TokenInputs(tokens=tokens_of([len(entropies)]), entropy=column(*entropies))
-    check_entropies(config, inputs, torch.tensor([is_correct]))
+    check_entropies(config, batch_of([len(entropies)], entropies, rewards=[float(is_correct)]))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +40,6 @@ def test_zeros_need_a_floor_where_they_are_inverted(config: EntropyCreditSetting
     [
         (GTPOConfig(entropy_floor=0.0), True),
         (GTPOConfig(entropy_floor=0.0, formulation="v1"), False),
-        (GTPOConfig(entropy_floor=0.0, shaped_sides="positive"), False),
         (GTPOConfig(entropy_floor=0.0, entropy_clip=(0.1, 2.0)), False),
         (GTPOConfig(entropy_mean="geometric"), True),
         (GRPOSConfig(entropy_floor=0.0), False),  # a mean of zeros and others is inverted, see grpo_s
@@ -63,27 +60,10 @@ def test_no_tokens_are_no_problem() -> None:
     check(GTPOConfig(entropy_floor=0.0), [], is_correct=False)
 
 
-def test_messages_name_the_tensor_that_was_given() -> None:
-    surprisal = {"weight_source": "surprisal", "entropy_floor": 0.0}
-    old = torch.tensor([[-2.0, -7.0], [0.0, 0.0], [0.0, 0.0]])
-    arguments = {**BATCH.arguments(), "old_logprobs": old}
-    with pytest.raises(DataError, match=r"^old_logprobs\[1, 0\] is 0 with entropy_floor=0"):
-        assign_credit(GTPOConfig(**surprisal), **arguments)
-    with pytest.raises(DataError, match=r"^old_logprobs\[1, 0\] is 0 with entropy_floor=0"):
-        assign_credit(GRPOSConfig(**surprisal, sequence_entropy_mean="geometric"), **arguments)
-    with pytest.raises(DataError, match=r"^token_entropy\[1, 0\] is 0 with entropy_floor=0"):
-        assign_credit(GTPOConfig(entropy_floor=0.0), **BATCH.arguments())
-    arguments["old_logprobs"] = torch.tensor([[-2.0, 0.5], [0.0, 0.0], [0.0, 0.0]])
-    with pytest.raises(DataError, match=r"^old_logprobs\[0, 1\] = 0\.5: expected a finite value <= 0\.0001"):
-        assign_credit(GTPOConfig(weight_source="surprisal"), **arguments)
-
-
 @pytest.mark.parametrize("kind", [GTPOConfig, GRPOSConfig])
-def test_what_a_configuration_needs_must_be_given(kind: type) -> None:
-    with pytest.raises(ShapeError, match="old_logprobs: got None, needed for weight_source='surprisal'"):
-        assign_credit(kind(weight_source="surprisal"), **BATCH.arguments())
+def test_patterns_need_the_tokens_that_they_leave(kind: type) -> None:
     config = kind(unshaped_patterns=("<think>",))
-    with pytest.raises(ShapeError, match=r"shaping_mask: got None, needed for unshaped_patterns=\('<think>',\)"):
+    with pytest.raises(ShapeError, match=r"shaped_tokens: got None, needed for unshaped_patterns=\('<think>',\)"):
         assign_credit(config, **BATCH.arguments())
     kept = torch.ones(3, 2, dtype=torch.bool)
-    assert assign_credit(config, **BATCH.arguments(), shaping_mask=kept).advantages.any()
+    assert assign_credit(config, **BATCH.arguments(), shaped_tokens=kept).advantages.any()

@@ -11,37 +11,37 @@ from gtpo_megatron.algorithms import assign_credit
 from gtpo_megatron.algorithms.credit.shaping import (
     LARGEST_WEIGHT,
     LEAST_ENTROPY,
-    entropy_weight,
+    entropy_weights,
     shaping_entropy,
 )
 from gtpo_megatron.algorithms.sums import Reduction
-from gtpo_megatron.algorithms.token_batch import TokenInputs
 from gtpo_megatron.config.algorithm import GRPOSConfig, GTPOConfig
 from gtpo_megatron.errors import DataError
 from tests.strategies import Batch
-from tests.unit.algorithms.parts import column, tokens_of
+from tests.unit.algorithms.parts import column
 
 FLOAT32 = 2.0**-24
 """Relative rounding of float32 rewards."""
 BONUS_ALONE = {"alpha1": 0.0, "alpha2": 1.0}
 """With these, v6's rewards are the weights: ``x`` on O+, ``-y`` on O-."""
-INPUTS = TokenInputs(tokens=tokens_of([2, 1, 0]), entropy=column(1.0, 3.0, 0.0), old_logprobs=column(-2.0, -7.0, -1.0))
 
 
 # -------------------------------------------------------------------------------------------------------------------- H
 def test_clip_first_then_the_floor() -> None:
     config = GTPOConfig(entropy_floor=0.5, entropy_clip=(0.25, 2.0))
-    assert shaping_entropy(config, INPUTS).tolist() == [1.5, 2.5, 0.75]
-    zero = TokenInputs(tokens=tokens_of([2]), entropy=column(0.0, 1.0))
-    assert shaping_entropy(GTPOConfig(entropy_floor=0.0), zero).tolist() == [LEAST_ENTROPY, 1.0]
-    assert INPUTS.entropy.tolist() == [1.0, 3.0, 0.0]
+    entropies = column(1.0, 3.0, 0.0)
+    assert shaping_entropy(config, entropies).tolist() == [1.5, 2.5, 0.75]
+    assert shaping_entropy(GTPOConfig(entropy_floor=0.0), column(0.0, 1.0)).tolist() == [LEAST_ENTROPY, 1.0]
+    assert entropies.tolist() == [1.0, 3.0, 0.0]
 
 
 # -------------------------------------------------------------------------------------------------------------- x and y
 def relative(weights: list[float], mean: str) -> list[float]:
     """The weights of tokens that are compared with each other."""
     key, count = torch.zeros(len(weights), dtype=torch.int64), torch.tensor([len(weights)])
-    return entropy_weight(column(*weights), key == 0, key, count, mean, compared=None, reduction=Reduction()).tolist()
+    return entropy_weights(
+        column(*weights), key == 0, key, count, mean, shaped_tokens=None, reduction=Reduction()
+    ).tolist()
 
 
 @pytest.mark.parametrize("mean", ["arithmetic", "geometric"])
@@ -64,10 +64,10 @@ def wide_batch(seed: int, *, group_size: int, max_tokens: int, smallest: float, 
     return Batch(rows, rewards, [i // group_size for i in range(len(rows))])
 
 
-def weights_of(batch: Batch, config: GTPOConfig, shaping_mask: Tensor | None = None) -> Tensor:
+def weights_of(batch: Batch, config: GTPOConfig, shaped_tokens: Tensor | None = None) -> Tensor:
     """``x`` and ``y``, ``[B, T]`` float64."""
     arguments = batch.arguments()
-    shaped = assign_credit(config, **arguments, shaping_mask=shaping_mask).shaped_rewards.double()
+    shaped = assign_credit(config, **arguments, shaped_tokens=shaped_tokens).shaped_rewards.double()
     return torch.where(arguments["rewards"][:, None] > 0.5, shaped, -shaped)
 
 

@@ -5,19 +5,18 @@ import torch
 
 from gtpo_megatron.algorithms import assign_credit
 from gtpo_megatron.algorithms.credit.turn_rewards import turn_reward
-from gtpo_megatron.algorithms.token_batch import TokenInputs, Tokens
 from gtpo_megatron.config.algorithm import GTPOConfig
 from gtpo_megatron.errors import DataError, ShapeError
-from tests.unit.algorithms.parts import column
+from tests.unit.algorithms.parts import batch_of
 
 
 def test_every_token_has_the_reward_of_its_turn():
     o, x = True, False
     mask = torch.tensor([[x, o, x, o, o], [o, o, o, o, o], [x, x, x, x, x], [o, x, o, x, o]])
     given = [[0.5, -1.0], [2.0], [], [1.0, 0.0, 3.0]]  # of a response without tokens, whatever there is
-    inputs = TokenInputs(tokens=Tokens.of(mask), entropy=column(), turn_rewards=given)
-    assert turn_reward(inputs).tolist() == [0.5, -1.0, -1.0, *[2.0] * 5, 1.0, 0.0, 3.0]
-    nothing = TokenInputs(tokens=Tokens.of(mask[2:3]), entropy=column(), turn_rewards=[[]])
+    batch = batch_of(mask, [], turn_rewards=given)
+    assert turn_reward(batch).tolist() == [0.5, -1.0, -1.0, *[2.0] * 5, 1.0, 0.0, 3.0]
+    nothing = batch_of(mask[2:3], [], turn_rewards=[[]])
     assert turn_reward(nothing).tolist() == []
 
 

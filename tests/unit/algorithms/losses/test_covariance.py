@@ -13,31 +13,23 @@ from gtpo_megatron.algorithms.losses.covariance import (
     token_covariance,
 )
 from gtpo_megatron.algorithms.losses.loss_batch import LossInputs
-from gtpo_megatron.algorithms.losses.selection import SelectionBatch
-from gtpo_megatron.algorithms.sums import Reduction
 from gtpo_megatron.config.algorithm import ClipCovConfig, KLCovConfig
-from tests.unit.algorithms.parts import column, tokens_of
+from tests.unit.algorithms.parts import batch_of, column
 
-BATCH = SelectionBatch(
-    tokens=tokens_of([2, 1, 1]),
-    entropy=column(1.0, 1.0, 1.0, 1.0),
-    old_logprobs=column(-1.0, -3.0, -1.0, -3.0),
-    advantages=column(2.0, 0.5, -1.0, 2.5),
-    num_tokens=4,
-    reduction=Reduction(),
-)
+BATCH = batch_of([2, 1, 1], [1.0] * 4, old_logprobs=column(-1.0, -3.0, -1.0, -3.0))
+ADVANTAGES = column(2.0, 0.5, -1.0, 2.5)
 
 
 def test_covariance() -> None:
-    assert token_covariance(BATCH).tolist() == [1.0, 0.5, -2.0, -1.5]
+    assert token_covariance(BATCH, ADVANTAGES).tolist() == [1.0, 0.5, -2.0, -1.5]
 
 
 def test_selections() -> None:
-    assert select_kl_cov(KLCovConfig(penalised_fraction=0.5), BATCH).tolist() == [True, True, False, False]
-    assert select_kl_cov(KLCovConfig(penalised_fraction=0.0), BATCH).tolist() == [False] * 4
+    assert select_kl_cov(KLCovConfig(penalised_fraction=0.5), BATCH, ADVANTAGES).tolist() == [True, True, False, False]
+    assert select_kl_cov(KLCovConfig(penalised_fraction=0.0), BATCH, ADVANTAGES).tolist() == [False] * 4
     chosen = {
-        tuple(select_clip_cov(ClipCovConfig(clip_fraction=0.25, cov_low=-1.6, cov_high=0.5, seed=seed), BATCH).tolist())
-        for seed in range(30)
+        tuple(select_clip_cov(config, BATCH, ADVANTAGES).tolist())
+        for config in (ClipCovConfig(clip_fraction=0.25, cov_low=-1.6, cov_high=0.5, seed=seed) for seed in range(30))
     }
     assert chosen == {(False, True, False, False), (False, False, False, True)}  # one token, of those in the band
 

@@ -3,25 +3,16 @@
 import torch
 
 from gtpo_megatron.algorithms.losses.loss_batch import LossInputs
-from gtpo_megatron.algorithms.losses.selection import SelectionBatch
 from gtpo_megatron.algorithms.losses.top_entropy import select_top_entropy, top_entropy_loss
-from gtpo_megatron.algorithms.sums import Reduction
 from gtpo_megatron.config.algorithm import TopEntropyConfig
-from tests.unit.algorithms.parts import column, tokens_of
+from tests.unit.algorithms.parts import batch_of
 
 
 def test_selection() -> None:
-    batch = SelectionBatch(
-        tokens=tokens_of([3, 2]),
-        entropy=column(1.0, -5e-5, 0.5, 2.0, 0.0),
-        old_logprobs=column(*[-1.0] * 5),
-        advantages=column(*[0.0] * 5),
-        num_tokens=5,
-        reduction=Reduction(),
-    )
-    top = select_top_entropy(TopEntropyConfig(top_fraction=0.4), batch)
+    batch, none = batch_of([3, 2], [1.0, 0.0, 0.5, 2.0, 0.0]), torch.zeros(5)
+    top = select_top_entropy(TopEntropyConfig(top_fraction=0.4), batch, none)
     assert top.tolist() == [True, False, False, True, False]
-    assert select_top_entropy(TopEntropyConfig(top_fraction=0.8), batch).all()  # ties with the last are taken too
+    assert select_top_entropy(TopEntropyConfig(top_fraction=0.8), batch, none).all()  # ties with the last are taken too
 
 
 def test_other_tokens_have_no_loss() -> None:

@@ -13,6 +13,7 @@ from gtpo_megatron.companions.study.plan import (
 )
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.errors import ConfigError
+from recipes.study_controls import ControlConfig
 from tests.unit.companions.study.makers import STUDY
 
 
@@ -91,6 +92,19 @@ def test_a_run_from_before_an_option_had_its_default():
         plain | {"rollout": plain["rollout"] | {"gone": 1}},
         plain | {"rollout": None},
         plain | {"algorithm": plain["algorithm"] | {"kind": "GRPOConfig"}},
+        plain | {"algorithm": plain["algorithm"] | {"weight_source": "shuffled"}},
         {name: value for name, value in plain.items() if name != "model"},
     ):
         assert not has_settings(other, config)
+
+
+def test_a_run_of_a_control_from_before_it_had_a_class_of_its_own():
+    (run,) = planned_runs(STUDY, ("gtpo",), num_seeds=1, num_steps=3)
+    plain = portable(to_plain(run.config))
+    unused = {"weight_source": "entropy", "weight_seed": 0, "shaped_sides": "both"}
+    shuffled = unused | {"weight_source": "shuffled", "weight_seed": 3}
+    control = replace(run.config, algorithm=ControlConfig(weight_source="shuffled", weight_seed=3))
+    other = replace(run.config, algorithm=ControlConfig(weight_source="shuffled"))
+    assert has_settings(plain | {"algorithm": plain["algorithm"] | unused}, run.config)
+    assert has_settings(plain | {"algorithm": plain["algorithm"] | shuffled}, control)
+    assert not has_settings(plain | {"algorithm": plain["algorithm"] | shuffled}, other)

@@ -5,7 +5,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from gtpo_megatron.data.unshaped_tokens import UnshapedTokens, unshaped_tokens_of
+from gtpo_megatron.data.shaped_tokens import ShapedTokens, shaped_tokens_of
 from recipes.tiny_cpu import ASSETS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers' tokenizer loading
@@ -27,7 +27,7 @@ def shaped(tokenizer: PreTrainedTokenizerFast, patterns: list[str], *rows: list[
     lengths = torch.tensor([len(row) for row in rows])
     width = int(lengths.max()) + 1
     ids = torch.tensor([[PIECES.index(piece) for piece in row] + [0] * (width - len(row)) for row in rows])
-    mask = UnshapedTokens(tokenizer, patterns).shaping_mask(ids, lengths)
+    mask = ShapedTokens(tokenizer, patterns).mask(ids, lengths)
     assert mask[:, -1].all()  # padding
     return [[t for t in range(len(row)) if not mask[i, t]] for i, row in enumerate(rows)]
 
@@ -51,8 +51,8 @@ def test_a_part_of_a_token_is_enough(tokenizer: PreTrainedTokenizerFast) -> None
 
 
 def test_the_tokens_of_a_byte_level_model() -> None:
-    finder = unshaped_tokens_of(str(ASSETS / "tiny_qwen2"), ["= 4"])
+    finder = shaped_tokens_of(str(ASSETS / "tiny_qwen2"), ["= 4"])
     ids = finder._tokenizer.encode("1 + 3 = 4 é", add_special_tokens=False)
-    mask = finder.shaping_mask(torch.tensor([ids]), torch.tensor([len(ids)]))[0]
+    mask = finder.mask(torch.tensor([ids]), torch.tensor([len(ids)]))[0]
     chosen = finder._tokenizer.decode([token for token, keeps in zip(ids, mask.tolist(), strict=True) if not keeps])
     assert chosen.strip() == "= 4"

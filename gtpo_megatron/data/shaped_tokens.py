@@ -1,4 +1,4 @@
-"""Finds formatting tokens of responses, whose entropies are not compared."""
+"""Finds the tokens of responses that entropy shapes: all but formatting."""
 
 import re
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ _ANCHOR = "a"
 """Decoded in front of a token, because many tokenizers drop a leading space."""
 
 
-class UnshapedTokens:
-    """Finds the tokens that overlap a match of one of the patterns.
+class ShapedTokens:
+    """Finds the tokens that overlap no match of one of the patterns.
 
     Patterns are matched against the response's text with special tokens. The text is joined from single decoded tokens,
     so that every character belongs to one token; each token of a character that several tokens encode is decoded as a
@@ -35,7 +35,7 @@ class UnshapedTokens:
         self._anchor_id: int = tokenizer.encode(_ANCHOR, add_special_tokens=False)[-1]
         self._anchor_text = self._decode([self._anchor_id])
 
-    def shaping_mask(self, response_ids: Tensor, response_lengths: Tensor) -> Tensor:
+    def mask(self, response_ids: Tensor, response_lengths: Tensor) -> Tensor:
         """True on tokens outside all matches, and at padding.
 
         Args:
@@ -43,13 +43,13 @@ class UnshapedTokens:
             response_lengths: ``[B]`` int64.
 
         Returns:
-            ``[B, T]`` bool on the CPU, the ``shaping_mask`` of ``assign_credit``.
+            ``[B, T]`` bool on the CPU, the ``shaped_tokens`` of ``assign_credit``.
         """
-        mask = torch.ones(response_ids.shape, dtype=torch.bool)
+        shaped = torch.ones(response_ids.shape, dtype=torch.bool)
         for row, (ids, length) in enumerate(zip(response_ids.tolist(), response_lengths.tolist(), strict=True)):
             for first, last in self._token_spans(ids[:length]):
-                mask[row, first:last] = False
-        return mask
+                shaped[row, first:last] = False
+        return shaped
 
     def _token_spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
         """First and last-plus-one token of every non-empty match."""
@@ -79,10 +79,10 @@ class UnshapedTokens:
         return text
 
 
-def unshaped_tokens_of(model_path: str, patterns: Sequence[str]) -> UnshapedTokens:
-    """:class:`UnshapedTokens` with the tokenizer of a Hugging Face folder.
+def shaped_tokens_of(model_path: str, patterns: Sequence[str]) -> ShapedTokens:
+    """:class:`ShapedTokens` with the tokenizer of a Hugging Face folder.
 
     Raises:
         DataError: it has no tokenizer.
     """
-    return UnshapedTokens(load_tokenizer(model_path), patterns)
+    return ShapedTokens(load_tokenizer(model_path), patterns)
