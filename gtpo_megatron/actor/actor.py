@@ -126,9 +126,7 @@ class MegatronActor:
             vocab_size=self._arch.vocab_size,
             chunk_tokens=config.model.head_chunk_tokens,
         )
-        self._optimizer_step = OptimizerStep(
-            self._optimizer, self._schedule, max_skipped_updates=config.optimizer.max_skipped_updates
-        )
+        self._optimizer_step = OptimizerStep(self._optimizer, self._schedule)
         self._balance = ExpertBalance(config.balance, self._arch.experts, self._chunks, self._groups)
         self._replay = self._routing_replay()
         self._update = PolicyUpdate(

@@ -10,6 +10,9 @@ from gtpo_megatron.observability.metrics import Max, Metric
 
 logger = logging.getLogger(__name__)
 
+MAX_SKIPPED_UPDATES = 3
+"""Updates in a row that may be skipped for a gradient that is not finite; one more stops the run."""
+
 
 class OptimizerStep:
     """Applies Megatron's optimizer and counts its updates.
@@ -17,16 +20,14 @@ class OptimizerStep:
     Args:
         optimizer: Megatron's.
         schedule: of the learning rate.
-        max_skipped_updates: how many updates in a row may be skipped.
 
     Attributes:
         num_updates: updates made so far in the run, skipped ones included.
     """
 
-    def __init__(self, optimizer: Any, schedule: Any, *, max_skipped_updates: int) -> None:
+    def __init__(self, optimizer: Any, schedule: Any) -> None:
         self._optimizer = optimizer
         self._schedule = schedule
-        self._max_skipped_updates = max_skipped_updates
         self.num_updates = 0
         self._skipped_in_a_row = 0
 
@@ -67,11 +68,11 @@ class OptimizerStep:
         else:
             self._skipped_in_a_row += 1
             logger.warning("update %d skipped: gradient norm %s", self.num_updates, grad_norm)
-            if self._skipped_in_a_row > self._max_skipped_updates:
+            if self._skipped_in_a_row > MAX_SKIPPED_UPDATES:
                 raise NumericsError(
                     f"update {self.num_updates}: gradient norm {grad_norm}; {self._skipped_in_a_row} updates in a row "
-                    f"were not finite, optimizer.max_skipped_updates={self._max_skipped_updates}; "
-                    f"lower the learning rate, or look at the last step's rollouts/"
+                    f"were not finite, at most {MAX_SKIPPED_UPDATES} may be; lower the learning rate, "
+                    f"or look at the last step's rollouts/"
                 )
         return {
             "optimizer/grad_norm": Max(grad_norm),

@@ -56,7 +56,7 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
         ref_logprobs: ``[B, T]`` nats, of the reference policy; needed for ``reference_kl`` in the reward.
         shaped_tokens: ``[B, T]`` bool; tokens where it is False (such as formatting) get the neutral entropy weight 1
             and are not compared. GTPO and GRPO-S only.
-        turn_rewards: of each of the ``B`` responses, what its turns earned, a turn being a stretch of the policy's own
+        turn_rewards: rewards of the turns of each of the ``B`` responses, a turn being a stretch of the policy's own
             tokens; needed for ``turn_reward_coef``.
         truncated: ``[B]`` bool: a limit has cut the response, for the length penalty; None: none was cut.
         reduction: sums over ranks; None: this process holds all responses.

@@ -78,7 +78,7 @@ class Algorithm:
             the result does not depend on the sharding.
         loss: the loss of each token ``[B, T]``, or of each response ``[B]``; values outside the mask are ignored.
         ratio_of: ``response``: ``loss`` returns one value per response.
-        denominator: what the sum of the losses is divided by.
+        denominator: divisor of the sum of the losses.
         select: selects tokens of the whole batch, ``[N]`` bool, by it and its advantages ``[N]``, before it is cut into
             micro-batches; ``loss`` reads them from ``LossInputs.selection``. None: no selection.
         needs_rollout_logprobs: ``loss`` reads the log-probs of the sampler.

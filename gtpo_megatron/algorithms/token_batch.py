@@ -122,7 +122,7 @@ class CreditBatch:
         old_logprobs: ``[N]`` float64, nats; None if they were not given.
         ref_logprobs: ``[N]`` float64, nats, of the reference policy; None if the reward has no part of it.
         shaped_tokens: ``[N]`` bool, tokens whose entropies are compared; None: all.
-        turn_rewards: what each turn of each of this rank's responses earned; None if they were not given.
+        turn_rewards: rewards of the turns of each of this rank's responses; None if they were not given.
         table: all responses of the batch, the same on every rank.
         penalties: ``[R]`` float64, added to each response's reward: for its length, and for its divergence from the
             reference policy.

@@ -24,16 +24,16 @@ class AdapterConfig:
     Embedding, norms, routers and output layer are frozen too.
 
     Attributes:
-        rank: of ``B A``; 0: no adapters, every weight is trained.
+        rank: rank of ``B A``; 0: no adapters, every weight is trained.
         alpha: ``s = alpha / rank``.
         scaling: divides alpha by the ``rank``, or by its root (rsLoRA, arXiv 2312.03732), so that a higher rank learns
             no slower.
         targets: projections that have adapters, by the last part of their names in the model's folder. Experts have
             none.
-        dtype: of A and B in forward and backward: that of the ``model``, or ``float32``; masters and moments are
+        dtype: dtype of A and B in forward and backward: that of the ``model``, or ``float32``; masters and moments are
             float32 in any case.
         path: folder in peft's format whose adapters the run begins with.
-        push: what travels to the sampler: its weights with adapters ``merged`` in, or the ``adapters`` alone, which
+        push: cargo of a push to the sampler: its weights with adapters ``merged`` in, or the ``adapters`` alone, which
             vLLM then multiplies with every token; it reads the frozen weights from ``model.path`` once.
     """
 

@@ -21,9 +21,10 @@ class ClusterConfig:
         num_nodes: machines that must have joined the Ray at ``address`` before processes are placed.
         num_cpus: logical cores that a Ray of the run's own offers.
         object_store_mib: shared memory for batches between processes.
-        threads_per_rank: of a trainer rank, on a CPU.
-        engine_threads: of a vLLM engine with a process of its own, on a CPU; 0: its share of the node's cores.
-        start_deadline_s: by when every process must be up: for the nodes, Ray, the ranks and the engines together.
+        threads_per_rank: threads of a trainer rank, on a CPU.
+        engine_threads: threads of a vLLM engine with a process of its own, on a CPU; 0: its share of the node's cores.
+        start_deadline_s: time by which every process must be up: for the nodes, Ray, the ranks and the engines
+            together.
         stage_deadline_s: longest time a stage may take before the run stops and names who has not answered.
     """
 

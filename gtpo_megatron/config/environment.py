@@ -32,7 +32,7 @@ class EnvironmentConfig:
         max_turns: most turns of the policy in an episode.
         max_turn_tokens: a longer turn is cut. None: it may use up ``rollout.sampling.max_response_tokens``, which is
             the limit of all tokens after the prompt, whoever wrote them.
-        call_form: of the policy's tool calls, where the chat template does not tell; None: by the template.
+        call_form: form of the policy's tool calls, where the chat template does not tell; None: by the template.
         discount: factor per turn by which a later turn's reward counts less; 1: rewards of an episode are added up.
     """
 

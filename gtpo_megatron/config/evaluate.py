@@ -34,13 +34,13 @@ class EngineConfig:
     """The vLLM engine that samples.
 
     Attributes:
-        dtype: of the weights.
-        head_dtype: what logits are computed in: ``float32``, or ``model``: in ``dtype``.
+        dtype: dtype of the weights.
+        head_dtype: dtype in which logits are computed: ``float32``, or ``model``: in ``dtype``.
         kv_cache_mib: key-value cache in each process of the engine. None: on a GPU 16384, on a CPU what
             ``max_concurrent_sequences`` can fill, but no more than a quarter of the free memory.
         max_concurrent_sequences: sequences vLLM decodes together.
         tensor_parallel_size: ranks of the engine.
-        expert_parallel: for a mixture of experts on GPUs: each rank holds some of the experts, whole.
+        expert_parallel: each rank holds some of the experts of a mixture, whole; on GPUs.
         num_threads: on a CPU; 0 leaves it to vLLM.
     """
 
@@ -75,14 +75,16 @@ class EvaluateConfig:
     Attributes:
         benchmarks: such as ``aime24,aime25`` or ``math500=FILE``; commas or blanks between them. A comma of a path is
             written ``\,``.
-        prompt_column: of rows of one's own, if its name is none of the usual ones; known benchmarks have theirs.
-        answer_column: of the reference answer in the same rows, if its name is none of the usual ones.
-        training_prompt_column: of the rows of ``against``, and before the usual names of benchmarks' rows that have it.
-        training_answer_column: of the reference answer, likewise.
+        prompt_column: column of the prompt in rows of one's own, if its name is none of the usual ones; known
+            benchmarks have theirs.
+        answer_column: column of the reference answer in the same rows, if its name is none of the usual ones.
+        training_prompt_column: column of the prompt in the rows of ``against``, and before the usual names of
+            benchmarks' rows that have it.
+        training_answer_column: column of the reference answer, likewise.
         samples: responses a problem.
-        ks: of pass@k, best@k and maj@k; empty: the powers of two up to ``samples``, and ``samples``.
+        ks: values of k of pass@k, best@k and maj@k; empty: the powers of two up to ``samples``, and ``samples``.
         sampling: the distribution that answers are drawn from.
-        seed: of the samples and of the bootstrap.
+        seed: seed of the samples and of the bootstrap.
         num_problems: how many of each benchmark, from the first; 0 takes all.
         max_prompt_tokens: longer prompts are dropped, counted and reported. If it is not given, nor the response limit,
             both are made to fit a model folder's positions.
@@ -94,13 +96,13 @@ class EvaluateConfig:
         template_date: the day that a chat template writes into prompts, as in 2026-01-31. Empty: that of the results
             which this evaluation goes on with, or today.
         success_threshold: a response is correct where its reward is at least this.
-        engine: that samples.
-        environment: that the model holds conversations with, and that grades them; without a name, responses are one
+        engine: vLLM engine of the samples.
+        environment: environment of the conversations, which also grades them; without a name, responses are one
             turn, graded by ``reward``.
-        reward: that grades.
+        reward: grader of the samples.
         against: training set, by name or file; benchmark problems that are in it are reported.
-        checkpoint: of a run: ``step_N`` or ``latest``; empty: its exported model, or the latest of a run that has not
-            ended, or whose last start has not exported its model.
+        checkpoint: checkpoint of a run: ``step_N`` or ``latest``; empty: its exported model, or the latest of a run
+            that has not ended, or whose last start has not exported its model.
         output: folder of the results; empty: ``evaluations/`` in the run's folder, or in the current one.
         verify: check a run's checkpoint against its manifest before it is converted.
     """

@@ -43,11 +43,11 @@ class GeneratedSet:
 
     Attributes:
         generator: ``reasoning-gym`` or ``instructions``.
-        task: of reasoning-gym; empty for instructions.
+        task: task of reasoning-gym; empty for instructions.
         size: number of rows; in a mixture with weights, they share the sum of the sizes.
-        seed: of the rows.
-        weight: in a mixture; None if none was given.
-        options: of the task, as text.
+        seed: seed of the rows.
+        weight: share in a mixture; None if none was given.
+        options: options of the task, as text.
     """
 
     generator: str
@@ -87,8 +87,8 @@ def parse_generated(text: str, field: str) -> tuple[GeneratedSet, ...]:
     """Reads ``reasoning-gym:NAME?size=2000&min_terms=2``, ``instructions?seed=1``, or several with `` + `` between.
 
     Args:
-        text: as a person writes it; values may have ``%2B`` and the like.
-        field: of the configuration; named in errors.
+        text: the text of an option; values may have ``%2B`` and the like.
+        field: name of the option, for errors.
 
     Raises:
         ConfigError: it has another form, or a mixture is of two generators.
@@ -116,7 +116,7 @@ def own_reward(sets: Sequence[tuple[GeneratedSet, ...]]) -> str:
     """The reward function of generated sets; "" unless all rows are of one generator.
 
     Args:
-        sets: what each data set is made of; empty for one that is not generated.
+        sets: parts of each data set; empty for one that is not generated.
     """
     generators = {term.generator for terms in sets for term in terms}
     return OWN_REWARDS[generators.pop()] if len(generators) == 1 and all(sets) else ""

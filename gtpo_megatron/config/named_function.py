@@ -25,9 +25,9 @@ def named_function(name: str, *, what: str, example: str) -> Callable[..., Any]:
     A file is loaded once, and its folder is added to the end of the module path, so that it can import its neighbours.
 
     Args:
-        name: as a person wrote it.
+        name: name as it was configured.
         what: the name is of, for errors.
-        example: of a right one, for errors.
+        example: a right name, for errors.
 
     Raises:
         ConfigError: the name has another form, there is no such module or file, it does not import, or it has no such
@@ -152,7 +152,7 @@ def source_sha256(name: str, *, what: str) -> str:
     """Digest of the file that ``module:function`` or ``FILE.py:function`` names; what it imports is not in it.
 
     Args:
-        name: as a person wrote it.
+        name: name as it was configured.
         what: the name is of, for errors.
 
     Returns:

@@ -15,7 +15,7 @@ class OptimizerConfig:
 
     Attributes:
         learning_rate: peak value.
-        min_learning_rate: where a decay arrives, one update after the run's last; ignored by the constant schedule.
+        min_learning_rate: end of a decay, one update after the run's last; ignored by the constant schedule.
         schedule: shape after the warm-up, over the run's optimizer updates; a decay is of so many updates, so only a
             constant run can be resumed with more steps.
         warmup_updates: optimizer updates over which the rate rises linearly from 0; the first update has rate
@@ -27,8 +27,6 @@ class OptimizerConfig:
         clip_grad: largest global gradient norm.
         offload_fraction: share of the optimizer's state and work that lives on the host instead of the GPU; needs
             ``parallel.distributed_optimizer``. Without a GPU all of it is on the host anyway.
-        max_skipped_updates: updates in a row that may be skipped for a gradient that is not finite; one more stops the
-            run.
     """
 
     learning_rate: PositiveFloat
@@ -41,7 +39,6 @@ class OptimizerConfig:
     weight_decay: NonNegativeFloat = 0.0
     clip_grad: PositiveFloat = 1.0
     offload_fraction: float = 0.0
-    max_skipped_updates: NonNegativeInt = 3
 
     def __post_init__(self) -> None:
         require_fraction(offload_fraction=self.offload_fraction)

@@ -43,7 +43,7 @@ class LoggingConfig:
     """Loggers and sampled texts. ``metrics.jsonl`` and ``log.txt`` are always written.
 
     Attributes:
-        log_level: of our own loggers; other libraries' stay at WARNING.
+        log_level: level of our own loggers; other libraries' stay at WARNING.
         tensorboard: write ``events.out.*`` into the run folder; needs the extra ``tensorboard``.
         wandb_project: project at Weights & Biases, which needs the extra ``wandb``; None: wandb is not imported.
         wandb_entity: user or team that owns the project; None: the account's default.
@@ -57,7 +57,7 @@ class LoggingConfig:
             ``swanlab watch``.
         sinks: further sinks of metrics, ``module:Class`` or ``FILE.py:Class`` (docs/metrics.md).
         rollout_groups_per_step: prompt groups whose texts are written to ``rollouts/`` in a step; 0 writes none.
-        peak_tflops_per_rank: what the hardware of a rank can do in the model's dtype, in 10^12 operations a second (an
+        peak_tflops_per_rank: peak of a rank's hardware in the model's dtype, in 10^12 operations a second (an
             H100 989 in dense bfloat16): the share that is reached is reported as MFU; 0 reports none.
         rollout_every_steps: steps between two such files; long responses fill disks (about 100 bytes a token).
     """
@@ -97,16 +97,12 @@ class ProfileConfig:
         first_step: the first step traced; step 1 also pays for what is made once.
         num_steps: how many in a row.
         ranks: trainer ranks that are traced.
-        with_stack: torch: record where in the Python source each operator is called, at a high price.
-        with_memory: torch: record allocations.
     """
 
     tool: Literal["none", "torch", "nsys"] = "none"
     first_step: PositiveInt = 2
     num_steps: PositiveInt = 1
     ranks: tuple[int, ...] = (0,)
-    with_stack: bool = False
-    with_memory: bool = False
 
     def __post_init__(self) -> None:
         if not self.ranks or min(self.ranks) < 0 or len(set(self.ranks)) < len(self.ranks):

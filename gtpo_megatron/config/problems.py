@@ -36,19 +36,19 @@ class DatasetRef:
 
     Attributes:
         name: lower case; a known data set, or a label of one's own for a file.
-        path: of a local file or folder; empty: from the hub.
+        path: local file or folder; empty: from the hub.
         revision: commit of the hub's repository; empty: the pinned one, or the newest of ``repository``.
         is_named: False where only a path was given: its rows are of one's own, whatever the file is called.
-        repository: of the hub, ``OWNER/NAME``; empty for a known data set or a file.
+        repository: repository of the hub, ``OWNER/NAME``; empty for a known data set or a file.
         subset: configuration of ``repository``; empty if it has one only.
-        split: of ``repository`` or of a folder; empty: that of the known data set there; of other repositories
+        split: split of ``repository`` or of a folder; empty: that of the known data set there; of other repositories
             ``train``, of other folders the only one.
         generated: the sets that it is made of, if a program writes its rows.
-        prompt_column: of the prompt, where it has none of the usual names; ``a.b`` is ``b`` in the object ``a``.
-        answer_column: of the reference answer, likewise.
-        usual_prompt_column: of a run's other rows: taken of rows that have it, before the usual names. An adapter's
-            rows have columns of their own.
-        usual_answer_column: likewise.
+        prompt_column: column of the prompt, where it has none of the usual names; ``a.b`` is ``b`` in the object ``a``.
+        answer_column: column of the reference answer, likewise.
+        usual_prompt_column: column of a run's other rows: taken of rows that have it, before the usual names. An
+            adapter's rows have columns of their own.
+        usual_answer_column: column of the reference answer, likewise.
     """
 
     name: str
@@ -88,8 +88,8 @@ def parse_dataset(text: str, field: str) -> DatasetRef:
     """Reads one of the forms above.
 
     Args:
-        text: as a person writes it.
-        field: of the configuration; named in errors.
+        text: the text of an option.
+        field: name of the option, for errors.
 
     Raises:
         ConfigError: empty, a name that is none, or a revision that is not a commit.
@@ -255,9 +255,9 @@ class DataConfig:
             ``instructions?size=2000``, or a .jsonl, .json, .parquet or .csv file of rows with ``prompt`` or
             ``messages`` (chat messages or text), or ``problem`` or ``question`` (bare), and ``answer``,
             ``ground_truth`` or ``solution``, maybe ``id`` and ``source``. Repeated prompts are removed and counted.
-        prompt_column: of the training rows, if its name is another one; a text in it is a bare question. ``a.b`` is
-            ``b`` in the object ``a``.
-        answer_column: of the reference answer, if its name is another one.
+        prompt_column: column of the prompt in training rows, if its name is another one; a text in it is a bare
+            question. ``a.b`` is ``b`` in the object ``a``.
+        answer_column: column of the reference answer, if its name is another one.
         prompts_per_step: prompts in a rollout batch; each is sampled ``group_size`` times.
         max_prompt_tokens: longer prompts are dropped, counted and reported.
         prompt_template: put around bare questions; ``{problem}`` stands for the question.
@@ -269,8 +269,6 @@ class DataConfig:
             refused.
         template_date: the day that a chat template writes into prompts (``strftime_now``, at midnight), as in
             2026-01-31; for evaluation too. Empty: the day on which the run starts, kept for all of it.
-        contamination_ngram_words: at the start of a run, problems of the evaluation sets are looked for among the
-            training prompts: the same question, or most runs of so many words in common. 0 does not look.
     """
 
     train_path: str
@@ -283,7 +281,6 @@ class DataConfig:
     verbatim_text: bool = False
     template_options: JsonObject = field(default_factory=dict)
     template_date: str = ""
-    contamination_ngram_words: NonNegativeInt = 13
 
     def __post_init__(self) -> None:
         require_text(train_path=self.train_path)
@@ -325,16 +322,16 @@ class EvaluationConfig:
 
     Attributes:
         path: rows as in the training set; their metrics are ``eval/heldout_*``. Empty: ``benchmarks`` alone.
-        prompt_column: of the rows of ``path`` and of benchmarks in files, as in ``data``; known benchmarks have theirs.
-            Empty: that of ``data`` in rows that have it, else the usual names.
-        answer_column: of the reference answer in the same rows; empty: as for ``prompt_column``.
+        prompt_column: column of the prompt in rows of ``path`` and of benchmarks in files, as in ``data``; known
+            benchmarks have theirs. Empty: that of ``data`` in rows that have it, else the usual names.
+        answer_column: column of the reference answer in the same rows; empty: as for ``prompt_column``.
         benchmarks: more sets, such as ``aime24``, ``math500=FILE``; their metrics are ``eval/aime24_*`` and so on.
         at_start: measure before the first step; False saves that where the model's accuracy is known.
         every_steps: steps between measurements; 0 measures before and after only.
         num_problems: how many rows of each set, from the first; 0 takes all.
         samples: responses a problem, the ``k`` of mean@k.
         sampling: the distribution that answers are drawn from.
-        seed: of the samples; the same at every measurement.
+        seed: seed of the samples; the same at every measurement.
         prompt_template: put around the bare questions of benchmarks; ``{problem}`` stands for the question.
     """
 

@@ -37,10 +37,10 @@ def reasoning_task(name: str, options: Mapping[str, str], *, size: int = 1, seed
     """The task's ``ProceduralDataset``, which generates entries and scores answers.
 
     Args:
-        name: of the task.
-        options: of its configuration, as text; lists as JSON.
+        name: name of the task.
+        options: options of its configuration, as text; lists as JSON.
         size: number of entries.
-        seed: of the first one.
+        seed: seed of the first one.
 
     Raises:
         ConfigError: the package is missing, there is no such task or option, or it refuses a value.

@@ -72,9 +72,10 @@ class JudgeConfig:
         score_pattern: regular expression with one group; its last match in the answer is the score. Empty: the usual
             forms, see docs/rewards.md.
         full_score: the score that is a reward of 1; scores outside of 0 to this are failures.
-        temperature: of the judge's sampling; None: not sent, for models that take none.
+        temperature: temperature of the judge's sampling; None: not sent, for models that take none.
         max_tokens: longest answer.
-        token_limit_name: by what name ``max_tokens`` is sent; OpenAI's reasoning models take ``max_completion_tokens``.
+        token_limit_name: name by which ``max_tokens`` is sent; OpenAI's reasoning models take
+            ``max_completion_tokens``.
         request_options: further keys of every request, such as ``{"reasoning_effort": "low"}`` or
             ``{"chat_template_kwargs": {"enable_thinking": false}}``.
         timeout_s: limit per request, to the last byte of the answer; ``reward.timeout_s`` is the
@@ -158,8 +159,8 @@ class RewardConfig:
         memory_limit_mib: memory a response may take before it is marked failed; 0: no limit.
         rows_per_call: most responses that a batched function is given at once, or that an async function grades at the
             same time, per process.
-        sandbox: where programs in responses are run: ``bubblewrap``, the URL of a SandboxFusion service, or ``unsafe``:
-            as this user, without protection.
+        sandbox: place in which programs in responses are run: ``bubblewrap``, the URL of a SandboxFusion service, or
+            ``unsafe``: as this user, without protection.
         packages: folder of packages that programs may import (``pip install --target FOLDER numpy ...``), read-only in
             the sandbox; "": numpy and sortedcontainers of this installation. A service has its own.
         judge: the model that ``gtpo_megatron.rewards.judge:judge`` and ``reward_model`` ask.

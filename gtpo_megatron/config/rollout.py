@@ -32,11 +32,11 @@ class GivenLimits:
     """Limits for a model whose figures are known.
 
     Attributes:
-        scaled_nats: of ``sync/logprob_gap_scaled``.
-        mean_nats: of ``sync/logprob_gap_mean``.
-        median_nats: of ``sync/logprob_gap_p50``.
-        p99_nats: of ``sync/logprob_gap_p99``.
-        kl_nats: of ``sync/logprob_kl_nats``.
+        scaled_nats: limit of ``sync/logprob_gap_scaled``.
+        mean_nats: limit of ``sync/logprob_gap_mean``.
+        median_nats: limit of ``sync/logprob_gap_p50``.
+        p99_nats: limit of ``sync/logprob_gap_p99``.
+        kl_nats: limit of ``sync/logprob_kl_nats``.
         bound_nats: a token with a larger gap is beyond the bound.
         beyond_frac: share of tokens that may be beyond the bound; 0: none.
     """
@@ -112,17 +112,17 @@ class RolloutConfig:
         group_size: responses a prompt, ``G``.
         sampling: the distribution that training responses come from.
         num_engines: vLLM engines; the responses of a step are dealt to them, those of one group too.
-        dtype: of vLLM's weights.
-        head_dtype: what vLLM computes logits in: ``float32``, as the trainer's output layer always does, or ``model``:
-            in ``dtype``. The output layer's weights are of ``dtype`` in both cases.
+        dtype: dtype of vLLM's weights.
+        head_dtype: dtype in which vLLM computes logits: ``float32``, as the trainer's output layer always does, or
+            ``model``: in ``dtype``. The output layer's weights are of ``dtype`` in both cases.
         kv_cache_mib: key-value cache in each process of an engine. None: on a GPU 16384, on a CPU what
             ``max_concurrent_sequences`` can fill, but no more than a quarter of the free memory.
         max_concurrent_sequences: sequences that an engine decodes together.
         tensor_parallel_size: ranks of an engine.
-        expert_parallel: for a mixture of experts: each rank of an engine holds some of the experts, whole, in place of
+        expert_parallel: each rank of an engine holds some of the experts of a mixture, whole, in place of
             a part of each; everything else stays tensor parallel. Needs GPUs.
         max_engine_restarts: engines that may die and be replaced in a run; the next death ends it.
-        entropy_source: who computes the token entropies. ``actor``: the trainer, in a scoring pass before the update.
+        entropy_source: origin of the token entropies. ``actor``: the trainer, in a scoring pass before the update.
             ``rollout``: vLLM while it samples; then there is no scoring pass, and the log-prob gap is measured by the
             update's own forward pass, before the new weights are used for anything.
         placement: ``disaggregated``: engines have GPUs of their own. ``colocated``: engines use the ranks' GPUs, in
@@ -134,8 +134,8 @@ class RolloutConfig:
             those that it trains. 0: nothing is sampled while the trainer works. 1: the responses of the next step are
             sampled meanwhile, from the weights that this one started with. 2 and more: engines sample all the time, and
             a step takes the oldest whole groups. ``algorithm.off_policy`` corrects for it.
-        partial: with ``max_staleness`` of at least 1: a push does not wait for the responses that are being sampled;
-            they go on with the new weights.
+        partial: pushes in mid-response, with ``max_staleness`` of at least 1: a push does not wait for the responses
+            that are being sampled; they go on with the new weights.
         over_sample: groups under way for each group that a step takes; None: ``max_staleness + 1``, beyond which some
             are certain to be given up. Less: fresher responses. More: the step starts without the slowest.
         stragglers: a group that would be too old for the next step is waited for, or aborted: then its prompt is

@@ -29,8 +29,8 @@ class RunConfig:
     continuously: ``max_staleness`` above 1, ``partial`` or ``over_sample``.
 
     Attributes:
-        name: of the recipe, for people.
-        seed: of prompts, samples and mini-batches.
+        name: name of the recipe, for people.
+        seed: seed of prompts, samples and mini-batches.
         num_steps: training steps; a step is one rollout batch.
     """
 

@@ -12,7 +12,7 @@ class RankCoordinates:
     """A rank's index along every axis.
 
     Attributes:
-        global_rank: in the trainer's world.
+        global_rank: rank in the trainer's world.
         tensor_index: along the tensor-parallel axis.
         pipeline_index: along the pipeline axis.
         context_index: along the context-parallel axis.

@@ -47,7 +47,7 @@ class Rendezvous:
         host: name or address under which the other ranks reach this machine.
 
     Attributes:
-        init_method: for ``init_process_group``; valid as long as the object lives.
+        init_method: address for ``init_process_group``; valid as long as the object lives.
     """
 
     def __init__(self, host: str) -> None:

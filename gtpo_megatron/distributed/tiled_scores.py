@@ -85,7 +85,7 @@ def logits_partials(logits: Tensor, task: ScoreTask) -> Tensor:
 
     Args:
         logits: ``[P, V/tp]``, not changed.
-        task: what to score.
+        task: inputs of the scores.
 
     Returns:
         ``[fields, P]`` float64. Collectives: none.
@@ -117,7 +117,7 @@ def logits_gradient(
 
     Args:
         logits: ``[P, V/tp]``.
-        task: what was scored.
+        task: inputs of the forward pass.
         saved: softmax sums ``[P]`` of the forward pass.
         grads: gradients of log-probs ``[P]`` and of entropy ``[P]`` or None.
 
@@ -156,7 +156,7 @@ def linear_partials(hidden: Tensor, weight: Tensor, task: ScoreTask, chunk_token
     Args:
         hidden: ``[P, H]``.
         weight: ``[V/tp, H]``, same dtype.
-        task: what to score.
+        task: inputs of the scores.
         chunk_tokens: tokens per tile.
 
     Returns:
@@ -213,8 +213,8 @@ def linear_gradients(  # noqa: PLR0913 - tensors of one backward pass, each used
     Args:
         hidden: ``[P, H]``.
         weight: ``[V/tp, H]``.
-        task: what was scored.
-        chunk_tokens: as in the forward pass.
+        task: inputs of the forward pass.
+        chunk_tokens: chunk of the forward pass.
         saved: softmax sums ``[P]`` of the forward pass.
         grads: gradients of log-probs ``[P]`` and of entropy ``[P]`` or None.
         hidden_grad: whether hidden needs a gradient.

@@ -28,13 +28,13 @@ class GapToken:
     """A token with a large gap.
 
     Attributes:
-        row: of the response in the whole batch.
-        group_id: of its prompt.
-        position: in the response, from 0.
+        row: row of the response in the whole batch.
+        group_id: label of its prompt.
+        position: place in the response, from 0.
         token_id: the token.
         sampler_logprob: nats.
         trainer_logprob: nats.
-        policy_version: of the weights that the sampler had.
+        policy_version: version of the sampler's weights.
         prompt_length: tokens.
         response_length: tokens.
         before: tokens before it, of prompt and response, the nearest last.
@@ -69,7 +69,7 @@ class GapReport:
         worst: tokens with the largest gaps, largest first.
         by_row: per response: its own tokens, by row in the whole batch.
         by_position: per range of positions ``[2^k - 1, 2^(k+1) - 1)``, by ``k``.
-        by_token: by token id.
+        by_token: gaps by token id.
         by_length: per range of sequence lengths (prompt and response) ``[2^k, 2^(k+1))``, by ``k``.
         excess_below: part of the excess of tokens that the trainer finds less likely than the sampler does.
     """
@@ -90,7 +90,7 @@ def gap_report(
     Args:
         rollouts: the responses, with the sampler's log-probs.
         trainer_logprobs: ``[B, T]`` nats.
-        rows: of the responses in the whole batch.
+        rows: rows of the responses in the whole batch.
         typical_nats: gap up to which a token has no excess.
 
     Communication: none.

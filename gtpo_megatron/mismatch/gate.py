@@ -48,7 +48,7 @@ class Sample:
     """Figures of one step.
 
     Attributes:
-        num_tokens: that the figures are over.
+        num_tokens: number of tokens under the figures.
         scaled_nats, mean_nats, median_nats, p99_nats, kl_nats: see ``FIGURES``.
         tail_frac: share of the tokens beyond ``TAIL`` times the 99th percentile.
     """
@@ -144,7 +144,7 @@ def limits_at(
         samples: figures of earlier verified steps; none before the first.
         coarser_dtype: bfloat16 if sampler or trainer has it.
         has_other_routing: the model has experts, and the trainer's routers choose them on their own.
-        num_tokens: of the step.
+        num_tokens: tokens of the step.
     """
     if isinstance(config, GivenLimits):
         return config
@@ -223,7 +223,7 @@ class MismatchGate:
         """Assesses a step's figures.
 
         Args:
-            metrics: of ``gap_metrics``, merged over ranks.
+            metrics: those of ``gap_metrics``, merged over ranks.
             is_verified: the responses are of weights whose checksums agreed on both sides; if the figures are within
                 their limits, later limits are learnt from them.
         """

@@ -90,9 +90,7 @@ class StepProfiler:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._has_cuda:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self._trace = torch.profiler.profile(
-            activities=activities, with_stack=self._config.with_stack, profile_memory=self._config.with_memory
-        )
+        self._trace = torch.profiler.profile(activities=activities)
         self._trace.start()
 
 

@@ -41,7 +41,7 @@ def token_pools(batch: CreditBatch, kind: Pool, *, spans_batch: bool, takes_part
 
     Args:
         batch: the tokens.
-        kind: see above.
+        kind: values that a pool holds, as above.
         spans_batch: the scope is the batch instead of the group.
         takes_part: ``[R]`` bool; the tokens of other responses are in no pool.
     """
@@ -88,11 +88,11 @@ def standardise(
 
     Args:
         reward: ``[N]`` float64.
-        pools: of these values. Collectives: of its reduction two ``max`` and two ``sum`` more.
+        pools: their pools. Collectives: of its reduction two ``max`` and two ``sum`` more.
         ddof: the variance divides by ``n - ddof``.
         eps: added to the std.
         divides_by_std: False: only subtract the mean (Dr.GRPO).
-        rounding: see above.
+        rounding: relative std up to which a pool is constant, as above.
     """
     pool, reduction = pools.index, pools.reduction
     num_values, num_zeros = pools.num_values.to(reward.device), pools.num_zeros.to(reward.device)

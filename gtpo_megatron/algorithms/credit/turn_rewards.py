@@ -25,7 +25,7 @@ def check_turn_rewards(batch: CreditBatch, *, coef: float) -> None:
 
     Args:
         batch: this rank's tokens.
-        coef: by which rewards of turns count.
+        coef: weight of the rewards of turns.
 
     Raises:
         ShapeError: there are none, or not of every response.

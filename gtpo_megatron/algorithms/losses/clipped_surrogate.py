@@ -76,8 +76,8 @@ def clip_statistics(
         ratio: any shape.
         advantages: same shape.
         mask: same shape, bool, the elements that count.
-        clip_eps_low: see ``clipped_surrogate``.
-        clip_eps_high: see ``clipped_surrogate``.
+        clip_eps_low: distance from 1 to the lower bound of the ratio.
+        clip_eps_high: distance from 1 to the upper bound.
 
     Returns:
         ``policy/clip_frac`` and its parts ``_low`` (``A < 0``, ratio too small) and ``_high``, ``policy/ratio_mean``.

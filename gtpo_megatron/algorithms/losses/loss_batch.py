@@ -139,7 +139,7 @@ def sequence_ratio(log_ratios: Tensor, response_mask: Tensor, *, is_geometric: b
     Args:
         log_ratios: ``[B, T]``, 0 outside the mask.
         response_mask: ``[B, T]`` bool.
-        is_geometric: which mean.
+        is_geometric: geometric mean of the token ratios, in place of the arithmetic one.
 
     Returns:
         ``[B]``; 1 for rows without tokens.

@@ -16,7 +16,7 @@ def kl_estimate(differences: Tensor, estimator: KLEstimator) -> Tensor:
 
     Args:
         differences: ``d = log pi - log pi_ref`` of tokens sampled from ``pi``, nats, any shape.
-        estimator: which one.
+        estimator: name of the estimator.
     """
     match estimator:
         case "k1":
@@ -36,7 +36,7 @@ def kl_penalty(config: ReferenceKLConfig, inputs: LossInputs) -> Tensor:
 
     Args:
         config: estimator and gradient.
-        inputs: with the reference's log-probs. Differences are bounded as ratios are.
+        inputs: some rows with the reference's log-probs. Differences are bounded as ratios are.
     """
     assert inputs.ref_logprobs is not None
     differences = log_ratio(inputs.logprobs, inputs.ref_logprobs, inputs.mask)
@@ -51,9 +51,9 @@ def with_reference_kl(config: ReferenceKLConfig, losses: Tensor, inputs: LossInp
     """``losses + coef * penalty`` (arXiv 2402.03300, Eq. 3); of a loss of responses, the mean over each one's tokens.
 
     Args:
-        config: of the term.
+        config: coefficient, estimator and gradient.
         losses: ``[B, T]``, or ``[B]`` if ``per_response``.
-        inputs: of the loss.
+        inputs: the rows that ``losses`` are of.
         per_response: one loss per response.
     """
     penalty = kl_penalty(config, inputs)

@@ -210,6 +210,9 @@ def fingerprint(config: RunConfig) -> str:
 
 
 GONE: dict[str, dict[str, Any]] = {
+    "DataConfig": {"contamination_ngram_words": 13},
+    "OptimizerConfig": {"max_skipped_updates": 3},
+    "ProfileConfig": {"with_stack": False, "with_memory": False},
     "GTPOConfig": {"weight_source": "entropy", "weight_seed": 0, "shaped_sides": "both"},
     "GRPOSConfig": {"weight_source": "entropy", "weight_seed": 0, "shaped_sides": "both"},
 }

@@ -63,7 +63,7 @@ class GroupRelativeLengthPenalty:
 
     Attributes:
         easy_threshold: ``gamma``; the paper gives no value.
-        hard_group_penalty: what hard groups get.
+        hard_group_penalty: penalty of hard groups.
         correct_minority: groups in the middle with no more correct than wrong responses, of which the paper says
             nothing: no penalty, or the ramp on their wrong responses.
     """
@@ -109,10 +109,10 @@ class ReferenceKLConfig:
             a response's tokens is subtracted from its outcome, before anything is standardised; which responses are
             correct is still said by the outcome alone.
         estimator: ``k1`` is unbiased, ``k3`` too and never negative, ``k2`` is biased.
-        gradient: of the term in the loss. ``estimator``: that of the estimator as it stands, which on average is 0 for
-            ``k1``, that of ``KL(pi || pi_ref)`` for ``k2`` and that of ``KL(pi_ref || pi)`` for ``k3``. ``unbiased``:
-            the value of the estimator with the gradient of ``KL(pi || pi_ref)``, ratios to the old policy included
-            (arXiv 2512.02556, Eq. 7; in the first update of a rollout batch k2's gradient).
+        gradient: gradient of the term in the loss. ``estimator``: that of the estimator as it stands, which on average
+            is 0 for ``k1``, that of ``KL(pi || pi_ref)`` for ``k2`` and that of ``KL(pi_ref || pi)`` for ``k3``.
+            ``unbiased``: the value of the estimator with the gradient of ``KL(pi || pi_ref)``, ratios to the old policy
+            included (arXiv 2512.02556, Eq. 7; in the first update of a rollout batch k2's gradient).
     """
 
     coef: NonNegativeFloat = 0.0
@@ -234,8 +234,8 @@ class AlgorithmConfig:
         """Refuses a run that this algorithm cannot have; a class of yours may add to it.
 
         Args:
-            update: of the run.
-            rollout: of the run.
+            update: updates of the run.
+            rollout: sampling of the run.
 
         Raises:
             ConfigError: responses of older weights without an importance correction.
@@ -271,7 +271,8 @@ class SurrogateSettings(ClipSettings):
     """Algorithms with the objective ``min(w A, clip(w) A)``.
 
     Attributes:
-        dual_clip: where ``A < 0`` the objective is at least ``dual_clip * A`` (arXiv 1912.09729); None: unbounded.
+        dual_clip: bound where ``A < 0``: the objective is at least ``dual_clip * A`` (arXiv 1912.09729); None:
+            unbounded.
     """
 
     dual_clip: float | None = None

@@ -125,8 +125,8 @@ class ClipCovConfig(SurrogateSettings):
     Attributes:
         clip_fraction: share of the batch's tokens.
         cov_low: tokens with a covariance in [cov_low, cov_high] can be chosen.
-        cov_high: see ``cov_low``.
-        seed: of the choice.
+        cov_high: largest covariance of a token that may be chosen.
+        seed: seed of the choice.
     """
 
     clip_eps_high: float = 0.2

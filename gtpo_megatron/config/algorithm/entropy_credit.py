@@ -30,7 +30,7 @@ class EntropyCreditSettings(SurrogateSettings):
             takes it for its positive side.
         entropy_scope: whose entropies a response is compared with: its group's or the whole batch's.
         entropy_mean: entropies are compared with their arithmetic or (App. C) geometric mean.
-        advantage_pool: what R+ and R- are standardised over. ``joint_zero``: all of the scope, r+ being 0 on wrong and
+        advantage_pool: values that R+ and R- hold. ``joint_zero``: all of the scope, r+ being 0 on wrong and
             r- 0 on correct responses; ``per_set``: own values only (advantages then do not depend on alpha);
             ``combined``: one pool of both. Formulations ``v1`` and ``v1_clipped`` have one pool anyway.
         entropy_floor: added to every entropy; nats.
@@ -118,12 +118,12 @@ class GTPOConfig(EntropyCreditSettings):
     Attributes:
         alpha1: weight of the outcome; 1 in ``v1`` and plain ``v2``.
         alpha2: weight of the entropy bonus; the ``alpha`` of ``v1``.
-        entropy_axis: what an entropy is compared with: the same ``position`` of other responses, in conversations the
-            same place in the same ``turn`` (ours), the rest of its own ``response``, or the whole ``matrix`` of its
-            set [S sec. 5].
+        entropy_axis: tokens that an entropy is compared with: the same ``position`` of other responses, in
+            conversations the same place in the same ``turn`` (ours), the rest of its own ``response``, or the whole
+            ``matrix`` of its set [S sec. 5].
         advantage_scope: tokens are standardised over the whole batch or their group [S 14].
-        turn_reward_coef: of what a turn of a conversation earned, which is added to the shaped reward of each of its
-            tokens (ours); 0: the rewards of turns are in the outcome only, as their sum.
+        turn_reward_coef: weight of a turn's own reward in a conversation, which is added to the shaped reward of each
+            of its tokens (ours); 0: the rewards of turns are in the outcome only, as their sum.
     """
 
     alpha1: float = 1.0

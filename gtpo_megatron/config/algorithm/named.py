@@ -38,7 +38,7 @@ def default_algorithm(name: str, *, max_response_tokens: int) -> AlgorithmConfig
     """The configuration called ``name`` with its defaults, for the command line.
 
     Args:
-        name: as in ``algorithm_class``.
+        name: name of the class, as in ``algorithm_class``.
         max_response_tokens: the recipe's limit, at which the ramp of a length penalty ends.
 
     Raises:

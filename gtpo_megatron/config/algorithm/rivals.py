@@ -41,7 +41,7 @@ class REINFORCEPlusPlusConfig(SurrogateSettings):
     Attributes:
         baseline: ``none``: plain REINFORCE++, best with rewards of -1 and 1; ``group``: "w/ Baseline", the mean reward
             of the group is subtracted first.
-        statistics: what the batch's mean and std are taken over. ``responses``: each counts once, as in the paper's
+        statistics: terms of the batch's mean and std. ``responses``: each counts once, as in the paper's
             App. B.2 and in swift; ``tokens``: each counts with its length, as in verl, OpenRLHF and slime. Token
             weights give a response an advantage even where its whole group has one reward.
         loss_denominator: ``response``: mean over responses of each one's token mean (the paper's); ``batch``: all

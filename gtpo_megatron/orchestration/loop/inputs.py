@@ -91,14 +91,9 @@ def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, vocab_
         ).head(evaluation.num_problems)
         notes += found.notes
         contents[heldout_name(label)] = _content(found)
-        num_contaminated = 0
-        if data.contamination_ngram_words:
-            contamination = find_contamination(
-                training.comparable, found.comparable, ngram_words=data.contamination_ngram_words
-            )
-            notes += contamination_notes(label, contamination)
-            num_contaminated = len(contamination.matches)
-        heldout.append(HeldOutSet(label=label, problems=found.problems, num_contaminated=num_contaminated))
+        contamination = find_contamination(training.comparable, found.comparable)
+        notes += contamination_notes(label, contamination)
+        heldout.append(HeldOutSet(label=label, problems=found.problems, num_contaminated=len(contamination.matches)))
     if data.prompts_per_step > len(training.problems):
         lost = _lost(training)
         raise ConfigError(
