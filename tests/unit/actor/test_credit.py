@@ -51,7 +51,7 @@ def shaped_rewards(truncated):
             rollout=config.rollout,
             update=config.update,
         ),
-        _unshaped=None,
+        _shaped_tokens=None,
         _groups=SimpleNamespace(dp=None),
         _stage_ends=lambda _, batch: left.append(batch),
     )

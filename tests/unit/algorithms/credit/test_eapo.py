@@ -17,13 +17,6 @@ def test_credit_equals_the_loops(batch: Batch) -> None:
         assert row == pytest.approx(other, abs=1e-6)
 
 
-def test_by_hand() -> None:
-    entropies = [[0.1, 0.1, 2.0, 0.6], [0.2, 0.0, 1.0, 0.8]]
-    got = by_hand(EAPOConfig(), entropies, [1.0, 0.0], [0, 0])
-    assert got[0] == pytest.approx([0.9, 0.9, 1.1, 1.0], abs=1e-6)
-    assert got[1] == pytest.approx([-0.9, -0.9, -1.1, -1.06344], abs=1e-5)
-
-
 @pytest.mark.parametrize(
     ("entropies", "rewards", "wanted"),
     [

@@ -1,7 +1,5 @@
 """GRPO-S: the entropy of a response."""
 
-import math
-
 import pytest
 import torch
 
@@ -17,35 +15,6 @@ def of_responses(batch: Batch, config: GRPOSConfig, kept: torch.Tensor | None = 
     for matrix in (credit.shaped_rewards, credit.advantages):
         assert torch.equal(matrix, torch.where(mask, matrix[:, :1], 0.0))  # one value a response
     return credit.shaped_rewards[:, 0].tolist(), credit.advantages[:, 0].tolist()
-
-
-def entropies_of(batch: Batch, kept: torch.Tensor | None = None, **options: object) -> list[float]:
-    """The mean entropy of two responses of one set, up to a factor: v6 with nothing but the bonus says ``X``."""
-    config = GRPOSConfig(beta1=0.0, beta2=1.0, **{"entropy_floor": 0.0, **options})
-    return of_responses(batch, config, kept)[0][:2]
-
-
-PAIR = Batch([[0.5, 2.0, 1.0], [0.2], [1.0]], [1, 1, 0], [0] * 3)
-
-
-def proportional(found: list[float], wanted: list[float]) -> bool:
-    return found == pytest.approx([2 * value / sum(wanted) for value in wanted], rel=1e-6)
-
-
-def test_arithmetic_and_geometric_means_of_tokens() -> None:
-    assert proportional(entropies_of(PAIR), [3.5 / 3, 0.2])
-    assert proportional(entropies_of(PAIR, sequence_entropy_mean="geometric"), [1.0, 0.2])
-    clipped = {"entropy_floor": 0.1, "entropy_clip": (0.3, 1.0)}
-    assert proportional(entropies_of(PAIR, **clipped), [2.5 / 3 + 0.1 - 0.2 / 3 + 0.2 / 3, 0.4])
-    geometric = math.prod([0.6, 1.1, 1.1]) ** (1 / 3)
-    assert proportional(entropies_of(PAIR, sequence_entropy_mean="geometric", **clipped), [geometric, 0.4])
-
-
-def test_only_compared_tokens_enter_the_mean() -> None:
-    kept = torch.tensor([[True, False, True], [True, True, True], [True, True, True]])
-    assert proportional(entropies_of(PAIR, kept), [0.75, 0.2])
-    kept[0] = False  # nothing of it is compared: all of it is averaged
-    assert proportional(entropies_of(PAIR, kept), [3.5 / 3, 0.2])
 
 
 def test_equal_entropies_have_exactly_equal_means_whatever_the_length() -> None:

@@ -31,29 +31,6 @@ def test_credit_equals_the_loops(config: REINFORCEPlusPlusConfig, batch: Batch) 
         assert row == pytest.approx(other, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("statistics", "ddof", "wanted"),
-    [
-        ("tokens", 0, [1.889822, -1.133893, 0.377964, 0.377964]),
-        ("tokens", 1, [1.767767, -1.060660, 0.353553, 0.353553]),
-        ("responses", 0, [1.414214, -1.414214, 0.0, 0.0]),
-        ("responses", 1, [1.224745, -1.224745, 0.0, 0.0]),
-    ],
-)
-def test_with_baseline_by_hand(statistics: str, ddof: int, wanted: list[float]) -> None:
-    """Groups {1, 0} and {1, 1}: token weights give the group of one reward an advantage."""
-    config = REINFORCEPlusPlusConfig(baseline="group", statistics=statistics, std_ddof=ddof)
-    entropies = [[1.0] * length for length in (1, 3, 2, 2)]
-    got = by_hand(config, entropies, [1.0, 0.0, 1.0, 1.0], [0, 0, 1, 1])
-    assert [row[0] for row in got] == pytest.approx(wanted, abs=1e-6)
-    assert all(len(set(row)) == 1 for row in got)
-
-
-def test_the_whole_batch_is_one_pool_without_a_baseline() -> None:
-    got = by_hand(REINFORCEPlusPlusConfig(), [[1.0]] * 4, [1.0, 1.0, 0.0, 0.0], [0, 0, 1, 1])
-    assert got == [[1.0], [1.0], [-1.0], [-1.0]]
-
-
 @pytest.mark.parametrize("config", CONFIGS, ids=IDS)
 @pytest.mark.parametrize(("rewards", "lengths"), [([0.1] * 3, [1, 2, 5]), ([1.0], [3]), ([1.0, 0.0], [2, 0])])
 def test_a_constant_batch_has_no_advantage(config: REINFORCEPlusPlusConfig, rewards, lengths) -> None:

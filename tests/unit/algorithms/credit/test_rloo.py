@@ -20,11 +20,6 @@ def test_credit_equals_the_loops(batch: Batch) -> None:
         assert row == pytest.approx(other, abs=1e-6)
 
 
-def test_by_hand() -> None:
-    got = by_hand(RLOOConfig(), [[1.0]] * 4, [1.0, 0.0, 0.0, 1.0], [0] * 4)
-    assert [row[0] for row in got] == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
-
-
 @pytest.mark.parametrize(
     ("rewards", "groups", "lengths"),
     [([1.0], [0], [2]), ([0.1] * 3, [4] * 3, [1, 2, 3]), ([1.0, 0.0], [0, 0], [2, 0]), ([0.0], [0], [0])],

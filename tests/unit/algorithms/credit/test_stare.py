@@ -42,15 +42,6 @@ def run(config: STAREConfig, probabilities: list[list[float]], rewards: list[flo
 PROBABILITIES = [[0.9, 0.5, 0.05, 0.99, 0.3, 0.8, 0.6, 0.7, 0.2, 0.95], [0.4, 0.01, 0.9]]
 
 
-def test_by_hand() -> None:
-    correct, wrong = run(STAREConfig(), PROBABILITIES, [1.0, 0.0])
-    assert correct == pytest.approx([1.0] * 2 + [1.1] + [1.0] * 7)
-    assert wrong == [-1.0] * 3
-    correct, wrong = run(STAREConfig(variant="C2"), PROBABILITIES, [1.0, 0.0])
-    assert correct[2] == pytest.approx(1.1)
-    assert wrong == pytest.approx([-1.0, -0.9, -1.0])
-
-
 def test_the_number_of_surprising_tokens_is_rounded_up() -> None:
     correct, _ = run(STAREConfig(), [[*PROBABILITIES[0], 0.1], [0.5]], [1.0, 0.0])
     assert [a > 1 for a in correct] == [column in (2, 10) for column in range(11)]
@@ -67,16 +58,6 @@ def test_the_gate_is_the_mean_entropy_of_the_batch() -> None:
     batch = Batch([[0.0, 0.1], [0.8, 0.0]], [1.0, 0.0], [0, 0])  # mean 0.225, one token above the target
     got = assign_credit(STAREConfig(), **batch.arguments(), old_logprobs=-torch.ones(2, 2)).advantages
     assert got[0].tolist() == pytest.approx([1.1, 1.1])  # ties are all surprising
-
-
-def test_ranking_is_over_the_batch_not_the_response() -> None:
-    surprised, calm = [0.01, 0.02], [0.9] * 18
-    batch = Batch([[0.1] * 2, [0.1] * 18, [0.1]], [1.0, 1.0, 0.0], [0, 0, 0])
-    logprobs = batch.matrix([[math.log(p) for p in row] for row in (surprised, calm, [0.5])]).float()
-    got = lists(assign_credit(STAREConfig(), **batch.arguments(), old_logprobs=logprobs).advantages, batch)
-    base = got[1][0]
-    assert got[1] == [base] * 18
-    assert got[0] == pytest.approx([1.1 * base] * 2)
 
 
 @pytest.mark.parametrize(

@@ -8,30 +8,9 @@ import torch
 from gtpo_megatron.algorithms.losses.covariance import (
     clip_cov_loss,
     kl_cov_loss,
-    select_clip_cov,
-    select_kl_cov,
-    token_covariance,
 )
 from gtpo_megatron.algorithms.losses.loss_batch import LossInputs
 from gtpo_megatron.config.algorithm import ClipCovConfig, KLCovConfig
-from tests.unit.algorithms.parts import batch_of, column
-
-BATCH = batch_of([2, 1, 1], [1.0] * 4, old_logprobs=column(-1.0, -3.0, -1.0, -3.0))
-ADVANTAGES = column(2.0, 0.5, -1.0, 2.5)
-
-
-def test_covariance() -> None:
-    assert token_covariance(BATCH, ADVANTAGES).tolist() == [1.0, 0.5, -2.0, -1.5]
-
-
-def test_selections() -> None:
-    assert select_kl_cov(KLCovConfig(penalised_fraction=0.5), BATCH, ADVANTAGES).tolist() == [True, True, False, False]
-    assert select_kl_cov(KLCovConfig(penalised_fraction=0.0), BATCH, ADVANTAGES).tolist() == [False] * 4
-    chosen = {
-        tuple(select_clip_cov(config, BATCH, ADVANTAGES).tolist())
-        for config in (ClipCovConfig(clip_fraction=0.25, cov_low=-1.6, cov_high=0.5, seed=seed) for seed in range(30))
-    }
-    assert chosen == {(False, True, False, False), (False, False, False, True)}  # one token, of those in the band
 
 
 def inputs(log_ratios: torch.Tensor, selected: list[bool]) -> LossInputs:
