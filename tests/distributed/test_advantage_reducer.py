@@ -161,8 +161,8 @@ def random_deal(world_size: int, num_holders: int, generator: torch.Generator) -
 @pytest.mark.parametrize(
     ("world_size", "has_holes"),
     [
-        (2, False),
         (3, True),
+        pytest.param(2, False, marks=pytest.mark.slow),
         pytest.param(4, True, marks=pytest.mark.slow),
         *(pytest.param(*case, marks=pytest.mark.nightly) for case in ((1, True), (2, True), (4, False))),
     ],
@@ -184,7 +184,7 @@ WIDE = [
 ]
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [3, *(pytest.param(size, marks=pytest.mark.nightly) for size in (2, 4))])
 def test_any_range_of_entropies_gives_the_bits_of_one_process(world_size: int) -> None:
     rows = torch.arange(NUM_ROWS)
     check_dealings(
@@ -228,7 +228,7 @@ def run_talks(rank: int, world_size: int, seed: int) -> list[credit_fuzz.Outcome
     return found
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_rewards_of_turns_give_the_bits_of_one_process(world_size: int) -> None:
     results = run_ranks(run_talks, world_size, 7)
     num_taken = 0

@@ -142,7 +142,7 @@ def push_and_check(index, _, __, ends):
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_pushes_arrive_whole(transport, workers, make_ends):
     arch = architecture(vocab_size=70, tied_embeddings=False)
     layout = push_layout(arch, tp=2, replicas=1, workers=workers, bucket_bytes=512, itemsize=2)
