@@ -92,17 +92,65 @@ def requeued(job):
     return (job.launch / "scontrol").exists()
 
 
+SAVED = {"CHECKPOINT": "step_4"}
+STOPPED = {"DRIVER_STATUS": 75, **SAVED}
+ENDS = {
+    "a failure after a checkpoint": ({"DRIVER_STATUS": 1, **SAVED}, 1, True, ""),
+    "restarts are used up": (
+        {"DRIVER_STATUS": 1, **SAVED, "restart": 3},
+        *(1, False, "--restarts 3 are used up; the last checkpoint is step_4"),
+    ),
+    "another job of the chain": (
+        {"DRIVER_STATUS": 1, **SAVED, "chain": 2},
+        *(1, False, "the next job of the chain goes on"),
+    ),
+    "the last job of a chain has finished": ({"DRIVER_STATUS": 0, "chain": 2, "place": 2}, 0, False, ""),
+    "nodes are killed behind a driver that has ended": ({"DRIVER_STATUS": 0, "SRUN_STATUS": 143}, 0, False, ""),
+    "nodes are killed before their driver ends": ({"DRIVER_STATUS": "", "SRUN_STATUS": 9}, 9, True, ""),
+    # Slurm's TERM goes to the tasks alone; the batch script hears of it from node.sh, and asks whose it was
+    "preempted, and saved in its grace time": ({**STOPPED, "TOLD": 1, "PREEMPTED": DURING}, 75, True, ""),
+    "a person sends TERM, as scancel --signal does": (
+        {**STOPPED, "TOLD": 1},
+        *(75, False, "somebody asked the run to stop"),
+    ),
+    "an earlier start of the job was preempted": (
+        {**STOPPED, "TOLD": 1, "PREEMPTED": BEFORE},
+        *(75, False, "somebody asked the run to stop"),
+    ),
+    # gang scheduling leaves the time of its preemption, but nobody has told the tasks anything
+    "a person asks a job that was once suspended": (
+        {**STOPPED, "PREEMPTED": DURING},
+        *(75, False, "somebody asked the run to stop"),
+    ),
+    **{
+        f"a preflight ends with {status}": (
+            {"PREFLIGHT_S": 600, "DRIVER_STATUS": status, **SAVED},
+            *(status, False, "the preflight has not passed: "),
+        )
+        for status in (1, 2, 75)
+    },
+}
+"""What steers the stand-in; the job's status, whether it goes back into the queue, and words of its output."""
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_what_becomes_of_a_job(job, name):
+    steering, status, is_requeued, words = ENDS[name]
+    code, output = ended(job(**steering))
+    assert (code, requeued(job)) == (status, is_requeued), output
+    assert words in output
+    if is_requeued:
+        assert (job.launch / "scontrol").read_text() == "requeue 7\n"
+        assert not (job.launch / "given_up").exists()
+    if "preflight" in name:
+        assert "preflight/preflight.html" in (job.launch / "given_up").read_text()
+
+
 def test_a_finished_run_ends_the_chain(job):
     assert ended(job(DRIVER_STATUS=0))[0] == 0
     status, output = ended(job(DRIVER_STATUS=1))
     assert (status, "finished already" in output) == (0, True)
     assert not requeued(job)
-
-
-def test_the_drivers_status_counts_not_that_of_killed_nodes(job):
-    assert ended(job(DRIVER_STATUS=0, SRUN_STATUS=143))[0] == 0
-    (job.launch / "finished").unlink()
-    assert ended(job(DRIVER_STATUS="", SRUN_STATUS=9))[0] == 9
 
 
 @pytest.mark.parametrize("status", [2, 90, 91, 95])
@@ -128,11 +176,6 @@ def test_what_has_worked_once_may_work_again(job, status):
     assert f"failed twice since the last checkpoint (step_4), now with status {status}" in output
 
 
-def test_a_failure_after_a_checkpoint_goes_back_into_the_queue(job):
-    assert ended(job(DRIVER_STATUS=1, CHECKPOINT="step_4"))[0] == 1
-    assert (job.launch / "scontrol").read_text() == "requeue 7\n"
-
-
 def test_the_second_failure_in_one_place_is_the_last(job):
     assert ended(job(DRIVER_STATUS=1))[0] == 1
     assert requeued(job), "the first may have been a lost node"
@@ -140,19 +183,6 @@ def test_the_second_failure_in_one_place_is_the_last(job):
     code, output = ended(job(DRIVER_STATUS=1, restart=1))
     assert (code, requeued(job)) == (1, False)
     assert "failed twice since the last checkpoint (none)" in output
-
-
-def test_restarts_are_counted(job):
-    code, output = ended(job(DRIVER_STATUS=1, CHECKPOINT="step_4", restart=3))
-    assert (code, requeued(job)) == (1, False)
-    assert "--restarts 3 are used up; the last checkpoint is step_4" in output
-
-
-def test_a_job_of_a_chain_leaves_it_to_the_next(job):
-    code, output = ended(job(DRIVER_STATUS=1, CHECKPOINT="step_4", chain=2))
-    assert (code, requeued(job)) == (1, False)
-    assert "the next job of the chain goes on" in output
-    assert ended(job(DRIVER_STATUS=0, chain=2, place=2))[0] == 0
 
 
 @pytest.mark.parametrize("status", [1, 75])
@@ -205,15 +235,6 @@ def test_checkpoints_of_another_process_are_no_progress_of_this_job(job, taken):
     assert requeued(job)
 
 
-@pytest.mark.parametrize("status", [1, 2, 75])
-def test_a_preflight_that_has_not_passed_is_not_started_again(job, status):
-    found, output = ended(job(PREFLIGHT_S=600, DRIVER_STATUS=status, CHECKPOINT="step_3"))
-    assert found == status
-    assert "the preflight has not passed: " in output
-    assert "preflight/preflight.html" in (job.launch / "given_up").read_text()
-    assert not requeued(job)
-
-
 def test_a_preflight_that_has_passed_is_finished(job):
     assert ended(job(PREFLIGHT_S=600, DRIVER_STATUS=0))[0] == 0
     assert (job.launch / "finished").exists()
@@ -236,33 +257,6 @@ def test_a_limit_shorter_than_a_step_is_said(job):
     code, output = ended(process)
     assert (code, requeued(job)) == (75, False)
     assert "the time limit ends before a step, or a measurement, is done; ask for more with --time" in output
-
-
-def test_a_stop_that_the_batch_system_did_not_ask_for_is_final(job):
-    code, output = ended(job(DRIVER_STATUS=75, CHECKPOINT="step_4"))
-    assert (code, requeued(job)) == (75, False)
-    assert "somebody asked the run to stop" in output
-
-
-def test_a_preempted_run_has_saved_in_its_grace_time_and_goes_on_later(job):
-    """Slurm's TERM goes to the tasks alone; the batch script hears of it from node.sh, and asks whose it was."""
-    assert ended(job(DRIVER_STATUS=75, CHECKPOINT="step_4", TOLD=1, PREEMPTED=DURING))[0] == 75
-    assert requeued(job)
-    assert not (job.launch / "given_up").exists()
-
-
-@pytest.mark.parametrize("preempted", ["None", BEFORE])
-def test_a_person_who_sends_term_to_the_tasks_has_the_last_word(job, preempted):
-    """As ``scancel --signal=TERM`` does; an earlier start of this job may have been preempted."""
-    code, output = ended(job(DRIVER_STATUS=75, CHECKPOINT="step_4", TOLD=1, PREEMPTED=preempted))
-    assert (code, requeued(job)) == (75, False)
-    assert "somebody asked the run to stop" in output
-
-
-def test_a_person_who_asks_a_job_that_was_once_suspended_has_it_too(job):
-    """Gang scheduling leaves the time of its preemption, but nobody has told the tasks anything."""
-    assert ended(job(DRIVER_STATUS=75, CHECKPOINT="step_4", PREEMPTED=DURING))[0] == 75
-    assert not requeued(job)
 
 
 def test_a_cancelled_job_decides_nothing(job):

@@ -70,10 +70,10 @@ OWN = (
 )
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_a_variable_does_not_override_the_jobs_own(name):
-    with pytest.raises(ConfigError, match=f"--env {name}: the job sets it itself"):
-        with_options(env=(f"{name}=x",)).check()
+def test_a_variable_does_not_override_the_jobs_own():
+    for name in OWN:
+        with pytest.raises(ConfigError, match=f"--env {name}: the job sets it itself"):
+            with_options(env=(f"{name}=x",)).check()
 
 
 def test_whatever_a_script_assigns_is_the_jobs_own():
@@ -86,17 +86,17 @@ def test_whatever_a_script_assigns_is_the_jobs_own():
             assert name in own_variables() or name.startswith(OWN_PREFIXES), f"{script.name}: {name}"
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        *("account=x", "nodes=9", "gpus-per-node=1", "time=1", "job-name=x", "job_name=x", "output=/x", "outp=/x"),
-        *("error=/x", "signal=TERM", "wrap=true", "array=1-9", "ntasks-per-node=2", "open-mode=truncate", "chdir=/"),
-        *("requeue=1", "no-requeue=1", "exclusive=user", "mem=1", "cpus-per-task=1", "o=/x", "JOB-NAME=x"),
-    ],
+SET = (
+    *("account=x", "nodes=9", "gpus-per-node=1", "time=1", "job-name=x", "job_name=x", "output=/x", "outp=/x"),
+    *("error=/x", "signal=TERM", "wrap=true", "array=1-9", "ntasks-per-node=2", "open-mode=truncate", "chdir=/"),
+    *("requeue=1", "no-requeue=1", "exclusive=user", "mem=1", "cpus-per-task=1", "o=/x", "JOB-NAME=x"),
 )
-def test_sbatch_is_not_told_twice(option):
-    with pytest.raises(ConfigError, match="the job sets"):
-        with_options(sbatch=(option,)).check()
+
+
+def test_sbatch_is_not_told_twice():
+    for option in SET:
+        with pytest.raises(ConfigError, match="the job sets"):
+            with_options(sbatch=(option,)).check()
 
 
 def test_dashes_before_an_option():
