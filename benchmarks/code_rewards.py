@@ -76,8 +76,8 @@ def pytest_functions(number: int) -> RewardRequest:
     return _row(f"def f(x):\n    return x * {number}", _functions(number))
 
 
-def pytest_apart(number: int) -> RewardRequest:
-    """The same, with a program that must run apart."""
+def pytest_separate_process(number: int) -> RewardRequest:
+    """The same, with a program that must have a process of its own."""
     return _row(f"import gc\n\ndef f(x):\n    return x * {number}", _functions(number))
 
 
@@ -95,7 +95,7 @@ def _functions(number: int) -> str:
 
 KINDS: dict[str, Callable[[int], RewardRequest]] = {
     "calls": calls, "standard_input": standard_input, "assertions": assertions, "pytest_functions": pytest_functions,
-    "pytest_apart": pytest_apart, "unittest_case": unittest_case,
+    "pytest_separate_process": pytest_separate_process, "unittest_case": unittest_case,
 }  # fmt: skip
 
 

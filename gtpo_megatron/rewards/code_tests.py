@@ -92,7 +92,7 @@ def share_of_tests(request: RewardRequest) -> Reward:
         raise DataError("all tests of the row are skipped: no program could earn it")
     share = sum(one == "passed" for one in counted) / len(counted)
     runs = any(one.status == "ok" for one in _ends(outcome.results))
-    notes = _missing(outcome.results) | _late(outcome.results) | _apart(outcome, counted)
+    notes = _missing(outcome.results) | _late(outcome.results) | _separate(outcome, counted)
     return _reward(share, has_code=True, runs=runs, info={"tests": verdicts[:SHOWN_TESTS]} | notes)
 
 
@@ -136,9 +136,10 @@ def _missing(results: Sequence[CaseResult]) -> dict[str, str]:
     return {}
 
 
-def _apart(outcome: Outcome, verdicts: Sequence[str]) -> dict[str, str]:
-    """Why a program that has failed was not in the interpreter of its tests, where some things are not as there."""
-    return {"apart": outcome.apart} if outcome.apart and set(verdicts) != {"passed"} else {}
+def _separate(outcome: Outcome, verdicts: Sequence[str]) -> dict[str, str]:
+    """Why a program that has failed had another process than its tests, where some things are not as in theirs."""
+    reason = outcome.separate_process
+    return {"separate_process": reason} if reason and set(verdicts) != {"passed"} else {}
 
 
 def verdict(test: ProgramTest, result: CaseResult | TestResult) -> str:
@@ -172,6 +173,6 @@ def _job(program: str, tests: ProgramTests, limit_s: float) -> Job:
 def _reward(share: float, *, has_code: bool, runs: bool, info: Mapping[str, Any]) -> Reward:
     """A reward whose parts are curves: what is not the program's fault alone is counted, too."""
     parts = {"tests_passed": share, "has_code": float(has_code), "runs": float(runs)}
-    for part, note in (("out_of_time", "time"), ("lacks_package", "packages"), ("failed_apart", "apart")):
-        parts[part] = float(note in info)
+    notes = {"out_of_time": "time", "lacks_package": "packages", "failed_in_separate_process": "separate_process"}
+    parts |= {part: float(note in info) for part, note in notes.items()}
     return Reward(share, parts, info)

@@ -18,7 +18,7 @@ from gtpo_megatron.errors import DataError
 from gtpo_megatron.judge.client import Judge, JudgeClient, JudgeSetup
 from gtpo_megatron.rewards.function import Form, RewardFunction
 from gtpo_megatron.rewards.request import Reward, RewardRequest
-from gtpo_megatron.sandbox.choose import LazySandbox
+from gtpo_megatron.sandbox.choose import open_sandbox
 from gtpo_megatron.untrusted.raised import text_of
 from gtpo_megatron.untrusted.text import printable, shown
 
@@ -78,7 +78,7 @@ class RewardCaller:
         judge: JudgeSetup | None = None,
     ) -> None:
         self._functions = functions
-        self._sandbox = LazySandbox(sandbox, packages)
+        self._sandbox = open_sandbox(sandbox, packages)
         self._judge = JudgeClient(judge or JudgeSetup())
         self._timeout_s = timeout_s
         self._runner = asyncio.Runner()  # one event loop for all calls, so that a function may keep connections

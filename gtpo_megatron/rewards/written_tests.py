@@ -12,7 +12,8 @@ from typing import Any
 
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.sandbox.inside import prelude
-from gtpo_megatron.sandbox.inside.test_runner import MODULES
+from gtpo_megatron.sandbox.inside.static_check.scopes import bindings
+from gtpo_megatron.sandbox.inside.testing.names import PROGRAM_MODULES
 from gtpo_megatron.sandbox.packages import DEFAULT, FRAMEWORK
 from gtpo_megatron.sandbox.protocol import Case
 from gtpo_megatron.untrusted.text import printable
@@ -98,9 +99,8 @@ def _vain(tree: ast.Module, tests: Sequence[tuple[ast.stmt, Any]]) -> str:
         return "it has no assertion and no call of a program"
     texts = {one.value.partition(".")[0] for one in walked if isinstance(one, ast.Constant) and type(one.value) is str}
     modules = {alias.name for one in walked if isinstance(one, ast.Import) for alias in one.names}
-    loaded = {one.id for one in walked if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
-    free = loaded - _bound_names(tree) - {"print", "__name__"}
-    if not (free or _of_program(tree) or set(MODULES) & texts or any(map(_is_program, modules))):
+    free = _free_names(tree) - {"print", "__name__"}
+    if not (free or _of_program(tree) or set(PROGRAM_MODULES) & texts or any(map(_is_program, modules))):
         return "it names nothing that a program could define"
     is_skipped = bool(tests) and all(_is_skipped(one, owners) for one, owners in tests)
     return "all of its tests are skipped" if is_skipped else ""
@@ -167,8 +167,7 @@ def _own_names(tree: ast.Module, entry_point: str) -> tuple[str, ...]:
     The entry point, what is imported from the program, and all of them if the tests name nothing else that a program
     must define: ``assert sum(1, 2) == 3``.
     """
-    loaded = {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
-    free = loaded - _bound_names(tree)
+    free = _free_names(tree)
     imported = {alias.name for alias in _of_program(tree)}
     asked = {entry_point.partition(".")[0], *imported} & _KNOWN
     is_clear = bool(imported) or bool(free - _KNOWN) or entry_point in free
@@ -184,20 +183,10 @@ def _of_program(tree: ast.Module) -> list[ast.alias]:
 def _is_program(module: str) -> bool:
     """Whether a module is none of Python's or of the sandbox's, so that it is the program under its own name."""
     first = module.partition(".")[0]
-    return first in MODULES or not (first in sys.stdlib_module_names or first in (*DEFAULT, *FRAMEWORK))
+    return first in PROGRAM_MODULES or not (first in sys.stdlib_module_names or first in (*DEFAULT, *FRAMEWORK))
 
 
-def _bound_names(tree: ast.Module) -> set[str]:
-    found: set[str] = set()
-    for one in ast.walk(tree):
-        if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load):
-            found.add(one.id)
-        elif isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(one.name)
-        elif isinstance(one, ast.arg):
-            found.add(one.arg)
-        elif isinstance(one, ast.alias):
-            found.add((one.asname or one.name).partition(".")[0])
-        elif isinstance(one, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and one.name:
-            found.add(one.name)
-    return found
+def _free_names(tree: ast.Module) -> set[str]:
+    """Names that the text uses and does not bind."""
+    loaded = {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+    return loaded - {name for one in ast.walk(tree) for name in bindings(one)}

@@ -5,14 +5,15 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 
 from gtpo_megatron.errors import SandboxError
 from gtpo_megatron.sandbox import seccomp
 from gtpo_megatron.sandbox.packages import framework, is_open_to_all, packages_for
-from gtpo_megatron.sandbox.protocol import Case, Job, Outcome
-from gtpo_megatron.sandbox.server import ENVIRONMENT, NOBODY, ProgramServers
+from gtpo_megatron.sandbox.protocol import Case, Job
+from gtpo_megatron.sandbox.server import ENVIRONMENT, NOBODY, LocalSandbox, ServerSetup
 
 INSTALL = (
     "install bubblewrap (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap), or name a "
@@ -21,7 +22,7 @@ INSTALL = (
 
 FOLDER = "/tmp"
 PACKAGES = "/packages"
-TESTING = "/framework"
+FRAMEWORK = "/framework"
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _SYSTEM = ("/bin", "/lib", "/lib64", "/lib32", "/sbin")
 _OF_ETC = ("/etc/ld.so.cache", "/etc/alternatives")
@@ -29,38 +30,30 @@ _OF_ETC = ("/etc/ld.so.cache", "/etc/alternatives")
 _INSIDE_ID = "1000"
 
 
-class BubblewrapSandbox:
+class BubblewrapSandbox(LocalSandbox):
     """Runs programs under bubblewrap, with one warm process between jobs.
 
     Args:
         packages: as in ``RewardConfig.packages``.
-
-    Raises:
-        SandboxError: bubblewrap, an interpreter that the sandbox may run, or the folder of packages is not there.
     """
 
     def __init__(self, packages: str = "") -> None:
+        super().__init__()
+        self._packages = packages
+
+    def _prepared(self, folders: ExitStack) -> ServerSetup:
         bwrap = shutil.which("bwrap")
         if bwrap is None:
             raise SandboxError(f"bubblewrap is not installed: {INSTALL}")
         if os.uname().machine != seccomp.MACHINE:
             raise SandboxError(f"no seccomp filter for {os.uname().machine}, only for {seccomp.MACHINE}")
         python = _interpreter()
-        self._copies = tempfile.TemporaryDirectory(prefix="framework-")
-        testing = framework(Path(self._copies.name))
-        command = [bwrap, *_options(python, packages_for(packages, python), testing)]
-        self._servers = ProgramServers(
-            command, python=str(python), is_isolated=True, folder=FOLDER, packages=(PACKAGES,), framework=(TESTING,)
-        )
-
-    def run(self, job: Job) -> Outcome:
-        """Runs a job, see ``Sandbox``."""
-        return self._servers.run(job)
-
-    def close(self) -> None:
-        """Ends all of its processes."""
-        self._servers.close()
-        self._copies.cleanup()
+        packages = packages_for(self._packages, python)
+        pytests = framework(Path(folders.enter_context(tempfile.TemporaryDirectory(prefix="framework-"))))
+        return ServerSetup(
+            command=[bwrap, *_options(python, packages, pytests)], python=str(python), is_isolated=True, folder=FOLDER,
+            packages=(PACKAGES,), framework=(FRAMEWORK,),
+        )  # fmt: skip
 
 
 @lru_cache(maxsize=1)
@@ -74,6 +67,7 @@ def check_bubblewrap(packages: str = "") -> None:
         SandboxError: programs cannot be run so on this machine; the message says how to change that.
     """
     sandbox = BubblewrapSandbox(packages)
+    sandbox.prepare()
     test = Case(code="def test_a(): assert f() == 1", num_tests=1)
     try:
         [result] = sandbox.run(Job(source="", language="python", cases=(Case(stdin=""),))).results
@@ -91,7 +85,7 @@ def check_bubblewrap(packages: str = "") -> None:
         raise SandboxError(f"bubblewrap ran a test in Python, which ended with {tested.status}: {tested.detail}")
 
 
-def _options(python: Path, packages: Mapping[str, Path], testing: Mapping[str, Path]) -> list[str]:
+def _options(python: Path, packages: Mapping[str, Path], pytests: Mapping[str, Path]) -> list[str]:
     """Options of bwrap: what of the machine is there, read-only, and what is not."""
     options = [
         *("--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"),
@@ -113,7 +107,7 @@ def _options(python: Path, packages: Mapping[str, Path], testing: Mapping[str, P
     prefix = Path(sys.base_prefix)
     if python.is_relative_to(prefix) and not prefix.is_relative_to("/usr"):
         options += ["--ro-bind", str(prefix), str(prefix)]
-    for folder, found in ((PACKAGES, packages), (TESTING, testing)):
+    for folder, found in ((PACKAGES, packages), (FRAMEWORK, pytests)):
         for name, path in found.items():
             options += ["--ro-bind", str(path), f"{folder}/{name}"]
     return [*options, "--dir", FOLDER, "--remount-ro", "/", "--chdir", "/"]

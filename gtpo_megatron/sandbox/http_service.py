@@ -1,6 +1,6 @@
 """A SandboxFusion service, or one with its interface: ``POST URL/run_code``, one request per case of standard input.
 
-Each becomes one program, which does what ``alone.py`` says, and prints what became of the case after a mark.
+Each becomes one program (``inside/single_program.py``), which prints what became of the case after a mark.
 """
 
 import base64
@@ -13,12 +13,13 @@ import urllib.request
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import cache
 from typing import Any, cast, get_args
 
 from gtpo_megatron.errors import DataError, SandboxError
-from gtpo_megatron.sandbox.inside.test_reports import Progress
+from gtpo_megatron.sandbox.inside.testing.reports import Progress
 from gtpo_megatron.sandbox.protocol import Case, CaseResult, Job, Outcome, Status
-from gtpo_megatron.sandbox.server import INSIDE, MODULES, result_of
+from gtpo_megatron.sandbox.server import MODULES, PACKAGE, START, result_of
 from gtpo_megatron.untrusted.json_text import parse_json
 from gtpo_megatron.untrusted.text import printable, shown
 
@@ -116,23 +117,19 @@ class HttpSandbox:
 
 
 def _wrapped(job: Job, case: Case, mark: str) -> str:
-    """A program of its own that does what a case says, as :mod:`.alone` does."""
-    modules = MODULES | {"alone": (INSIDE / "alone.py").read_text(encoding="utf-8")}
-    packed = base64.b64encode(zlib.compress(json.dumps(modules).encode())).decode()
+    """A program of its own that does what a case says, see ``inside/single_program.py``."""
     given = {"source": job.source, "before": job.before, "prelude": job.prelude, "mark": mark, "case": asdict(case)}
     given["modules"] = dict(job.modules)
     return (
-        f"import base64, json, sys, types, zlib\n"
-        f"_package = 'gtpo_megatron.sandbox.inside.'\n"
-        f"for _name in ('gtpo_megatron', 'gtpo_megatron.sandbox', 'gtpo_megatron.sandbox.inside'):\n"
-        f"    sys.modules[_name] = types.ModuleType(_name)\n"
-        f"    sys.modules[_name].__path__ = []\n"
-        f"for _name, _text in json.loads(zlib.decompress(base64.b64decode({packed!r}))).items():\n"
-        f"    _made = sys.modules[_package + _name] = types.ModuleType(_package + _name)\n"
-        f"    setattr(sys.modules[_package[:-1]], _name, _made)\n"
-        f"    exec(compile(_text, _name + '.py of the sandbox', 'exec'), vars(_made))\n"
-        f"_made.main(json.loads({json.dumps(given)!r}))\n"
+        f"{START}\nimport base64, zlib\n"
+        f"_texts = json.loads(zlib.decompress(base64.b64decode({_packed_modules()!r})))\n"
+        f"start(_texts, '{PACKAGE}.single_program', json.loads({json.dumps(given)!r}))\n"
     )
+
+
+@cache
+def _packed_modules() -> str:
+    return base64.b64encode(zlib.compress(json.dumps(MODULES).encode())).decode()
 
 
 def _result(ran: dict[str, Any], case: Case, mark: str, output_bytes: int) -> CaseResult:

@@ -121,12 +121,13 @@ class Outcome:
     Attributes:
         results: one per case; empty if the program does not compile.
         compile_error: what the compiler said; "" if it compiled.
-        apart: why the program was not in the interpreter of its tests in Python; "" if it was, or if there are none.
+        separate_process: why the program had another process than its tests in Python; "" if it had the same, or if
+            there are none.
     """
 
     results: tuple[CaseResult, ...] = ()
     compile_error: str = ""
-    apart: str = ""
+    separate_process: str = ""
 
 
 class Sandbox(Protocol):

@@ -1,5 +1,6 @@
 """The outer end of a server (``inside/main.py``): starts it, gives it jobs, and replaces it when it fails."""
 
+import abc
 import base64
 import contextlib
 import json
@@ -11,7 +12,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -40,53 +41,104 @@ ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS
 NOBODY = 65534
 """User that the sandbox runs as if this process is root, whose processes no limit would count."""
 
-INSIDE = Path(__file__).parent / "inside"
+PACKAGE = "gtpo_megatron.sandbox.inside"
 
-SOURCE = (INSIDE / "main.py").read_text(encoding="utf-8")
 
-FOR_PROGRAMS = (
-    "confined", "folders", "nodes", "returned", "prelude", "row_modules", "values", "remotes", "operators",
-    "lent", "link", "frozen", "program",
-)  # fmt: skip
-FOR_TESTS = (
-    "plain_tables", "scopes", "written_text", "plain_classes", "plain", "pytest_session", "test_runner", "guarded",
-    "together", "apart", "test_reports",
-)  # fmt: skip
-MODULES = {name: (INSIDE / f"{name}.py").read_text(encoding="utf-8") for name in (*FOR_PROGRAMS, *FOR_TESTS)}
-"""What ``main.py`` imports, in that order."""
+def _modules() -> dict[str, str]:
+    """The texts of the modules of ``inside/`` by their dotted names, with the packages above them, which are empty."""
+    folder, found = Path(__file__).parent / "inside", dict.fromkeys(("gtpo_megatron", "gtpo_megatron.sandbox"), "")
+    for path in sorted(folder.rglob("*.py")):
+        name = ".".join((PACKAGE, *path.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__")
+        found[name] = path.read_text(encoding="utf-8")
+    return found
+
+
+MODULES = _modules()
+START = MODULES[f"{PACKAGE}.text_modules"]
+"""What a bare Python is given as its program, behind which a function of it is called."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerSetup:
+    """What servers are started with.
+
+    Attributes:
+        command: program and arguments before ``PYTHON -c TEXT``, such as bubblewrap with its options.
+        python: the interpreter, as the server sees it, likewise all folders.
+        is_isolated: the server has its own namespaces.
+        folder: where programs may write; "": a temporary one of this process.
+        packages: folders from which programs may import.
+        framework: folders with pytest.
+    """
+
+    command: Sequence[str] = ()
+    python: str
+    is_isolated: bool
+    folder: str = ""
+    packages: Sequence[str]
+    framework: Sequence[str]
+
+
+class LocalSandbox(abc.ABC):
+    """Runs programs on this machine, by two servers that are started with their first job.
+
+    One is for jobs with tests in Python, which pytest has made large to fork, and one for all others.
+    """
+
+    def __init__(self) -> None:
+        self._setup: ServerSetup | None = None
+        self._folders = contextlib.ExitStack()
+        self._servers: dict[bool, ProgramServer] = {}
+
+    @abc.abstractmethod
+    def _prepared(self, folders: contextlib.ExitStack) -> ServerSetup:
+        """What its servers are started with.
+
+        Args:
+            folders: takes temporary ones, which are removed when the sandbox is closed.
+
+        Raises:
+            SandboxError: something that it needs is not there.
+        """
+
+    def prepare(self) -> None:
+        """Looks whether all is there that servers need.
+
+        Raises:
+            SandboxError: something is not.
+        """
+        if self._setup is None:
+            self._setup = self._prepared(self._folders)
+
+    def run(self, job: Job) -> Outcome:
+        """Runs a job, see ``Sandbox``."""
+        self.prepare()
+        assert self._setup is not None
+        has_tests = any(case.code for case in job.cases)
+        if has_tests not in self._servers:
+            self._servers[has_tests] = ProgramServer(self._setup, has_tests=has_tests)
+        return self._servers[has_tests].run(job)
+
+    def close(self) -> None:
+        """Ends all of its processes."""
+        for server in self._servers.values():
+            server.close()
+        self._folders.close()
 
 
 class ProgramServer:
     """A server process, started with the first job and replaced after a failure.
 
     Args:
-        command: what to start before ``PYTHON -c SOURCE``, such as bubblewrap with its options; given the
-            folder of programs.
-        python: the interpreter, as the server sees it.
-        is_isolated: the server has its own namespaces.
-        folder: where programs may write, as the server sees it; "": a temporary one of this process.
-        packages: folders from which programs may import, as the server sees them.
-        framework: folders with pytest; given, the server is one for tests in Python, and any job may be given to it.
+        setup: what it is started with.
+        has_tests: it is one for tests in Python, and loads pytest.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        python: str,
-        is_isolated: bool,
-        folder: str = "",
-        packages: Sequence[str] = (),
-        framework: Sequence[str] = (),
-    ) -> None:
-        self._framework = list(framework)
-        self._packages = list(packages)
-        self._command = command
-        self._python = python
-        self._is_isolated = is_isolated
-        self._folder = folder or tempfile.mkdtemp(prefix="programs-")
+    def __init__(self, setup: ServerSetup, *, has_tests: bool) -> None:
+        self._setup, self._has_tests = setup, has_tests
+        self._folder = setup.folder or tempfile.mkdtemp(prefix="programs-")
         # also at exit, without close()
-        self._remove_folder = None if folder else weakref.finalize(self, _remove, self._folder)
+        self._remove_folder = None if setup.folder else weakref.finalize(self, _remove, self._folder)
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, job: Job) -> Outcome:
@@ -116,26 +168,28 @@ class ProgramServer:
 
     def _start(self) -> None:
         self._end()
+        setup = self._setup
         settings = {
-            "is_isolated": self._is_isolated,
+            "modules": MODULES,
+            "start": f"{PACKAGE}.main",
+            "is_isolated": setup.is_isolated,
             "folder": self._folder,
             "file_mib": Limits().file_mib,
-            "packages": self._packages,
-            "framework": self._framework,
-            "modules": {name: text for name, text in MODULES.items() if self._framework or name in FOR_PROGRAMS},
+            "packages": list(setup.packages),
+            "framework": list(setup.framework) if self._has_tests else [],
             "program_filter": base64.b64encode(seccomp.build_filter(may_fork=False)).decode(),
             "compiler_filter": base64.b64encode(seccomp.build_filter(may_fork=True)).decode(),
         }
-        command = [*self._command, self._python, "-I", "-S", "-B", "-c", SOURCE]
-        is_root = self._is_isolated and os.geteuid() == 0
+        command = [*setup.command, setup.python, "-I", "-S", "-B", "-c", f"{START}\nstart_server()\n"]
+        is_root = setup.is_isolated and os.geteuid() == 0
         user = NOBODY if is_root else None
-        with tempfile.TemporaryFile() as said:
+        with tempfile.TemporaryFile() as errors:
             try:
                 self._process = subprocess.Popen(
                     command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    stderr=said,
+                    stderr=errors,
                     cwd="/",
                     env=ENVIRONMENT,
                     process_group=0,  # Ctrl-C is for the one who has started the run
@@ -152,8 +206,8 @@ class ProgramServer:
                 self._process.stdin.flush()
                 answer = self._answer(START_LIMIT_S)
             except (SandboxError, OSError) as error:
-                said.seek(0)
-                words = printable(said.read(2000).decode("utf-8", "replace"))
+                errors.seek(0)
+                words = printable(errors.read(2000).decode("utf-8", "replace"))
                 raise SandboxError(f"the sandbox does not start: {words or error}") from error
         if not isinstance(answer, dict) or answer.get("ready") is not True:
             raise SandboxError(f"the sandbox does not start: it said {shown(answer)}")
@@ -200,29 +254,6 @@ def _remove(folder: str) -> None:
         remove(folder)
 
 
-class ProgramServers:
-    """Two servers: one for jobs with tests in Python, which pytest has made large to fork, and one for all others.
-
-    Args:
-        command: see :class:`ProgramServer`, likewise the others.
-        framework: folders with pytest.
-        settings: of both servers.
-    """
-
-    def __init__(self, command: Sequence[str], *, framework: Sequence[str], **settings: Any) -> None:
-        self._server = ProgramServer(command, **settings)
-        self._testing = ProgramServer(command, framework=framework, **settings)
-
-    def run(self, job: Job) -> Outcome:
-        """Runs a job, see ``Sandbox``."""
-        return (self._testing if any(case.code for case in job.cases) else self._server).run(job)
-
-    def close(self) -> None:
-        """Ends both."""
-        self._server.close()
-        self._testing.close()
-
-
 def _as_bytes(job: Job) -> bytes:
     """A job for the server: two lengths, the job without the text of its tests, and that text."""
     texts = list(dict.fromkeys(case.code for case in job.cases if case.code))
@@ -235,14 +266,9 @@ def _as_bytes(job: Job) -> bytes:
         plain |= {"kinds": case.kinds, "is_exact": case.is_exact}
         cases.append(plain | {"is_call": bool(case.function), "place": num_coded})
         num_coded += bool(case.code)
-    said: dict[str, Any] = {
-        "source": job.source,
-        "language": job.language,
-        "before": job.before,
-        "prelude": job.prelude,
-    }
-    said["modules"] = dict(job.modules)
-    parts = [json.dumps({**said, "cases": cases, **asdict(job.limits)}).encode()]
+    program = {"source": job.source, "language": job.language, "before": job.before, "prelude": job.prelude}
+    program_and_cases = program | {"modules": dict(job.modules), "cases": cases} | asdict(job.limits)
+    parts = [json.dumps(program_and_cases).encode()]
     parts.append(json.dumps({"texts": texts, "cases": coded}).encode() if coded else b"")
     return b"".join([*(len(part).to_bytes(8, "big") for part in parts), *parts])
 
@@ -258,7 +284,8 @@ def _outcome(answer: Any, num_cases: int) -> Outcome:
     results = answer.get("results")
     if not isinstance(results, list) or len(results) != num_cases or not all(isinstance(one, dict) for one in results):
         raise SandboxError(f"the sandbox answered {shown(answer)}; expected {num_cases} results")
-    return Outcome(results=tuple(result_of(one) for one in results), apart=printable(answer.get("apart", "")))
+    reason = printable(answer.get("separate_process", ""))
+    return Outcome(results=tuple(result_of(one) for one in results), separate_process=reason)
 
 
 def result_of(plain: dict[str, Any]) -> CaseResult:

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from gtpo_megatron.sandbox.inside.confined import called, libc
+from gtpo_megatron.sandbox.inside.limits import called, libc
 
 MS_NOSUID, MS_NODEV = 2, 4
 MNT_DETACH = 2

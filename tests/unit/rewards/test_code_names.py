@@ -172,7 +172,7 @@ def test_a_folder_of_packages_that_is_not_there_is_a_line_before_a_run(tmp_path)
     with pytest.raises(ConfigError, match="no such folder; make it by pip install --target"):
         check_sandbox("unsafe", str(tmp_path / "none"))
     with pytest.raises(SandboxError, match="no such folder"):
-        UnsafeSandbox(str(tmp_path / "none"))
+        UnsafeSandbox(str(tmp_path / "none")).prepare()
 
 
 def test_no_name_of_the_prelude_is_one_of_pythons_own():

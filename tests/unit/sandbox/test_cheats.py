@@ -1,4 +1,4 @@
-"""No cheat earns a test: the reader sends it apart, or what it does has no effect."""
+"""No cheat earns a test: the static check gives it a process of its own, or what it does has no effect."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def statuses(result):
 def check_earns_nothing(sandbox, source):
     outcome = ran(sandbox, source, *CHECKS)
     earned = [test for test, one in zip(CHECKS, outcome.results, strict=True) if "error" not in statuses(one)]
-    assert earned == [], (outcome.apart, outcome.results)
+    assert earned == [], (outcome.separate_process, outcome.results)
 
 
 @pytest.mark.parametrize("name", one_in_four(CHEATS))
@@ -66,15 +66,17 @@ def test_the_same_checks_pass_on_a_right_program(unsafe):
     source = "def f(x): return x * x if not hasattr(x, 'assertEqual') else 0"
     tests = [one for one in CHECKS if not any(word in one for word in ("with f", "startswith", "ExitStack"))]
     outcome = ran(unsafe, source, *tests)
-    assert outcome.apart == ""
+    assert outcome.separate_process == ""
     assert [set(statuses(one)) for one in outcome.results] == [{"ok"}] * (len(CHECKS) - 4), outcome
 
 
 @pytest.mark.parametrize("name", ["answers: eq", "changes: builtins by a function", "ends: a skip of pytest"])
-def test_the_reader_is_what_keeps_them_from_it(monkeypatch, name):
-    """A cheat that is taken for plain earns something: these tests can fail."""
-    unread = "_read = read\ndef read(*given):\n    found = _read(*given)\n    found.reason = ''\n    return found\n"
-    monkeypatch.setitem(server.MODULES, "plain", f"{server.MODULES['plain']}\n{unread}")
+def test_the_static_check_is_what_keeps_them_from_it(monkeypatch, name):
+    """A cheat in which nothing is found earns something: these tests can fail."""
+    unchecked = "_checked = checked\ndef checked(*given):\n    found = _checked(*given)\n    found.reason = ''\n"
+    name_of_check = f"{server.PACKAGE}.static_check.check"
+    text = f"{server.MODULES[name_of_check]}\n{unchecked}    return found\n"
+    monkeypatch.setitem(server.MODULES, name_of_check, text)
     sandbox = UnsafeSandbox()
     outcome = ran(sandbox, CHEATS[name], *CHECKS)
     sandbox.close()

@@ -40,8 +40,8 @@ def serves_on(sandbox):
 
 
 def processes(sandbox):
-    process = sandbox._servers._server._process
-    return descendants(process.pid) if process is not None else []
+    server = sandbox._servers.get(False)
+    return descendants(server._process.pid) if server is not None and server._process is not None else []
 
 
 def run(sandbox, source, *, stdin="", language="python", **limits):
@@ -323,7 +323,7 @@ def test_the_server_ends_with_its_owner(tmp_path):
         "from gtpo_megatron.sandbox.protocol import Case, Job\n"
         "s = BubblewrapSandbox()\n"
         "s.run(Job(source='', language='python', cases=(Case(stdin=''),)))\n"
-        "print(s._servers._server._process.pid, flush=True)\n"
+        "print(s._servers[False]._process.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -12,7 +12,7 @@ import pytest
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.errors import ConfigError, SandboxError
 from gtpo_megatron.sandbox import http_service
-from gtpo_megatron.sandbox.choose import LazySandbox
+from gtpo_megatron.sandbox.choose import open_sandbox
 from gtpo_megatron.sandbox.protocol import Case, Job, Limits
 
 
@@ -65,7 +65,7 @@ def service(monkeypatch):
     with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield LazySandbox(f"http://127.0.0.1:{server.server_port}/")
+        yield open_sandbox(f"http://127.0.0.1:{server.server_port}/")
         server.shutdown()
         thread.join()
 
@@ -138,7 +138,7 @@ def test_a_program_that_does_not_compile(service):
 def test_a_service_that_is_not_there_is_an_error(monkeypatch):
     monkeypatch.setattr(http_service, "FIRST_WAIT_S", 0.01)
     with pytest.raises(SandboxError, match="gave no result"):
-        run(LazySandbox("http://127.0.0.1:9"), "", Case(stdin=""))
+        run(open_sandbox("http://127.0.0.1:9"), "", Case(stdin=""))
 
 
 def test_other_names_are_refused():
@@ -146,7 +146,7 @@ def test_other_names_are_refused():
         RewardConfig(sandbox="docker")
 
 
-def test_a_program_that_reaches_for_more_while_it_runs_is_run_apart(service):
+def test_a_program_that_reaches_for_more_while_it_runs_gets_a_process_of_its_own(service):
     source = "import random\ndef f(x):\n    g = random.Random\n    g.x = 1\n    return x"
     [found] = run(service, source, Case(code="assert f(1) == 1"), case_s=25.0).results
     assert found.status == "ok", found

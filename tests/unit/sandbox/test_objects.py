@@ -1,4 +1,4 @@
-"""Tests in Python and their program are apart: no program earns a test by what it is, says, patches or ends."""
+"""Tests in Python of programs in a separate process: none earns a test by what it is, says, patches or ends."""
 
 import pytest
 

@@ -8,7 +8,7 @@ import pytest
 from gtpo_megatron.errors import ConfigError, SandboxError
 from gtpo_megatron.sandbox import bubblewrap, packages, seccomp, server
 from gtpo_megatron.sandbox.choose import UnsafeSandbox, check_sandbox, open_sandbox
-from gtpo_megatron.sandbox.inside import main as inside
+from gtpo_megatron.sandbox.inside import reaper
 from gtpo_megatron.sandbox.protocol import Case, Job
 from tests.sandboxes import needs_bubblewrap
 
@@ -25,7 +25,7 @@ def test_without_bubblewrap_a_run_is_refused_with_how_to_install_it(no_bwrap):
     with pytest.raises(ConfigError, match=r"bubblewrap is not installed: install bubblewrap \(Debian.*unsafe"):
         check_sandbox("bubblewrap")
     with pytest.raises(SandboxError, match="not installed"):
-        open_sandbox("bubblewrap")
+        open_sandbox("bubblewrap").run(Job(source="", language="python", cases=(Case(stdin=""),)))
     check_sandbox("unsafe")
     check_sandbox("http://127.0.0.1:1")
 
@@ -48,7 +48,7 @@ def test_a_bubblewrap_that_fails_says_what_it_said(monkeypatch, tmp_path):
 def test_another_machine_has_no_filter(monkeypatch):
     monkeypatch.setattr(seccomp, "MACHINE", "vax")
     with pytest.raises(SandboxError, match="no seccomp filter for"):
-        bubblewrap.BubblewrapSandbox()
+        bubblewrap.BubblewrapSandbox().prepare()
 
 
 def verdict(code, number, *, argument=0, architecture=0xC000003E):
@@ -114,9 +114,9 @@ def test_unsafe_has_limits_of_time_and_memory():
 
 def test_a_language_without_its_compiler_is_an_error_with_how_to_install_it(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(inside.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(reaper.shutil, "which", lambda *_, **__: None)
     job = {"language": "cpp", "source": "", "cases": [], "total_s": 1.0}
-    answer = inside.Reaper(job, bytearray(), {"folder": str(tmp_path), "is_isolated": False}).answer()
+    answer = reaper.Reaper(job, bytearray(), {"folder": str(tmp_path), "is_isolated": False}).answer()
     with pytest.raises(SandboxError, match=r"no C\+\+ compiler: install g\+\+"):
         server._outcome(answer, 0)
 

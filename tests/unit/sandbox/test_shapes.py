@@ -10,8 +10,8 @@ from tests.unit.rewards.test_code_tests import fenced, graded
 from tests.unit.sandbox.programs import one_in_four, programs
 
 SHAPES, FOUND = programs("shapes"), programs("shapes_found")
-APART = 6
-"""Programs among them that are not plain: what of the tests can be wrong for them is known, and is none of this."""
+SEPARATE = 6
+"""Those of them that have a process of their own: what of the tests can be wrong then is known, and is none of this."""
 
 
 @pytest.fixture(scope="module")
@@ -51,5 +51,5 @@ def test_most_of_them_share_the_interpreter_of_their_tests(sandbox):
     reasons = {}
     for name, (program, tests) in SHAPES.items():
         found = graded(sandbox, fenced(f"{program}\nraise ValueError"), {"tests": tests})
-        reasons[name] = found.info.get("apart", "")
-    assert sum(bool(one) for one in reasons.values()) <= APART, {name: one for name, one in reasons.items() if one}
+        reasons[name] = found.info.get("separate_process", "")
+    assert sum(bool(one) for one in reasons.values()) <= SEPARATE, {name: one for name, one in reasons.items() if one}

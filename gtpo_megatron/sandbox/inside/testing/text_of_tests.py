@@ -1,19 +1,20 @@
 """The text of tests, changed in two places before it is executed: imports of the program, and managers of a program.
 
 A ``with`` of the tests may be of an object of the program, which can suppress what is raised in it. It may do so for
-what the tests raise themselves, and must not for a check that fails: see :class:`Manager`. Runs inside the sandbox;
-needs the standard library only.
+what the tests raise themselves, and must not for a check that fails: see :class:`CheckedManager`. Runs inside the
+sandbox; needs the standard library only.
 """
 
 import ast
 import contextlib
 
-from gtpo_megatron.sandbox.inside.scopes import bindings
+from gtpo_megatron.sandbox.inside.static_check.scopes import bindings
+from gtpo_megatron.sandbox.inside.tracebacks import TESTS, places
 
 CHECK = "_gtpo_checked_manager"
 
 
-class Manager:
+class CheckedManager:
     """A context manager whose suppressing is looked at: no failed check, and nothing that a statement stands behind.
 
     What is raised by a ``raise`` of the tests, under no condition, may be suppressed whatever it is.
@@ -43,34 +44,32 @@ class Manager:
         """What the manager says, unless it suppresses what it may not."""
         if not suppressed or error is None:
             return suppressed
-        lines = []
-        while trace is not None:
-            lines += [trace.tb_lineno] if trace.tb_frame.f_code.co_filename == "tests.py" else []
-            is_theirs, trace = trace.tb_frame.f_code.co_filename == "tests.py", trace.tb_next
-        if lines and is_theirs and lines[-1] in self.raising:
+        found = places(trace)
+        lines = [line for file, line in found if file == TESTS]
+        if found and found[-1][0] == TESTS and found[-1][1] in self.raising:
             return suppressed
         is_check = isinstance(error, AssertionError) or type(error).__module__ == "_pytest.outcomes"
         return suppressed if not is_check and lines and lines[0] >= self.last else False
 
 
 def checked_manager(manager, raising, last):
-    """A manager of the tests', of unittest or of pytest as it is; any other within a :class:`Manager`."""
+    """A manager of the tests', of unittest or of pytest as it is; any other within a :class:`CheckedManager`."""
     kind = type(manager)
     if kind.__module__.partition(".")[0] in ("_pytest", "pytest", "unittest", "warnings", "__main__"):
         return manager
     is_generator = kind in (contextlib._GeneratorContextManager, contextlib._AsyncGeneratorContextManager)
-    if is_generator and manager.gen is not None and _code_of(manager.gen).co_filename == "tests.py":
+    if is_generator and manager.gen is not None and _code_of(manager.gen).co_filename == TESTS:
         return manager
     if not hasattr(kind, "__exit__") and not hasattr(kind, "__aexit__"):
         return manager
-    return Manager(manager, frozenset(raising), last)
+    return CheckedManager(manager, frozenset(raising), last)
 
 
 def _code_of(generator):
     return getattr(generator, "gi_code", None) or generator.ag_code
 
 
-class Changed(ast.NodeTransformer):
+class TextChanges(ast.NodeTransformer):
     """Changes the tree of a text of tests.
 
     Args:
@@ -152,7 +151,7 @@ def raising_lines(body):
 
 def changed(tree):
     """The code of the tree of a text of tests, which is changed."""
-    return compile(Changed(tree).visit(tree), "tests.py", "exec", dont_inherit=True)
+    return compile(TextChanges(tree).visit(tree), TESTS, "exec", dont_inherit=True)
 
 
 def imported_modules(tree):
@@ -195,20 +194,4 @@ def own_names(tree):
         found.update(bindings(node))
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
             waiting += ast.iter_child_nodes(node)
-    return found
-
-
-def imports_at_top(trees):
-    """What the texts of a program import at their top: module and name ("" for the module) by its name there.
-
-    Only what can be told from the text alone: a name of a module that is called something else is left out.
-    """
-    found = {}
-    for node in (node for tree in trees for node in tree.body):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                first = alias.name.partition(".")[0]
-                found[alias.asname or first] = (alias.name if alias.asname else first, "")
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found |= {alias.name: (node.module, alias.name) for alias in node.names if not alias.asname}
     return found

@@ -1,4 +1,4 @@
-"""Objects of the other process of the sandbox, with their operators, and what it may ask of ours (see :mod:`.link`).
+"""Objects of the other process of the sandbox, with their operators, and what it may ask of ours (see :mod:`.channel`).
 
 Runs inside the sandbox; needs the standard library only.
 """
@@ -9,23 +9,15 @@ import sys
 import types
 from typing import Any
 
-from gtpo_megatron.sandbox.inside.values import plain_of
+from gtpo_megatron.sandbox.inside.separate_process.values import plain_of
+from gtpo_megatron.sandbox.inside.special_methods import ARITHMETIC, CONVERSIONS, ORDER, dunders
 
-BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and", "or", "xor")
-ARITHMETIC = frozenset(
-    [f"__{side}{name}__" for name in (*BINARY, "divmod") for side in ("", "r", "i")],
+OTHER = dunders(
+    "call len length_hint iter next getitem setitem delitem contains reversed missing bytes enter exit format "
+    "aiter anext aenter aexit"
 )
-COMPARISONS = frozenset(["__lt__", "__le__", "__gt__", "__ge__"])
-TO_NUMBERS = (
-    "bool", "int", "float", "index", "complex", "round", "trunc", "floor", "ceil", "abs", "neg", "pos", "invert",
-)  # fmt: skip
-CONVERSIONS = frozenset(f"__{name}__" for name in TO_NUMBERS)
-OTHER = (
-    "call", "len", "length_hint", "iter", "next", "getitem", "setitem", "delitem", "contains", "reversed", "missing",
-    "bytes", "enter", "exit", "format", "aiter", "anext", "aenter", "aexit",
-)  # fmt: skip
-SPECIALS = ARITHMETIC | COMPARISONS | CONVERSIONS | {f"__{name}__" for name in OTHER}
-"""Operators that a remote has if its class has them; ``==``, ``hash`` and ``await`` are its own."""
+SPECIALS = ARITHMETIC | ORDER | CONVERSIONS | OTHER
+"""OperatorRules that a remote has if its class has them; ``==``, ``hash`` and ``await`` are its own."""
 STEPPED = types.GeneratorType | types.CoroutineType | types.AsyncGeneratorType
 STEPS = tuple(side + name for side in ("", "a") for name in ("send", "throw", "close"))
 """What there is to do with a generator; its frame would tell what the tests' names are."""
@@ -40,83 +32,83 @@ OF_MOCKS = (
 READABLE = ("__name__", "__qualname__", "__doc__", "__dict__", "__annotations__", "__wrapped__", "__defaults__")
 
 
-class Mirror(abc.ABCMeta):
+class RemoteClass(abc.ABCMeta):
     """The class of classes of remotes: calls and attributes are requests."""
 
     def __call__(cls, *args, **kwargs):
-        return cls._link.construct(cls, args, kwargs)
+        return cls._channel.construct(cls, args, kwargs)
 
     def __getattr__(cls, name):
         if name.startswith("__") and name.endswith("__") and name not in READABLE:
             raise AttributeError(name)
-        return cls._link.ask("get", of=cls._key, name=name)
+        return cls._channel.ask("get", of=cls._key, name=name)
 
     def __setattr__(cls, name, value):
         if name.startswith("_"):  # Python's own bookkeeping
             super().__setattr__(name, value)
         else:
-            cls._link.ask("set", of=cls._key, name=name, args=(value,))
+            cls._channel.ask("set", of=cls._key, name=name, args=(value,))
 
     def __iter__(cls):
-        return iter(cls._link.ask("special", of=cls._key, name="__iter__", args=()))
+        return iter(cls._channel.ask("special", of=cls._key, name="__iter__", args=()))
 
     def __len__(cls):
-        return cls._link.ask("special", of=cls._key, name="__len__", args=())
+        return cls._channel.ask("special", of=cls._key, name="__len__", args=())
 
     def __bool__(cls):
         return True
 
     def __getitem__(cls, item):
-        return cls._link.ask("special", of=cls._key, name="__getitem__", args=(item,))
+        return cls._channel.ask("special", of=cls._key, name="__getitem__", args=(item,))
 
 
-class Remote:
+class RemoteObject:
     """An object of the other process."""
 
     __slots__ = ("__weakref__", "_number")
-    _link = None
+    _channel = None
 
     def __getattr__(self, name):
         if name.startswith("__") and name not in READABLE:
             raise AttributeError(name)
-        return self._link.ask("get", of=self._number, name=name)
+        return self._channel.ask("get", of=self._number, name=name)
 
     def __setattr__(self, name, value):
-        self._link.ask("set", of=self._number, name=name, args=(value,))
+        self._channel.ask("set", of=self._number, name=name, args=(value,))
 
     def __delattr__(self, name):
-        self._link.ask("delete", of=self._number, name=name)
+        self._channel.ask("delete", of=self._number, name=name)
 
     def __repr__(self):
-        return self._link.ask("text", of=self._number, name="repr")
+        return self._channel.ask("text", of=self._number, name="repr")
 
     def __str__(self):
-        return self._link.ask("text", of=self._number, name="str")
+        return self._channel.ask("text", of=self._number, name="str")
 
     def __dir__(self):
-        return self._link.ask("text", of=self._number, name="dir")
+        return self._channel.ask("text", of=self._number, name="dir")
 
     def __eq__(self, other):
         if self is other:
             return True
-        if is_remote(other) or self._link.answers(self):
-            return self._link.ask("equal", of=self._number, args=(other,)) is True
-        plain = self._link.plain(self)
+        if is_remote(other) or self._channel.answers(self):
+            return self._channel.ask("equal", of=self._number, args=(other,)) is True
+        plain = self._channel.plain(self)
         return NotImplemented if plain is self else plain == other
 
     def __hash__(self):
-        return self._link.hash_of(self)
+        return self._channel.hash_of(self)
 
     def __copy__(self):
-        return self._link.copied(self, "copy")
+        return self._channel.copied(self, "copy")
 
     def __deepcopy__(self, _):
-        return self._link.copied(self, "deepcopy")
+        return self._channel.copied(self, "deepcopy")
 
 
 def is_remote(value):
     """Whether a value is an object or a class of the other process."""
-    return isinstance(type(value), Mirror) or isinstance(value, Mirror)
+    return isinstance(type(value), RemoteClass) or isinstance(value, RemoteClass)
 
 
 def special(name):
@@ -124,14 +116,14 @@ def special(name):
     if name == "__exit__":
 
         def leave(self, kind, error, _trace):
-            swallowed = self._link.ask("special", of=self._number, name=name, args=(kind, error, None))
+            swallowed = self._channel.ask("special", of=self._number, name=name, args=(kind, error, None))
             # what the tests raise, such as a failed assertion, a program can not swallow
-            return bool(swallowed) and self._link.is_theirs(error)
+            return bool(swallowed) and self._channel.is_theirs(error)
 
         return leave
 
     def operate(self, *args, **kwargs):
-        return self._link.operate(self, name, args, kwargs)
+        return self._channel.operate(self, name, args, kwargs)
 
     return operate
 
@@ -140,12 +132,12 @@ class Awaited:
     """Methods of what can be awaited: the other process runs it to its end."""
 
     def __await__(self):
-        return self._link.ask("await", of=self._number)
+        return self._channel.ask("await", of=self._number)
         yield
 
     def send(self, _):
         """Runs it; its result ends the coroutine."""
-        raise StopIteration(self._link.ask("await", of=self._number))
+        raise StopIteration(self._channel.ask("await", of=self._number))
 
     def throw(self, *error):
         """Nothing can be thrown into it."""
@@ -159,7 +151,7 @@ def attribute_of_error(error, name):
     """An attribute of an exception of the program."""
     if name.startswith("_") or error._remote is None:
         raise AttributeError(name)
-    return error._link.ask("get", of=error._remote, name=name)
+    return error._channel.ask("get", of=error._remote, name=name)
 
 
 TEXTS: dict[str, Any] = {"str": str, "repr": repr, "dir": dir}
@@ -218,7 +210,7 @@ def awaited(it):
     async def wait():
         return await it
 
-    loops = sys.modules["asyncio"].__dict__.setdefault("_loop_of_link", [])
+    loops = sys.modules["asyncio"].__dict__.setdefault("_loop_of_channel", [])
     if not loops:
         loops.append(asyncio.new_event_loop())
     return loops[0].run_until_complete(wait())

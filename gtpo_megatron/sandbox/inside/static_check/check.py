@@ -1,36 +1,36 @@
-"""Says why a program must not share an interpreter with its tests; a program for which it finds no reason is plain.
+"""Why a program must not share the process of its tests, as its text shows; one with no such reason may.
 
-A plain program uses modules, names and attributes of known lists (:mod:`.plain_tables`), so that its text shows all
+A program that may uses modules, names and attributes of known lists (:mod:`.allowlist`), so that its text shows all
 that it does: it reaches no frame, no code, no module's insides and no other object's class, it ends nothing, and no
-object of it knows what it is compared with (:mod:`.plain_classes`). What cannot be seen in the text is a reason. Runs
-inside the sandbox; needs the standard library only.
+object of it knows what it is compared with (:mod:`.classes`, :mod:`.comparisons`). What cannot be seen in the text is a
+reason. Runs inside the sandbox; needs the standard library only.
 """
 
 import ast
 import re
 
-from gtpo_megatron.sandbox.inside import plain_tables as tables
-from gtpo_megatron.sandbox.inside import scopes, written_text
-from gtpo_megatron.sandbox.inside.plain_classes import Classes
-from gtpo_megatron.sandbox.inside.plain_tables import Apart, is_dunder
-from gtpo_megatron.sandbox.inside.scopes import bindings
+from gtpo_megatron.sandbox.inside.special_methods import is_dunder
+from gtpo_megatron.sandbox.inside.static_check import allowlist
+from gtpo_megatron.sandbox.inside.static_check.allowlist import NotAllowed
+from gtpo_megatron.sandbox.inside.static_check.classes import Classes
+from gtpo_megatron.sandbox.inside.static_check.scopes import Scopes, bindings
 
 
-class Reading:
-    """What is read of a program.
+class Checked:
+    """What is found in a program.
 
     Attributes:
-        reason: the first one that is found why it must run apart, with its line; "" if it is plain.
-        imports: see :func:`.written_text.imports_at_top`.
+        reason: the first one for a process of its own, with its line; "" if there is none.
+        imports: see :func:`imports_at_top`.
         own_names: names that its module binds.
     """
 
-    def __init__(self, reason="", imports=None, own_names=frozenset()):
+    def __init__(self, reason, imports=None, own_names=frozenset()):
         self.reason, self.imports, self.own_names = reason, imports or {}, own_names
 
 
-def read(texts, is_named, origins):
-    """Reads the texts of a program.
+def checked(texts, is_named, origins):
+    """Checks the texts of a program.
 
     Args:
         texts: in order; they are known to compile.
@@ -40,18 +40,34 @@ def read(texts, is_named, origins):
     """
     try:
         trees = [ast.parse(text) for text in texts]
-        reader = Reader(trees, is_named, origins)
-        return Reading(reader.reason(), written_text.imports_at_top(trees), reader.scopes.of_module)
+        program = ProgramCheck(trees, is_named, origins)
+        return Checked(program.reason(), imports_at_top(trees), program.scopes.of_module)
     except RecursionError:
-        return Reading("it is nested too deeply")
+        return Checked("it is nested too deeply")
 
 
-class Reader:
+def imports_at_top(trees):
+    """What the texts of a program import at their top: module and name ("" for the module) by its name there.
+
+    Only what can be told from the text alone: a name of a module that is called something else is left out.
+    """
+    found = {}
+    for node in (node for tree in trees for node in tree.body):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                found[alias.asname or first] = (alias.name if alias.asname else first, "")
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {alias.name: (node.module, alias.name) for alias in node.names if not alias.asname}
+    return found
+
+
+class ProgramCheck:
     """The nodes of a program, and what its names mean.
 
     Args:
         trees: of the texts.
-        is_named: see :func:`read`.
+        is_named: see :func:`checked`.
         origins: likewise.
     """
 
@@ -60,7 +76,7 @@ class Reader:
         statements = [one for tree in trees for one in tree.body if not _is_main(one)]
         self.nodes = [node for statement in statements for node in ast.walk(statement)]
         self.parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
-        self.scopes = scopes.Scopes(self.nodes, self.parents)
+        self.scopes = Scopes(self.nodes, self.parents)
         self.modules, self.imported, self.bound = {}, {}, {}
         for node in self.nodes:
             for name in bindings(node):
@@ -68,17 +84,18 @@ class Reader:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 self._take_import(node)
             if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
-                for name in tables.starred(node.module):
+                for name in allowlist.starred(node.module):
                     self.bound[name] = self.bound.get(name, 0) + 1
         self.annotations = set(self._annotations())
+        self.is_dispatching = self._dispatches()
         self.classes = Classes(self, statements, is_named)
 
     def reason(self):
-        """The first reason why the program must run apart."""
+        """The first reason for a process of its own; "" if there is none."""
         for node in self.nodes:
             try:
                 self._look_at(node)
-            except Apart as reason:
+            except NotAllowed as reason:
                 return f"{reason} (line {getattr(node, 'lineno', 0)})"
         return ""
 
@@ -91,8 +108,8 @@ class Reader:
                 first = alias.name.partition(".")[0]
                 self.modules[alias.asname or first] = alias.name if alias.asname else first
             elif alias.name == "*":
-                self.imported |= {name: (node.module, name) for name in tables.starred(node.module)}
-            elif tables.is_listed(place := f"{node.module}.{alias.name}"):
+                self.imported |= {name: (node.module, name) for name in allowlist.starred(node.module)}
+            elif allowlist.is_listed(place := f"{node.module}.{alias.name}"):
                 self.modules[bound] = place
             else:
                 self.imported[bound] = (node.module, alias.name)
@@ -106,7 +123,7 @@ class Reader:
             return origin[0] if origin and not origin[1] else ""
         if isinstance(node, ast.Attribute) and (before := self.module_of(node.value)):
             place = f"{before}.{node.attr}"
-            return place if tables.is_listed(place) else ""
+            return place if allowlist.is_listed(place) else ""
         return ""
 
     def meaning(self, node):
@@ -118,7 +135,7 @@ class Reader:
             return None
         if node.id in self.imported:
             return self.imported[node.id]
-        if node.id in tables.BUILTINS and (node.id in tables.LOOKED_AT or self.scopes.is_supplied(node)):
+        if node.id in allowlist.BUILTINS and (node.id in allowlist.LOOKED_AT or self.scopes.is_supplied(node)):
             return ("builtins", node.id) if self.scopes.is_global(node) else None
         return self.origins.get(node.id) if self.scopes.is_supplied(node) else None
 
@@ -146,10 +163,10 @@ class Reader:
     # ----------------------------------------------------------------------------------------------------------- nodes
 
     def _look_at(self, node):
-        """Raises Apart for what a node does that is not to be seen, or not allowed."""
+        """Raises NotAllowed for what a node does that is not to be seen, or not allowed."""
         for name in bindings(node):
-            if is_dunder(name) and name not in tables.ASSIGNED and not self.classes.is_method(node, name):
-                raise Apart(f"it defines {name}")
+            if is_dunder(name) and name not in allowlist.ASSIGNED and not self.classes.is_method(node, name):
+                raise NotAllowed(f"it defines {name}")
         look = {
             ast.Import: self._import,
             ast.ImportFrom: self._import_from,
@@ -166,28 +183,28 @@ class Reader:
 
     def _import(self, node):
         for alias in node.names:
-            if tables.names_of(alias.name) is None:
-                raise Apart(f"it imports {alias.name}")
+            if allowlist.names_of(alias.name) is None:
+                raise NotAllowed(f"it imports {alias.name}")
 
     def _import_from(self, node):
-        allowed = tables.names_of(node.module or "") if not node.level else None
+        allowed = allowlist.names_of(node.module or "") if not node.level else None
         for alias in node.names:
-            is_star = alias.name == "*" and node.module in tables.STARRED
+            is_star = alias.name == "*" and node.module in allowlist.STARRED
             if not is_star and (allowed is None or alias.name not in allowed):
-                raise Apart(f"it imports {alias.name} of {node.module}")
+                raise NotAllowed(f"it imports {alias.name} of {node.module}")
 
     def _name(self, node):
         name, parent = node.id, self.parents.get(node)
         if not isinstance(node.ctx, ast.Load):
             return
         self._check_dispatched(node)
-        if is_dunder(name) and name not in tables.READABLE and not self.classes.is_renamed(node):
-            raise Apart(f"it uses {name}")
-        if name in tables.NEVER and self.scopes.is_global(node):
-            raise Apart(f"it uses {name}")
+        if is_dunder(name) and name not in allowlist.READABLE and not self.classes.is_renamed(node):
+            raise NotAllowed(f"it uses {name}")
+        if name in allowlist.NEVER and self.scopes.is_global(node):
+            raise NotAllowed(f"it uses {name}")
         if self.module_of(node):
             if not (isinstance(parent, ast.Attribute) and isinstance(parent.ctx, ast.Load)):
-                raise Apart(f"it uses the module {name} as a value")
+                raise NotAllowed(f"it uses the module {name} as a value")
             return
         meaning = self.meaning(node)
         if meaning == ("builtins", name):
@@ -196,35 +213,35 @@ class Reader:
             self._of_module(node, *meaning)
 
     def _builtin(self, node, name):
-        if name in (*tables.BY_NAME, "super", "vars") and not self.called_by(node):
-            raise Apart(f"it uses {name} as a value")
+        if name in (*allowlist.BY_NAME, "super", "vars") and not self.called_by(node):
+            raise NotAllowed(f"it uses {name} as a value")
         is_asked = self.called_by(node) or self._is_compared(node)
         if name == "type" and not is_asked:
-            raise Apart("it uses type as a value")
+            raise NotAllowed("it uses type as a value")
 
     def _of_module(self, node, module, name):
         """What is used of a module: one of its public names, and some in one form only."""
-        if name not in (tables.names_of(module) or ()):
-            raise Apart(f"it uses {module}.{name}")
-        if name in tables.ENUMS and not self._is_class_use(node):
-            raise Apart(f"it uses {name} otherwise than as a base")
+        if name not in (allowlist.names_of(module) or ()):
+            raise NotAllowed(f"it uses {module}.{name}")
+        if name in allowlist.ENUMS and not self._is_class_use(node):
+            raise NotAllowed(f"it uses {name} otherwise than as a base")
         if name == "seed" and self.scopes.is_in_function(node):
-            raise Apart("it seeds what its tests draw from")
+            raise NotAllowed("it seeds what its tests draw from")
         parent = self.parents.get(node)
-        if name in tables.METACLASSES:
+        if name in allowlist.METACLASSES:
             if not (isinstance(parent, ast.keyword) and parent.arg == "metaclass" and name == "ABCMeta"):
-                raise Apart(f"it uses {name} as a value")
-        elif name in tables.CALLED_ONLY:
+                raise NotAllowed(f"it uses {name} as a value")
+        elif name in allowlist.CALLED_ONLY:
             self._check_called(self.called_by(node), name)
 
     def _check_called(self, call, name):
         """``wraps(f)`` as a decorator, ``attrgetter("x")``, ``SimpleNamespace(x=1)``: what they do is to be seen."""
         if call is None or any(isinstance(one, ast.Starred) for one in call.args):
-            raise Apart(f"it uses {name} as a value")
+            raise NotAllowed(f"it uses {name} as a value")
         if name == "wraps" and (len(call.args) != 1 or call.keywords or not self._decorates(call)):
-            raise Apart("it calls wraps otherwise than to decorate a function")
+            raise NotAllowed("it calls wraps otherwise than to decorate a function")
         if name == "SimpleNamespace" and any(one.arg is None for one in call.keywords):
-            raise Apart("it makes the names of a SimpleNamespace")
+            raise NotAllowed("it makes the names of a SimpleNamespace")
         if name in ("attrgetter", "methodcaller"):
             for at in range(len(call.args) if name == "attrgetter" else 1):
                 self._check_name_given(call, at, is_set=False)
@@ -274,17 +291,17 @@ class Reader:
         while isinstance(root, ast.Attribute):
             root = root.value
         if module or (isinstance(root, ast.Name) and (root.id in self.modules or root.id in self.imported)):
-            raise Apart(f"it changes {ast.unparse(node)}")
+            raise NotAllowed(f"it changes {ast.unparse(node)}")
         self.check_attribute(node.attr, is_set=True)
 
     def _check_format(self, node):
         """``"...".format`` of a text that can be seen, whose fields read no attribute that a program may not."""
         text = node.value.value if isinstance(node.value, ast.Constant) else None
         if not isinstance(text, str) or self.called_by(node) is None:
-            raise Apart("it calls format of a text that cannot be seen")
+            raise NotAllowed("it calls format of a text that cannot be seen")
         for part in re.findall(r"[.\[]\s*(\w+)", text):
             if part.startswith("_"):
-                raise Apart(f"a format of it reads {part}")
+                raise NotAllowed(f"a format of it reads {part}")
             self.check_attribute(part)
 
     def _attribute_of_module(self, node, module):
@@ -292,60 +309,60 @@ class Reader:
         if not self.module_of(node):
             self._of_module(node, module, node.attr)
         elif not (isinstance(parent, ast.Attribute) and isinstance(parent.ctx, ast.Load)):
-            raise Apart(f"it uses the module {ast.unparse(node)} as a value")
+            raise NotAllowed(f"it uses the module {ast.unparse(node)} as a value")
 
     def _check_inherited(self, node, name):
         """``super().__init__()``, ``object.__setattr__(self, "x", value)`` with a name that can be seen."""
         call = self.called_by(node)
-        if call is None or name not in tables.INHERITED:
-            raise Apart(f"it uses {ast.unparse(node)}")
+        if call is None or name not in allowlist.INHERITED:
+            raise NotAllowed(f"it uses {ast.unparse(node)}")
         if name in ("__setattr__", "__delattr__"):
             self._check_name_given(call, 0 if _is_super(node.value) else 1, is_set=True)
 
     def check_attribute(self, name, *, is_set=False):
-        """Raises Apart for an attribute that no plain program reads, or sets."""
-        if (is_dunder(name) and name not in tables.DUNDERS_READ) or name in tables.INSIDES:
-            raise Apart(f"it uses the attribute {name}")
-        if is_set and (is_dunder(name) or name in tables.CHECKS or name in self.classes.of_values):
-            raise Apart(f"it sets {name}")
+        """Raises NotAllowed for an attribute that is not to be read, or set."""
+        if (is_dunder(name) and name not in allowlist.DUNDERS_READ) or name in allowlist.INSIDES:
+            raise NotAllowed(f"it uses the attribute {name}")
+        if is_set and (is_dunder(name) or name in allowlist.CHECKS or name in self.classes.of_values):
+            raise NotAllowed(f"it sets {name}")
         if name == "register" and self.classes.may_register(self.modules.values(), self.imported.values()):
-            raise Apart("it may register what is an instance of what")
+            raise NotAllowed("it may register what is an instance of what")
 
     def _check_name_given(self, call, at, *, is_set):
-        """Raises Apart if an argument is no text that names attributes which may be used."""
+        """Raises NotAllowed if an argument is no text that names attributes which may be used."""
         name = call.args[at] if len(call.args) > at else None
         is_text = isinstance(name, ast.Constant) and isinstance(name.value, str)
         if not is_text or any(isinstance(one, ast.Starred) for one in call.args[: at + 1]):
-            raise Apart("it makes the name of an attribute")
+            raise NotAllowed("it makes the name of an attribute")
         for part in name.value.split("."):
             if part == "format":
-                raise Apart("it calls format by its name")
+                raise NotAllowed("it calls format by its name")
             if name.value.startswith("_") and not is_set:
-                raise Apart("it reads a private attribute by its name")
+                raise NotAllowed("it reads a private attribute by its name")
             self.check_attribute(part, is_set=is_set)
 
     def _keyword(self, node):
         if node.arg and (is_dunder(node.arg) or node.arg in ("stack_info", "namespace")):
-            raise Apart(f"it gives {node.arg}")
+            raise NotAllowed(f"it gives {node.arg}")
         if node.arg == "style" and not (isinstance(node.value, ast.Constant) and node.value.value == "%"):
-            raise Apart("it gives a style of formats")
+            raise NotAllowed("it gives a style of formats")
 
     def _call(self, node):
         if getattr(node.func, "attr", "") in ("parse_args", "parse_known_args") and len(node.args) > 1:
-            raise Apart("it parses arguments into an object")
+            raise NotAllowed("it parses arguments into an object")
         own = self.classes.by_name.get(getattr(node.func, "id", ""))
         is_one = len(node.args) == 1 and not node.keywords and not isinstance(node.args[0], ast.Starred)
-        if own is not None and not is_one and self.classes.family(own) & set(tables.ENUMS):
-            raise Apart("it may make a class by a call of an enumeration")
-        if self.is_python(node.func, *tables.BY_NAME):  # what they are given is looked at when it runs
+        if own is not None and not is_one and self.classes.family(own) & set(allowlist.ENUMS):
+            raise NotAllowed("it may make a class by a call of an enumeration")
+        if self.is_python(node.func, *allowlist.BY_NAME):  # what they are given is looked at when it runs
             if any(isinstance(one, ast.Starred) for one in node.args) or node.keywords or len(node.args) < 2:
-                raise Apart(f"it calls {node.func.id} with more than can be seen")
+                raise NotAllowed(f"it calls {node.func.id} with more than can be seen")
         elif self.is_python(node.func, "vars"):
             if len(node.args) != 1 or isinstance(node.args[0], ast.Starred):
-                raise Apart("it asks for the names of where it is")
+                raise NotAllowed("it asks for the names of where it is")
         elif self.is_python(node.func, "type"):
             if len(node.args) != 1 or node.keywords or isinstance(node.args[0], ast.Starred):
-                raise Apart("it makes a class by type")
+                raise NotAllowed("it makes a class by type")
             self._check_class_use(node)
 
     def _check_class_use(self, node):
@@ -354,12 +371,12 @@ class Reader:
         if call is not None:
             is_starred = any(isinstance(one, ast.Starred) for one in call.args)
             if len(call.args) == 3 or is_starred or any(one.arg is None for one in call.keywords):
-                raise Apart("it may make a class by a call of a class")
+                raise NotAllowed("it may make a class by a call of a class")
             return
         is_read = isinstance(parent, ast.Attribute) and isinstance(parent.ctx, ast.Load)
         is_printed = isinstance(parent, ast.Call) and self.is_python(parent.func, "print", "str", "repr", "hash", "id")
         if not (is_read or is_printed or self._is_compared(node) or isinstance(parent, ast.FormattedValue)):
-            raise Apart("it keeps the class of an object")
+            raise NotAllowed("it keeps the class of an object")
 
     # --------------------------------------------------------------------------------------------------------- others
 
@@ -370,18 +387,18 @@ class Reader:
         try:
             tree = ast.parse(node.value, mode="eval")
         except (SyntaxError, ValueError):
-            raise Apart("an annotation of it is no expression") from None
+            raise NotAllowed("an annotation of it is no expression") from None
         for one in ast.walk(tree):
             name = getattr(one, "id", getattr(one, "attr", ""))
-            if not isinstance(one, tables.OF_TYPES) or is_dunder(name) or name in tables.NEVER:
-                raise Apart("an annotation of it does more than name a type")
+            if not isinstance(one, allowlist.OF_TYPES) or is_dunder(name) or name in allowlist.NEVER:
+                raise NotAllowed("an annotation of it does more than name a type")
 
     def _check_dispatched(self, node):
         """Annotations are evaluated where functions are chosen by them: they must be classes, not texts by a name."""
-        if isinstance(node, ast.Name) and node in self.annotations and self._dispatches():
+        if isinstance(node, ast.Name) and node in self.annotations and self.is_dispatching:
             is_known = node.id in self.classes.by_name or self.meaning(node) is not None
             if not is_known:
-                raise Apart(f"it dispatches by {node.id}")
+                raise NotAllowed(f"it dispatches by {node.id}")
 
     def _dispatches(self):
         return any(name.startswith("singledispatch") for _, name in self.imported.values()) or any(
@@ -391,7 +408,7 @@ class Reader:
     def _pattern(self, node):
         for name in node.kwd_attrs:
             if name.startswith("_") or name == "format":
-                raise Apart(f"a pattern of it reads {name}")
+                raise NotAllowed(f"a pattern of it reads {name}")
             self.check_attribute(name)
 
 

@@ -1,4 +1,4 @@
-"""What operators of a program's objects may decide in the process of the tests (see :mod:`.link`).
+"""What operators of a program's objects may decide in the process of the tests (see :mod:`.channel`).
 
 An object *answers*, by its own ``==`` and arithmetic with values of the tests, if it is of a class that the tests name
 and they made it: by a call of the class, or by an operator or a copy of an object that answers. What a function or a
@@ -6,11 +6,12 @@ method of the program returns does not, not even if it was made before: a class 
 whose methods return them, would pass all tests. Runs inside the sandbox; needs the standard library only.
 """
 
-from gtpo_megatron.sandbox.inside.remotes import ARITHMETIC, COMPARISONS, CONVERSIONS, Remote, is_remote
+from gtpo_megatron.sandbox.inside.separate_process.proxies import RemoteObject, is_remote
+from gtpo_megatron.sandbox.inside.special_methods import ARITHMETIC, CONVERSIONS, ORDER
 
 
-class Operators:
-    """Calls, attributes and operators of the other side's objects; part of :class:`.link.Link`."""
+class OperatorRules:
+    """Calls, attributes and operators of the other side's objects; part of :class:`.channel.ObjectChannel`."""
 
     def __init__(self):
         self.named, self.mixed, self.made = set(), set(), set()
@@ -24,7 +25,7 @@ class Operators:
 
     def _made(self, found, kind):
         """What has come last; it is made if it is exactly of a class, and nothing but makers has returned it yet."""
-        if isinstance(found, Remote) and type(found) is kind and self.came == (found._number, True):
+        if isinstance(found, RemoteObject) and type(found) is kind and self.came == (found._number, True):
             self.made.add(found._number)
         return found
 
@@ -32,9 +33,9 @@ class Operators:
         """Calls an object of the other side."""
         return self.ask("call", of=key, args=args, kwargs=kwargs)
 
-    def construct(self, mirror, args, kwargs):
+    def construct(self, remote_class, args, kwargs):
         """Calls a class of the other side."""
-        return self._made(self.call(mirror._key, args, kwargs), mirror)
+        return self._made(self.call(remote_class._key, args, kwargs), remote_class)
 
     def copied(self, remote, name):
         """A copy of an object."""
@@ -58,11 +59,11 @@ class Operators:
         if name == "__call__":
             return self.call(remote._number, args, kwargs)
         has_value = self.is_guarded and any(not is_remote(one) for one in args)
-        if has_value and (name in COMPARISONS or name in ARITHMETIC):
+        if has_value and (name in ORDER or name in ARITHMETIC):
             plain = self.plain(remote)
             if plain is not remote:
                 return getattr(plain, name, lambda *_: NotImplemented)(*args)
-            return NotImplemented if name in COMPARISONS else self._calculated(remote, name, args)
+            return NotImplemented if name in ORDER else self._calculated(remote, name, args)
         if has_value and name == "__contains__" and type(remote)._key not in self.named:
             return any(one is args[0] or one == args[0] for one in iter(remote))
         if self._is_mixed(remote, *args) and name in ARITHMETIC:
@@ -73,12 +74,12 @@ class Operators:
 
     def _is_mixed(self, *values):
         """Whether one of them came of arithmetic with a value of this side."""
-        return any(isinstance(one, Remote) and one._number in self.mixed for one in values)
+        return any(isinstance(one, RemoteObject) and one._number in self.mixed for one in values)
 
     def _calculated(self, remote, name, args):
         """An object of the other side, made of one of its own and of what came from this side."""
         found = self.ask("special", of=remote._number, name=name, args=args)
-        if not isinstance(found, Remote):
+        if not isinstance(found, RemoteObject):
             return NotImplemented
         if type(remote)._key not in self.named or self._is_mixed(remote, *args):
             self.mixed.add(found._number)

@@ -1,6 +1,6 @@
-"""What a program may use that shares an interpreter with its tests (see :mod:`.plain`): modules, names, bases, methods.
+"""What a program may use that shares the process of its tests: modules, their names, attributes, bases, methods.
 
-All of it is lists of what is allowed, but for a few names that are never. Runs inside the sandbox; needs the standard
+All of it is lists of what is allowed, but for a few names that never are. Runs inside the sandbox; needs the standard
 library only.
 """
 
@@ -21,13 +21,15 @@ import unittest
 import uuid
 from functools import lru_cache
 
+from gtpo_megatron.sandbox.inside.special_methods import ARITHMETIC, CONVERSIONS, OPERATORS, ORDER, dunders
+
 
 def _words(text):
     return frozenset(text.split())
 
 
-class Apart(Exception):  # noqa: N818 - a reason, not a failure
-    """The program must run apart."""
+class NotAllowed(Exception):  # noqa: N818 - a reason, not a failure
+    """What a program does that must have a process of its own."""
 
 
 WHOLE = (
@@ -89,7 +91,7 @@ NOT_OF = {
 """Names that may not be used: what they do with a name or an object is not to be seen in the program's text."""
 
 CALLED_ONLY = ("wraps", "attrgetter", "methodcaller", "namedtuple", "SimpleNamespace")
-"""Names of modules that are allowed in one form only (see ``plain.Reader``)."""
+"""Names of modules that are allowed in one form only (see ``check.py``)."""
 
 METACLASSES = ("ABCMeta", "EnumMeta", "EnumType")
 TUPLES = ("namedtuple", "NamedTuple")
@@ -120,7 +122,7 @@ NEVER = _words(
     "exec eval compile __import__ globals locals dir breakpoint help KeyboardInterrupt copyright credits license "
     "__builtins__ __loader__ __spec__ __build_class__ __debug__"
 )
-"""Names of Python's that send a program apart."""
+"""Names of Python's that no such program uses."""
 
 BY_NAME = ("getattr", "hasattr", "setattr", "delattr")
 LOOKED_AT = (*BY_NAME, "type", "super", "vars")
@@ -146,15 +148,10 @@ CHECKS = frozenset(["pytestmark", *(name for name in dir(unittest.TestCase) if n
 """Attributes that a program may not set: it may be given a case of unittest."""
 
 
-def _dunders(names):
-    return frozenset(f"__{name}__" for name in names.split())
-
-
-DUNDERS_READ = _dunders("name qualname doc init len iter next str repr")
+DUNDERS_READ = dunders("name qualname doc init len iter next str repr")
 """Dunder attributes that may be read of anything."""
 
-
-DEFINED = _dunders(
+DEFINED = dunders(
     "init new repr str format bytes bool len iter next reversed getitem setitem delitem missing call enter exit aenter "
     "aexit aiter anext await hash int float complex index round trunc floor ceil abs neg pos invert post_init "
     "init_subclass class_getitem set_name get set delete copy deepcopy getstate setstate sizeof length_hint fspath "
@@ -162,22 +159,16 @@ DEFINED = _dunders(
 )
 """Methods that a class may define as it likes: none of them knows what its result is compared with."""
 
-OPERATORS = {
-    f"__{side}{name}__": name
-    for name in _words("add sub mul truediv floordiv mod pow matmul lshift rshift and or xor divmod")
-    for side in ("", "r", "i")
-}
-ARITHMETIC = frozenset(OPERATORS)
-COMPARISONS = _dunders("eq ne lt le gt ge")
+COMPARISONS = ORDER | {"__eq__", "__ne__"}
 BINARY = ARITHMETIC | COMPARISONS | {"__contains__"}
 """Methods that know what they are compared or calculated with; they must have a form that is honest with values."""
 INHERITED = DEFINED | BINARY | {"__setattr__", "__delattr__"}
 """Methods that may be called of a base."""
 
-TO_NUMBER = _dunders("abs float int index complex round trunc floor ceil bool len neg pos invert")
+TO_NUMBER = CONVERSIONS | {"__len__"}
 SCALING = frozenset(name for name, one in OPERATORS.items() if one in ("mul", "truediv", "floordiv", "matmul", "pow"))
 
-ASSIGNED = _dunders("all version author slots hash doc")
+ASSIGNED = dunders("all version author slots hash doc")
 """Dunder names that may be assigned."""
 
 BASES = _words(
@@ -197,115 +188,15 @@ VALUE_BASES = {
 }  # fmt: skip
 """Classes of values in modules, by the name that a program has for them; None: of ``collections``."""
 
-OF_ARRAYS = [
-    "A",
-    "A1",
-    "H",
-    "I",
-    "T",
-    "alignment",
-    "all",
-    "any",
-    "argmax",
-    "argmin",
-    "argpartition",
-    "argsort",
-    "as_integer_ratio",
-    "astype",
-    "base",
-    "bit_count",
-    "byteorder",
-    "byteswap",
-    "char",
-    "choose",
-    "clip",
-    "compress",
-    "conj",
-    "conjugate",
-    "copy",
-    "ctypes",
-    "cumprod",
-    "cumsum",
-    "data",
-    "denominator",
-    "descr",
-    "device",
-    "diagonal",
-    "dot",
-    "dtype",
-    "dump",
-    "dumps",
-    "fields",
-    "fill",
-    "flags",
-    "flat",
-    "flatten",
-    "fromhex",
-    "getA",
-    "getA1",
-    "getH",
-    "getI",
-    "getT",
-    "getfield",
-    "hasobject",
-    "hex",
-    "imag",
-    "is_integer",
-    "isalignedstruct",
-    "isbuiltin",
-    "isnative",
-    "item",
-    "itemset",
-    "itemsize",
-    "kind",
-    "mT",
-    "max",
-    "mean",
-    "metadata",
-    "min",
-    "name",
-    "names",
-    "nbytes",
-    "ndim",
-    "newbyteorder",
-    "nonzero",
-    "num",
-    "numerator",
-    "partition",
-    "prod",
-    "ptp",
-    "put",
-    "ravel",
-    "real",
-    "repeat",
-    "reshape",
-    "resize",
-    "round",
-    "searchsorted",
-    "setfield",
-    "setflags",
-    "shape",
-    "size",
-    "sort",
-    "squeeze",
-    "std",
-    "str",
-    "strides",
-    "subdtype",
-    "sum",
-    "swapaxes",
-    "take",
-    "to_device",
-    "tobytes",
-    "tofile",
-    "tolist",
-    "tostring",
-    "trace",
-    "transpose",
-    "type",
-    "var",
-    "view",
-]
+OF_ARRAYS = _words(
+    "A A1 H I T alignment all any argmax argmin argpartition argsort as_integer_ratio astype base bit_count byteorder "
+    "byteswap char choose clip compress conj conjugate copy ctypes cumprod cumsum data denominator descr device "
+    "diagonal dot dtype dump dumps fields fill flags flat flatten fromhex getA getA1 getH getI getT getfield "
+    "hasobject hex imag is_integer isalignedstruct isbuiltin isnative item itemset itemsize kind mT max mean metadata "
+    "min name names nbytes ndim newbyteorder nonzero num numerator partition prod ptp put ravel real repeat reshape "
+    "resize round searchsorted setfield setflags shape size sort squeeze std str strides subdtype sum swapaxes take "
+    "to_device tobytes tofile tolist tostring trace transpose type var view"
+)
 """Attributes of the values of numpy, which is not loaded for them alone."""
 
 
@@ -318,23 +209,8 @@ def attributes_of_values():
         collections.defaultdict, uuid.UUID, type(re.compile("")), type(re.match("", "")), StopIteration, OSError,
         ipaddress.IPv4Address, ipaddress.IPv4Network,
     ]  # fmt: skip
-    return frozenset(
-        [
-            "name",
-            "value",
-            "expected",
-            "rel",
-            "abs",
-            "nan_ok",
-            *OF_ARRAYS,
-            *(name for kind in kinds for name in dir(kind)),
-        ]
-    )
-
-
-def is_dunder(name):
-    """Whether a name belongs to Python."""
-    return name.startswith("__") and name.endswith("__")
+    others = _words("name value expected rel abs nan_ok")  # of enumerations' members, and pytest's approx
+    return OF_ARRAYS.union(others, *map(dir, kinds))
 
 
 def is_listed(module):

@@ -1,4 +1,4 @@
-"""Values that cross between two processes of the sandbox as JSON (see :mod:`.link`), and what is looked up by a name.
+"""Values that cross between two processes as JSON (see :mod:`.channel`), and what is looked up by a name.
 
 Runs inside the sandbox; needs the standard library only.
 """
@@ -6,10 +6,11 @@ Runs inside the sandbox; needs the standard library only.
 import builtins
 import collections
 import contextlib
-import copy
 import datetime
 import decimal
 import fractions
+import itertools
+import operator
 import pathlib
 import sys
 import uuid
@@ -26,46 +27,40 @@ IMMUTABLE = {tuple: "tuple", frozenset: "frozenset"}
 KINDS = {name: kind for kind, name in (MUTABLE | IMMUTABLE).items()}
 PLAIN_BASES = (bool, int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset)
 
-TO_TEXT: dict = {
-    bytes: bytes.hex,
-    complex: lambda one: [one.real, one.imag],
-    range: lambda one: [one.start, one.stop, one.step],
-    decimal.Decimal: str,
-    fractions.Fraction: lambda one: [hex(one.numerator), hex(one.denominator)],
-    datetime.datetime: datetime.datetime.isoformat,
-    datetime.date: datetime.date.isoformat,
-    datetime.time: datetime.time.isoformat,
-    datetime.timedelta: lambda one: [one.days, one.seconds, one.microseconds],
-    pathlib.PosixPath: str,
-    pathlib.PurePosixPath: str,
-    uuid.UUID: str,
-    type(Ellipsis): lambda _: "",
-    type(NotImplemented): lambda _: "",
-    type({}.keys()): None,
-    type({}.values()): None,
-    type({}.items()): None,
+TEXTS: dict = {
+    bytes: (bytes.hex, bytes.fromhex),
+    complex: (lambda one: [one.real, one.imag], lambda given: complex(*given)),
+    range: (lambda one: [one.start, one.stop, one.step], lambda given: range(*given)),
+    decimal.Decimal: (str, decimal.Decimal),
+    fractions.Fraction: (
+        lambda one: [hex(one.numerator), hex(one.denominator)],
+        lambda given: fractions.Fraction(*(int(one, 16) for one in given)),
+    ),
+    datetime.datetime: (datetime.datetime.isoformat, datetime.datetime.fromisoformat),
+    datetime.date: (datetime.date.isoformat, datetime.date.fromisoformat),
+    datetime.time: (datetime.time.isoformat, datetime.time.fromisoformat),
+    datetime.timedelta: (
+        lambda one: [one.days, one.seconds, one.microseconds],
+        lambda given: datetime.timedelta(*given),
+    ),
+    pathlib.PosixPath: (str, pathlib.PosixPath),
+    pathlib.PurePosixPath: (str, pathlib.PurePosixPath),
+    uuid.UUID: (str, uuid.UUID),
+    type(Ellipsis): (lambda _: "", lambda _: ...),
+    type(NotImplemented): (lambda _: "", lambda _: NotImplemented),
 }
-"""Values that cross by a text of their own; the views of a dict cross by their values."""
-FROM_TEXT: dict = {
-    "bytes": bytes.fromhex,
-    "complex": lambda given: complex(*given),
-    "range": lambda given: range(*given),
-    "Decimal": decimal.Decimal,
-    "Fraction": lambda given: fractions.Fraction(*(int(one, 16) for one in given)),
-    "datetime": datetime.datetime.fromisoformat,
-    "date": datetime.date.fromisoformat,
-    "time": datetime.time.fromisoformat,
-    "timedelta": lambda given: datetime.timedelta(*given),
-    "PosixPath": pathlib.PosixPath,
-    "PurePosixPath": pathlib.PurePosixPath,
-    "UUID": uuid.UUID,
-    "ellipsis": lambda _: ...,
-    "NotImplementedType": lambda _: NotImplemented,
-    "dict_keys": lambda given: dict.fromkeys(given).keys(),
-    "dict_values": lambda given: dict(enumerate(given)).values(),
-    "dict_items": lambda given: dict(given).items(),
+"""Values that cross by a text of their own, or a list: how it is made, and what is made of it."""
+VIEWS: dict = {
+    type({}.keys()): lambda given: dict.fromkeys(given).keys(),
+    type({}.values()): lambda given: dict(enumerate(given)).values(),
+    type({}.items()): lambda given: dict(given).items(),
 }
-VIEWS = ("dict_keys", "dict_values", "dict_items")
+"""Views of a dict, which cross by their values."""
+FROM_TEXT = {kind.__name__: made for kind, (_, made) in TEXTS.items()}
+FROM_VALUES = {kind.__name__: made for kind, made in VIEWS.items()}
+
+
+INTRUDED = "it wrote into its connection"
 
 
 class EndedError(Exception):
@@ -90,21 +85,27 @@ class Memo:
 
     def watch(self):
         """Remembers what is in the collections so far."""
-        self.before = {key: copy.copy(value) for key, value in self.objects.items()}
+        self.before = {key: elements(value) for key, value in self.objects.items()}
 
     def changed(self):
         """Numbers of the watched collections with other contents."""
-        return [key for key, before in self.before.items() if not _is_same(before, self.objects[key])]
+        return [key for key, before in self.before.items() if not is_same(before, self.objects[key])]
 
 
-def _is_same(one, other):
-    if isinstance(one, dict):
-        return len(one) == len(other) and all(
-            a is c and b is d for (a, b), (c, d) in zip(one.items(), other.items(), strict=True)
-        )
-    if isinstance(one, set | bytearray):
-        return one == other
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+def elements(value):
+    """What is in a collection, by which it is found to be changed; no object is asked what it equals."""
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    return bytes(value) if isinstance(value, bytearray) else list(value)
+
+
+def is_same(then, value):
+    """Whether the elements of a collection are still those."""
+    if isinstance(value, bytearray):
+        return then == value
+    if isinstance(value, dict):
+        return len(then) == 2 * len(value) and all(map(operator.is_, then, itertools.chain(value, value.values())))
+    return len(then) == len(value) and all(map(operator.is_, then, value))
 
 
 def plain_of(value):
@@ -147,7 +148,7 @@ def builtin_type(name):
     """A class of Python's own."""
     found = getattr(builtins, str(name), None)
     if not isinstance(found, type):
-        raise EndedError("it wrote into its connection")
+        raise EndedError(INTRUDED)
     return found
 
 

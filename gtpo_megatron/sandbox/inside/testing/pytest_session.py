@@ -9,7 +9,7 @@ import os
 import pathlib
 import sys
 
-from gtpo_megatron.sandbox.inside.link import last_line
+from gtpo_megatron.sandbox.inside.tracebacks import one_line
 
 LEFT_OUT = (
     "cacheprovider", "terminal", "assertion", "doctest", "pastebin", "faulthandler", "stepwise",
@@ -59,7 +59,7 @@ def prepared(folder):
         return f"the tests need pytest, which is not here: {error.__cause__ or error.__context__ or error}"
 
 
-class Seen:
+class PytestReports:
     """What pytest says of the collection and of one test, as a plugin."""
 
     def __init__(self):
@@ -78,7 +78,7 @@ class Seen:
 
 
 def collected(session, module):
-    """The tests of a module and what reports on them; see :class:`Seen` for what could not be collected."""
+    """The tests of a module and what reports on them; see :class:`PytestReports` for what could not be collected."""
     import pytest
 
     class Text(pytest.Module):
@@ -87,7 +87,7 @@ def collected(session, module):
         def _getobj(self):
             return module
 
-    seen = Seen()
+    seen = PytestReports()
     session.config.pluginmanager.register(seen)
     node = Text.from_parent(session, path=pathlib.Path("/tests.py"))
     items = list(session.genitems(node))
@@ -102,7 +102,7 @@ def run(session, items, at, seen):
 
     def said(excinfo, *_, **__):
         errors.append(excinfo.value)
-        return last_line(excinfo.value)
+        return one_line(excinfo.value)
 
     item.repr_failure = item._repr_failure_py = said
     seen.reports.clear()

@@ -5,7 +5,7 @@ import pytest
 from gtpo_megatron.sandbox.choose import UnsafeSandbox
 from gtpo_megatron.sandbox.protocol import Case, Job, Limits
 
-APART = "import gc\n"
+SEPARATE = "import gc\n"
 
 
 @pytest.fixture(scope="module")
@@ -18,8 +18,8 @@ def sandbox():
 def ran(sandbox, source, *tests):
     cases = tuple(Case(code=one) for one in tests)
     limits = Limits(case_s=20.0, total_s=60.0)
-    outcome = sandbox.run(Job(source=APART + source, language="python", cases=cases, limits=limits))
-    assert outcome.apart
+    outcome = sandbox.run(Job(source=SEPARATE + source, language="python", cases=cases, limits=limits))
+    assert outcome.separate_process
     return outcome.results
 
 

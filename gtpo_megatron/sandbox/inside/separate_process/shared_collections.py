@@ -8,22 +8,22 @@ only.
 import itertools
 import operator
 
-from gtpo_megatron.sandbox.inside.values import MUTABLE, EndedError
+from gtpo_megatron.sandbox.inside.separate_process.values import INTRUDED, MUTABLE, EndedError, elements, is_same
 
-MAX_LOANS = 100
+MAX_SHARED = 100
 MAX_ELEMENTS = 10_000
 """Elements of all collections that are remembered: they are looked at with each message."""
 
 
-class Loans:
+class SharedCollections:
     """What one side remembers.
 
     Args:
-        link: see :class:`.link.Link`; its guarded side says what both forget.
+        channel: see :class:`.channel.ObjectChannel`; its guarded side says what both forget.
     """
 
-    def __init__(self, link):
-        self.link = link
+    def __init__(self, channel):
+        self.channel = channel
         self.memos, self.before, self.places, self.sizes = {}, {}, {}, {}
         self.dropped = []
         self.num_begun = 0
@@ -43,11 +43,11 @@ class Loans:
             return
         self.memos[number] = memo
         self._watch(number)
-        if self.link.is_guarded:
+        if self.channel.is_guarded:
             self.sizes[number] = sum(map(len, memo.objects.values()))
             if self.sizes[number] > MAX_ELEMENTS:
                 self._drop(number)
-            while len(self.memos) > MAX_LOANS or sum(self.sizes.values()) > MAX_ELEMENTS:
+            while len(self.memos) > MAX_SHARED or sum(self.sizes.values()) > MAX_ELEMENTS:
                 self._drop(next(iter(self.memos)))
 
     def place(self, value):
@@ -66,32 +66,32 @@ class Loans:
         found = []
         for number, memo in self.memos.items():
             before = self.before[number]
-            keys = [key for key, then in before.items() if not _is_same(then, memo.objects[key])]
+            keys = [key for key, then in before.items() if not is_same(then, memo.objects[key])]
             if keys:
                 found.append([number, [[key, self._contents(memo, key, before[key])] for key in keys]])
                 self._watch(number)
         if found:
-            message["lent"] = found
+            message["shared"] = found
         if self.dropped:
             message["dropped"], self.dropped = self.dropped, []
 
     def take_from(self, message):
         """Changes what the other side has changed."""
-        if not self.link.is_guarded:
+        if not self.channel.is_guarded:
             for number in message.get("dropped", ()):
                 if number in self.memos:
                     self._drop(number)
-        if "lent" not in message or self.is_filling:
+        if "shared" not in message or self.is_filling:
             return
         self.is_filling = True
         try:
-            for number, changed in message["lent"]:
+            for number, changed in message["shared"]:
                 memo, self.was = self.memos[number], self.before[number]
                 for key, contents in changed:
-                    self.link.fill(memo.objects[key], contents, memo)
+                    self.channel.fill(memo.objects[key], contents, memo)
                 self._watch(number)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise EndedError("it wrote into its connection") from error
+            raise EndedError(INTRUDED) from error
         finally:
             self.is_filling = False
 
@@ -119,7 +119,7 @@ class Loans:
     def _watch(self, number):
         self.is_known = False
         objects = {key: value for key, value in self.memos[number].objects.items() if key}  # 0: that list of arguments
-        self.before[number] = {key: _elements(value) for key, value in objects.items()}
+        self.before[number] = {key: elements(value) for key, value in objects.items()}
         self.places.update((id(value), (number, key)) for key, value in objects.items())
 
     def _drop(self, number):
@@ -127,7 +127,7 @@ class Loans:
         for value in self.memos.pop(number).objects.values():
             self.places.pop(id(value), None)
         del self.before[number]
-        if self.link.is_guarded:
+        if self.channel.is_guarded:
             del self.sizes[number]
             self.dropped.append(number)
 
@@ -135,30 +135,14 @@ class Loans:
         """A collection's contents; elements that did not cross as they are by where they were."""
         value = memo.objects[key]
         if not memo.is_lossy or isinstance(value, set | bytearray):
-            return self.link.contents(value, memo)
+            return self.channel.contents(value, memo)
         where = {id(one): at for at, one in enumerate(before)}
 
         def said(one):
             if id(one) in where and type(one) not in MUTABLE:
                 return {"t": "was", "v": [key, where[id(one)]]}
-            return self.link.encode(one, memo)
+            return self.channel.encode(one, memo)
 
         if isinstance(value, dict):
             return [[said(one), said(other)] for one, other in value.items()]
         return [said(one) for one in value]
-
-
-def _elements(value):
-    """What is in a collection, by which it is found to be changed; no object is asked what it equals."""
-    if isinstance(value, dict):
-        return [*value, *value.values()]
-    return bytes(value) if isinstance(value, bytearray) else list(value)
-
-
-def _is_same(then, value):
-    """Whether the elements of a collection are still those."""
-    if isinstance(value, bytearray):
-        return then == value
-    if isinstance(value, dict):
-        return len(then) == 2 * len(value) and all(map(operator.is_, then, itertools.chain(value, value.values())))
-    return len(then) == len(value) and all(map(operator.is_, then, value))

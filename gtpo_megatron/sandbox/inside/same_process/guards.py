@@ -1,16 +1,17 @@
-"""A plain program's code, in which what its text does not show is looked at when it runs: whose attributes it reaches.
+"""A program's code with guards: what its text does not show is checked when it runs, which is whose attributes it uses.
 
 Attributes that are set, private ones (``_x``) that are read, and those whose names are made when it runs must be those
-of the program's own objects or of the tests'. The reader (:mod:`.plain`) cannot tell which object a name stands for; so
-each such object is handed through a function, which ends the process for an object of anybody else's, and the program
-is run apart. Runs inside the sandbox; needs the standard library only.
+of the program's own objects or of the tests'. The static check cannot tell which object a name stands for; so each such
+object is handed through a function, which ends the process for an object of anybody else's, and the program is given a
+process of its own. Runs inside the sandbox; needs the standard library only.
 """
 
 import ast
 import os
 import types
 
-from gtpo_megatron.sandbox.inside.plain_tables import BY_NAME, CHECKS, DUNDERS_READ, INSIDES, VALUES, is_dunder
+from gtpo_megatron.sandbox.inside.special_methods import is_dunder
+from gtpo_megatron.sandbox.inside.static_check.allowlist import BY_NAME, CHECKS, DUNDERS_READ, INSIDES, VALUES
 
 NAME = "solution"
 OWN_FILES = ("program.py", "stub.py", "tests.py")
@@ -19,7 +20,7 @@ OPEN_MODULES = ("threading", "logging", "argparse", "numpy", "sqlite3", "configp
 """Modules of objects whose public attributes anybody sets."""
 
 
-class Guarded(ast.NodeTransformer):
+class GuardedCode(ast.NodeTransformer):
     """Hands objects through functions.
 
     Args:
@@ -63,7 +64,7 @@ class Guards:
     """What objects are handed through; a program that reaches what is not its own is ended.
 
     Args:
-        report: says that the program must run apart.
+        report: says that the program needs a process of its own.
     """
 
     def __init__(self, report):
@@ -71,7 +72,7 @@ class Guards:
 
     def end(self, what):
         """Ends the process."""
-        self.report({"apart": f"it reaches into {what}"})
+        self.report({"not_allowed": f"it reaches into {what}"})
         os._exit(0)
 
     def own(self, value):
@@ -143,13 +144,13 @@ def codes_of(texts, report):
 
     Args:
         texts: of the program, by the names of their files.
-        report: says that the program must run apart.
+        report: says that the program needs a process of its own.
     """
     guards = Guards(report)
     names = {name: f"_{os.urandom(16).hex()}" for name in GUARDS}  # which no program knows
     codes = []
     for file, text in texts.items():
-        tree = Guarded(names).visit(ast.parse(text))
+        tree = GuardedCode(names).visit(ast.parse(text))
         codes.append(compile(tree, file, "exec", dont_inherit=True))
     return codes, {names[name]: getattr(guards, name) for name in GUARDS}
 
