@@ -44,16 +44,8 @@ COLUMNS = (
 GROUPS = ("public_tests", "private_tests", "generated_tests", "public_test_cases", "private_test_cases")
 
 TEXTS = (
-    "functional",
-    "unit_tests",
-    "unittest",
-    "assertions",
-    "asserts",
-    "assert",
-    "tests",
-    "test_code",
-    "test",
-    "code",
+    *("functional", "unit_tests", "unittest", "assertions", "asserts", "assert"),
+    *("tests", "test_code", "test", "code"),
 )
 """Keys under which a column of tests has a text or a list of texts."""
 
@@ -80,10 +72,10 @@ class ProgramTest:
     """One test.
 
     Attributes:
-        case: what is done with the program.
+        case: case to run the program on.
         output: expected standard output; None if something else is expected.
         value: expected returned value as JSON; None if something else is expected.
-        comparison: whose comparison decides: "" is ours, else :data:`LIVECODEBENCH`.
+        comparison: name of the comparison: "" is ours, else :data:`LIVECODEBENCH`.
     """
 
     case: Case
@@ -97,12 +89,12 @@ class ProgramTests:
     """All tests of a problem.
 
     Attributes:
-        tests: at least one.
-        language: of the programs.
+        tests: tests, at least one.
+        language: language of the programs.
         entry_point: function that the tests call; "" if they use standard input.
         stub: beginning of a program that the problem gives, for programs that lack it.
         case_s: seconds per test; 0: not stated.
-        comparison: of the tests, see :class:`ProgramTest`.
+        comparison: name of the tests' comparison, see :class:`ProgramTest`.
         prelude: as in ``Job``.
         modules: likewise.
     """
@@ -124,7 +116,7 @@ def tests_of(columns: Mapping[str, Any]) -> ProgramTests:
         DataError: there are none, or they have another shape, or a language is unknown.
     """
     function = _function_name(columns)
-    found = _of_columns(columns, _Asked(function, _entry_point(columns, function)))
+    found = _tests_of_columns(columns, _RowNames(function, _entry_point(columns, function)))
     if not found:
         raise DataError(
             f"no tests: expected one of the columns {', '.join((*COLUMNS, *GROUPS))}, test_list or test; the row has "
@@ -180,7 +172,7 @@ def _seconds(limit: Any) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _RowNames:
     """Names that a row's program must define.
 
     Attributes:
@@ -235,23 +227,25 @@ def _nested(columns: Mapping[str, Any], name: str, key: str) -> Any:
     return value.get(key) if isinstance(value, Mapping) else None
 
 
-def _of_columns(columns: Mapping[str, Any], asked: _Asked) -> list[ProgramTest]:
+def _tests_of_columns(columns: Mapping[str, Any], names: _RowNames) -> list[ProgramTest]:
     truth = _nested(columns, "reward_model", "ground_truth")
     if columns.get("official_tests"):
         _check_one_answer(columns)
     if isinstance(columns.get("test"), str) and columns["test"].strip() and columns.get("entry_point"):
-        return _of_code(columns["test"], "test", asked)  # beside it LeetCodeDataset has examples that are no input
+        return _tests_of_text(
+            columns["test"], "test", names
+        )  # beside it LeetCodeDataset has examples that are no input
     for name, value in (*((name, columns.get(name)) for name in COLUMNS), ("reward_model.ground_truth", truth)):
-        if found := _parsed(value, name, asked):
+        if found := _tests_of_column(value, name, names):
             return found
     if columns.get("test_list"):
         before = [*_texts(columns.get("test_imports"), "test_imports"), str(columns.get("test_setup_code") or "")]
         setup = "\n".join(line for line in before if line)
         codes = _texts(columns["test_list"], "test_list")
-        return [test for code in codes for test in _of_code(f"{setup}\n{code}", "test_list", asked)]
+        return [test for code in codes for test in _tests_of_text(f"{setup}\n{code}", "test_list", names)]
     if isinstance(columns.get("test"), str) and columns["test"].strip():
-        return _of_code(columns["test"], "test", asked)
-    return [test for name in GROUPS for test in _parsed(columns.get(name), name, asked)]
+        return _tests_of_text(columns["test"], "test", names)
+    return [test for name in GROUPS for test in _tests_of_column(columns.get(name), name, names)]
 
 
 def _check_one_answer(columns: Mapping[str, Any]) -> None:
@@ -263,18 +257,18 @@ def _check_one_answer(columns: Mapping[str, Any]) -> None:
         raise DataError("input_mode is 'file'; expected stdio: programs read standard input")
 
 
-def _parsed(value: Any, name: str, asked: _Asked) -> list[ProgramTest]:
+def _tests_of_column(value: Any, name: str, names: _RowNames) -> list[ProgramTest]:
     """The tests in one column; none if it is empty in any way."""
     if isinstance(value, str):
         value = _from_text(value, name)
     if value in (None, "", [], {}):
         return []
     if isinstance(value, Mapping):
-        return _of_lists(value, name, asked)
+        return _tests_of_lists(value, name, names)
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
-        return [test for one in value if one.strip() for test in _of_code(one, name, asked)]
+        return [test for one in value if one.strip() for test in _tests_of_text(one, name, names)]
     if isinstance(value, list) and all(isinstance(one, Mapping) for one in value):
-        return [_of_pair(one, f"{name}[{index}]", asked.function) for index, one in enumerate(value)]
+        return [_test_of_pair(one, f"{name}[{index}]", names.function) for index, one in enumerate(value)]
     raise DataError(f"{name} is {shown(value)}; expected inputs with outputs, or assertions")
 
 
@@ -297,17 +291,17 @@ def _from_text(text: str, name: str) -> Any:
         raise DataError(f"{name} is {shown(text)}; expected JSON or assertions") from error
 
 
-def _of_lists(value: Mapping[str, Any], name: str, asked: _Asked) -> list[ProgramTest]:
+def _tests_of_lists(value: Mapping[str, Any], name: str, names: _RowNames) -> list[ProgramTest]:
     """``{"inputs": [...], "outputs": [...]}`` and its relatives, or a text of tests under a key."""
-    function = str(value.get("fn_name") or value.get("function") or asked.function)
+    function = str(value.get("fn_name") or value.get("function") or names.function)
     if "test_cases" in value:
-        return _parsed(value["test_cases"], f"{name}.test_cases", replace(asked, function=function))
+        return _tests_of_column(value["test_cases"], f"{name}.test_cases", replace(names, function=function))
     inputs = value.get("inputs", value.get("input"))
     outputs = value.get("outputs", value.get("output"))
     if inputs is None and outputs is None:
         texts = {key: value[key] for key in TEXTS if value.get(key) not in (None, "", [], {})}
         if texts:
-            return [test for key, text in texts.items() for test in _parsed(text, f"{name}.{key}", asked)]
+            return [test for key, text in texts.items() for test in _tests_of_column(text, f"{name}.{key}", names)]
         if {"inputs", "outputs", "input", "output", *TEXTS} & value.keys():
             return []
     if not isinstance(inputs, list) or not isinstance(outputs, list):
@@ -315,10 +309,10 @@ def _of_lists(value: Mapping[str, Any], name: str, asked: _Asked) -> list[Progra
     if len(inputs) != len(outputs):
         raise DataError(f"{name} has {len(inputs)} inputs and {len(outputs)} outputs; expected an output for each")
     pairs = [{"input": given, "output": wanted} for given, wanted in zip(inputs, outputs, strict=True)]
-    return [_of_pair(pair, f"{name}[{index}]", function) for index, pair in enumerate(pairs)]
+    return [_test_of_pair(pair, f"{name}[{index}]", function) for index, pair in enumerate(pairs)]
 
 
-def _of_pair(pair: Mapping[str, Any], where: str, function: str) -> ProgramTest:
+def _test_of_pair(pair: Mapping[str, Any], where: str, function: str) -> ProgramTest:
     """One test with ``input`` and ``output``, or ``function``, ``arguments`` and ``expected``.
 
     DeepCoder names the function in the ``metadata`` of each test.
@@ -367,8 +361,8 @@ def _texts(value: Any, name: str) -> Sequence[str]:
     return value
 
 
-def _of_code(code: str, name: str, asked: _Asked) -> list[ProgramTest]:
-    return [ProgramTest(case=case) for case in cases_of_text(code, name, entry_point=asked.entry_point)]
+def _tests_of_text(code: str, name: str, names: _RowNames) -> list[ProgramTest]:
+    return [ProgramTest(case=case) for case in cases_of_text(code, name, entry_point=names.entry_point)]
 
 
 def _entry_point(columns: Mapping[str, Any], function: str) -> str:

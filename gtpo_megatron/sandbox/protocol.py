@@ -17,12 +17,13 @@ class Case:
     Attributes:
         stdin: text on its standard input; None: the program is loaded, and the attributes below say what to do with it.
         function: name of a function or of a method of its class ``Solution``, to be called.
-        arguments: of the call, as a JSON list.
-        kinds: of the call's arguments and of its result, where they are lists or trees of nodes, see
+        arguments: arguments of the call, a list as JSON.
+        kinds: kinds of the arguments and of the result, where they are lists or trees of nodes, see
             ``inside/nodes.py``; (): as the function's own annotations say.
-        is_exact: what the call returns is told for a comparison by ``==``, see ``inside/returned.py``.
+        is_exact: the result is written for a comparison by ``==``, see ``inside/returned.py``.
         code: tests in Python: what pytest collects in it, or else the text itself, such as assertions.
-        num_tests: in the code, as far as its text shows; pytest must then find one; 0: the code itself is the test.
+        num_tests: number of tests in the code, as far as its text shows; pytest must then find one; 0: the code itself
+            is the test.
         own: names of Python or of the prelude that mean the program's in these tests, such as ``sum`` where that is
             the function to be written.
     """
@@ -45,9 +46,9 @@ class Limits:
         case_s: seconds per case.
         total_s: seconds for all cases, without compiling.
         compile_s: seconds for the compiler.
-        memory_mib: address space.
-        output_bytes: written per case, to standard output and error together.
-        file_mib: size of a file, and of all its files together.
+        memory_mib: size of the address space.
+        output_bytes: bytes written per case, to standard output and error together.
+        file_mib: size of a file, and of all files together.
     """
 
     case_s: float = 5.0
@@ -64,9 +65,9 @@ class Job:
 
     Attributes:
         source: the program.
-        language: of the program; C++ has cases of standard input only.
-        cases: run in order; the first one that takes too long ends the job.
-        limits: of all cases.
+        language: language of the program; C++ has cases of standard input only.
+        cases: cases in order; the first one that takes too long ends the job.
+        limits: limits of all cases.
         before: Python that is run before the program, among its names; its lines are not counted.
         prelude: Python that binds the names which the program may use without an import; None: those of ``prelude.py``.
         modules: names and texts of modules that the program and its tests may import.
@@ -86,7 +87,7 @@ class TestResult:
     """Result of a test that pytest has collected.
 
     Attributes:
-        name: of the test, as ``CLASS::METHOD[PARAMETERS]``.
+        name: name of the test, ``CLASS::METHOD[PARAMETERS]``.
         status: how it ended.
         detail: the exception.
     """
@@ -105,7 +106,8 @@ class CaseResult:
         status: how it ended.
         output: standard output, or the returned value as JSON; bytes that are not UTF-8 are replaced.
         detail: the exception or the end of standard error.
-        tests: those that pytest has collected in the code, in order; none if it finds none, or they could not be run.
+        tests: results of the tests that pytest has collected in the code, in order; none if it finds none, or they
+            could not be run.
     """
 
     status: Status

@@ -257,19 +257,16 @@ def _remove(folder: str) -> None:
 def _as_bytes(job: Job) -> bytes:
     """A job for the server: two lengths, the job without the text of its tests, and that text."""
     texts = list(dict.fromkeys(case.code for case in job.cases if case.code))
-    places = {text: place for place, text in enumerate(texts)}
-    coded = [[places[case.code], case.num_tests > 0, case.own] for case in job.cases if case.code]
     cases: list[dict[str, Any]] = []
-    num_coded = 0
+    tests: list[tuple[int, bool, tuple[str, ...]]] = []
     for case in job.cases:
-        plain: dict[str, Any] = {"stdin": case.stdin, "function": case.function, "arguments": case.arguments}
-        plain |= {"kinds": case.kinds, "is_exact": case.is_exact}
-        cases.append(plain | {"is_call": bool(case.function), "place": num_coded})
-        num_coded += bool(case.code)
+        fields = {name: getattr(case, name) for name in ("stdin", "function", "arguments", "kinds", "is_exact")}
+        cases.append(fields | {"place": len(tests)})
+        if case.code:
+            tests.append((texts.index(case.code), case.num_tests > 0, case.own))
     program = {"source": job.source, "language": job.language, "before": job.before, "prelude": job.prelude}
-    program_and_cases = program | {"modules": dict(job.modules), "cases": cases} | asdict(job.limits)
-    parts = [json.dumps(program_and_cases).encode()]
-    parts.append(json.dumps({"texts": texts, "cases": coded}).encode() if coded else b"")
+    seen = program | {"modules": dict(job.modules), "cases": cases} | asdict(job.limits)
+    parts = [json.dumps(seen).encode(), json.dumps({"texts": texts, "cases": tests}).encode() if tests else b""]
     return b"".join([*(len(part).to_bytes(8, "big") for part in parts), *parts])
 
 

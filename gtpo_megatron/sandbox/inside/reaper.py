@@ -148,4 +148,4 @@ class Reaper:
 
 def _kind(case):
     """Whether a case is one of standard input, a call, or tests in Python."""
-    return "input" if case["stdin"] is not None else "call" if case["is_call"] else "tests"
+    return "input" if case["stdin"] is not None else "call" if case["function"] else "tests"

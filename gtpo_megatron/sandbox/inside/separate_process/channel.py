@@ -27,12 +27,12 @@ class ObjectChannel(Encoding, OperatorRules):
     Args:
         reading: descriptor.
         writing: descriptor.
-        is_guarded: the other side is not trusted: of what it was given it may call functions, and read and write
-            attributes of objects that have no underscore in front.
+        is_tests_side: this side has the tests, and does not trust the other: of what that was given it may call
+            functions, and read and write attributes that have no underscore in front.
     """
 
-    def __init__(self, reading, writing, *, is_guarded):
-        Encoding.__init__(self, SharedCollections(self), is_guarded=is_guarded)
+    def __init__(self, reading, writing, *, is_tests_side):
+        Encoding.__init__(self, SharedCollections(self), is_tests_side=is_tests_side)
         OperatorRules.__init__(self)
         self.reading, self.writing = reading, writing
         self.buffer = bytearray()
@@ -69,7 +69,7 @@ class ObjectChannel(Encoding, OperatorRules):
             message = None
         if not isinstance(message, dict):
             raise EndedError(INTRUDED)
-        if self.is_guarded and isinstance(printed := message.get("printed"), dict):
+        if self.is_tests_side and isinstance(printed := message.get("printed"), dict):
             sys.stdout.write(str(printed.get("stdout", "")))
             sys.stderr.write(str(printed.get("stderr", "")))
         self.shared.take_from(message)
@@ -90,7 +90,7 @@ class ObjectChannel(Encoding, OperatorRules):
         message = {"op": op, "of": of, "name": name, "args": self.encode(list(args), memo)}
         if kwargs:
             message["kwargs"] = self.encode(dict(kwargs), memo)
-        if self.is_guarded and op in SHARING:
+        if self.is_tests_side and op in SHARING:
             message["share"] = self.shared.begun()
         self.send(message)
         while "op" in (answer := self.receive()):
@@ -113,7 +113,7 @@ class ObjectChannel(Encoding, OperatorRules):
             kwargs = self.decode(message["kwargs"], memo) if "kwargs" in message else {}
             memo.watch()
             answer["ok"] = self.encode(self._served(message, args, kwargs), memo)
-            if not self.is_guarded and "share" in message:
+            if not self.is_tests_side and "share" in message:
                 self.shared.add(message["share"], memo)
         except EndedError:
             raise
@@ -127,6 +127,6 @@ class ObjectChannel(Encoding, OperatorRules):
         if op in self.served:
             return self.served[op](name, *args)
         it = self.mine[message["of"]]
-        if self.is_guarded:
+        if self.is_tests_side:
             check_allowed(op, name, it, args)
         return OPERATIONS[op](it, name, args, kwargs)

@@ -55,11 +55,11 @@ class Encoding:
 
     Args:
         shared: collections that both sides keep alike.
-        is_guarded: the other side is not trusted.
+        is_tests_side: this side has the tests, and does not trust the other.
     """
 
-    def __init__(self, shared, *, is_guarded):
-        self.shared, self.is_guarded = shared, is_guarded
+    def __init__(self, shared, *, is_tests_side):
+        self.shared, self.is_tests_side = shared, is_tests_side
         self.mine, self.keys, self.described = {}, {}, set()
         self.classes, self.theirs = {}, weakref.WeakValueDictionary()
         self.raised_here, self.raised_there = {}, {}
@@ -70,14 +70,14 @@ class Encoding:
             "slice": lambda given, memo: slice(*(self.decode(one, memo) for one in given["v"])),
             "type": lambda given, _: builtin_type(given["v"]),
             "class": lambda given, _: self._remote_class(given["c"]),
-            "module": lambda given, _: stdlib_module(given["v"], may_import=not is_guarded),
+            "module": lambda given, _: stdlib_module(given["v"], may_import=not is_tests_side),
             "error": lambda given, _: self._error(given["v"]),
             "array": lambda given, _: array_of(given),
             "scalar": lambda given, _: array_of(given)[()],
             "mine": lambda given, _: self._remote(given),
             "shared": lambda given, _: shared.at(given["v"]),
         }
-        if not is_guarded:
+        if not is_tests_side:
             self.makers["was"] = lambda given, _: shared.was[given["v"][0]][given["v"][1]]
             self.makers["place"] = lambda given, _: getattr(
                 stdlib_module(given["v"][0], may_import=True), given["v"][1]
@@ -140,14 +140,14 @@ class Encoding:
         if isinstance(value, type):
             if is_builtin(value):
                 return {"t": "type", "v": value.__name__}
-            if self.is_guarded and (place := place_of(value)):
+            if self.is_tests_side and (place := place_of(value)):
                 return {"t": "place", "v": place}
             return {"t": "class", "c": self._described(value)}
         if isinstance(value, types.ModuleType):
             return {"t": "module", "v": value.__name__}
         if isinstance(value, BaseException):
             return {"t": "error", "v": self._described_error(value)}
-        if self.is_guarded and callable(value) and (place := place_of(value)):
+        if self.is_tests_side and callable(value) and (place := place_of(value)):
             return {"t": "place", "v": place}
         return None
 
@@ -250,7 +250,7 @@ class Encoding:
         bases = [self._remote_class(one) if isinstance(one, dict) else builtin_type(one) for one in given["bases"]]
         errors = [one for one in bases if issubclass(one, BaseException)]
         name = str(given["name"])
-        if errors and (known := known_error(given, may_import=not self.is_guarded)):
+        if errors and (known := known_error(given, may_import=not self.is_tests_side)):
             made = known
         elif errors:
             made = type(
@@ -274,7 +274,7 @@ class Encoding:
     # ----------------------------------------------------------------------------------------------------- exceptions
 
     def _described_error(self, error):
-        if not self.is_guarded and getattr(error, "_token", None) is not None:
+        if not self.is_tests_side and getattr(error, "_token", None) is not None:
             return {"token": error._token}
         kind = type(error)
         try:
@@ -283,18 +283,18 @@ class Encoding:
             text, args = "", []
         line = (lines_in(PROGRAM, error) or [getattr(error, "program_line", 0)])[-1]
         said = {"text": text, "args": args, "of": self.export(error), "line": line}
-        if self.is_guarded:
+        if self.is_tests_side:
             self.raised_here[said["of"]] = error
             said["token"] = said["of"]
         return said | ({"type": kind.__name__} if is_builtin(kind) else {"class": self._described(kind)})
 
     def _error(self, given):
-        if self.is_guarded and "token" in given:
+        if self.is_tests_side and "token" in given:
             return self.raised_here[given["token"]]
         kind = builtin_type(given["type"]) if "type" in given else self._remote_class(given["class"])
         if not issubclass(kind, BaseException):
             raise EndedError(INTRUDED)
-        if self.is_guarded and issubclass(kind, SystemExit):
+        if self.is_tests_side and issubclass(kind, SystemExit):
             kind = ProgramExit
         args = self.decode(given["args"], Memo())
         try:
@@ -308,8 +308,8 @@ class Encoding:
                 if not args and given["text"]:
                     error.args = (given["text"],)
             error.program_line = given.get("line", 0)
-            if not self.is_guarded:
+            if not self.is_tests_side:
                 error._token = given.get("token")
-        if self.is_guarded:
+        if self.is_tests_side:
             self.raised_there[id(error)] = error  # which keeps its number its own
         return error

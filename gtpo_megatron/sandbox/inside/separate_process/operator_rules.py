@@ -58,7 +58,7 @@ class OperatorRules:
             return self._made(found, type(remote)) if name in ARITHMETIC | CONVERSIONS else found
         if name == "__call__":
             return self.call(remote._number, args, kwargs)
-        has_value = self.is_guarded and any(not is_remote(one) for one in args)
+        has_value = self.is_tests_side and any(not is_remote(one) for one in args)
         if has_value and (name in ORDER or name in ARITHMETIC):
             plain = self.plain(remote)
             if plain is not remote:

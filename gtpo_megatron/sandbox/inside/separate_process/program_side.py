@@ -31,7 +31,7 @@ def serve(codes, supplied, reading, writing):
     """
     fresh_main()
     prepare()
-    channel = ObjectChannel(reading, writing, is_guarded=False)
+    channel = ObjectChannel(reading, writing, is_tests_side=False)
     printed = {"stdout": Printed(1), "stderr": Printed(2)}
     channel.printed = lambda: {name: text for name, one in printed.items() if (text := one.taken())}
     vars(builtins).update(supplied)

@@ -127,7 +127,7 @@ def run_tests(cases, reading, writing, *, imports, supplied, report, session):
         report: see :class:`.runner.TestRunner`.
         session: likewise.
     """
-    channel = ObjectChannel(reading, writing, is_guarded=True)
+    channel = ObjectChannel(reading, writing, is_tests_side=True)
     program = RemoteProgram(channel, imports, supplied, *names_used(cases))
     try:
         failure = program.wait_until_loaded()

@@ -16,10 +16,10 @@ MAX_ELEMENTS = 10_000
 
 
 class SharedCollections:
-    """What one side remembers.
+    """The collections that one side remembers.
 
     Args:
-        channel: see :class:`.channel.ObjectChannel`; its guarded side says what both forget.
+        channel: see :class:`.channel.ObjectChannel`; the tests' side says what both forget.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class SharedCollections:
             return
         self.memos[number] = memo
         self._watch(number)
-        if self.channel.is_guarded:
+        if self.channel.is_tests_side:
             self.sizes[number] = sum(map(len, memo.objects.values()))
             if self.sizes[number] > MAX_ELEMENTS:
                 self._drop(number)
@@ -77,7 +77,7 @@ class SharedCollections:
 
     def take_from(self, message):
         """Changes what the other side has changed."""
-        if not self.channel.is_guarded:
+        if not self.channel.is_tests_side:
             for number in message.get("dropped", ()):
                 if number in self.memos:
                     self._drop(number)
@@ -127,7 +127,7 @@ class SharedCollections:
         for value in self.memos.pop(number).objects.values():
             self.places.pop(id(value), None)
         del self.before[number]
-        if self.channel.is_guarded:
+        if self.channel.is_tests_side:
             del self.sizes[number]
             self.dropped.append(number)
 

@@ -13,7 +13,8 @@ from gtpo_megatron.sandbox.inside.special_methods import is_dunder
 from gtpo_megatron.sandbox.inside.static_check import allowlist
 from gtpo_megatron.sandbox.inside.static_check.allowlist import NotAllowed
 from gtpo_megatron.sandbox.inside.static_check.classes import Classes
-from gtpo_megatron.sandbox.inside.static_check.scopes import Scopes, bindings
+from gtpo_megatron.sandbox.inside.static_check.meanings import Meanings
+from gtpo_megatron.sandbox.inside.static_check.scopes import bindings
 
 
 class Checked:
@@ -41,7 +42,7 @@ def checked(texts, is_named, origins):
     try:
         trees = [ast.parse(text) for text in texts]
         program = ProgramCheck(trees, is_named, origins)
-        return Checked(program.reason(), imports_at_top(trees), program.scopes.of_module)
+        return Checked(program.reason(), imports_at_top(trees), program.names.scopes.of_module)
     except RecursionError:
         return Checked("it is nested too deeply")
 
@@ -63,7 +64,7 @@ def imports_at_top(trees):
 
 
 class ProgramCheck:
-    """The nodes of a program, and what its names mean.
+    """Looks at every node of a program.
 
     Args:
         trees: of the texts.
@@ -72,95 +73,26 @@ class ProgramCheck:
     """
 
     def __init__(self, trees, is_named, origins):
-        self.origins = origins
         statements = [one for tree in trees for one in tree.body if not _is_main(one)]
-        self.nodes = [node for statement in statements for node in ast.walk(statement)]
-        self.parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
-        self.scopes = Scopes(self.nodes, self.parents)
-        self.modules, self.imported, self.bound = {}, {}, {}
-        for node in self.nodes:
-            for name in bindings(node):
-                self.bound[name] = self.bound.get(name, 0) + 1
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                self._take_import(node)
-            if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
-                for name in allowlist.starred(node.module):
-                    self.bound[name] = self.bound.get(name, 0) + 1
+        self.names = Meanings(statements, origins)
         self.annotations = set(self._annotations())
         self.is_dispatching = self._dispatches()
-        self.classes = Classes(self, statements, is_named)
+        self.classes = Classes(self.names, statements, is_named)
 
     def reason(self):
         """The first reason for a process of its own; "" if there is none."""
-        for node in self.nodes:
+        for node in self.names.nodes:
             try:
                 self._look_at(node)
             except NotAllowed as reason:
                 return f"{reason} (line {getattr(node, 'lineno', 0)})"
         return ""
 
-    # ----------------------------------------------------------------------------------------------------------- names
-
-    def _take_import(self, node):
-        for alias in node.names:
-            bound = alias.asname or alias.name
-            if isinstance(node, ast.Import):
-                first = alias.name.partition(".")[0]
-                self.modules[alias.asname or first] = alias.name if alias.asname else first
-            elif alias.name == "*":
-                self.imported |= {name: (node.module, name) for name in allowlist.starred(node.module)}
-            elif allowlist.is_listed(place := f"{node.module}.{alias.name}"):
-                self.modules[bound] = place
-            else:
-                self.imported[bound] = (node.module, alias.name)
-
-    def module_of(self, node):
-        """The dotted name of the module that an expression is, or ""."""
-        if isinstance(node, ast.Name):
-            if node.id in self.modules:
-                return self.modules[node.id]
-            origin = self.origins.get(node.id) if self.scopes.is_supplied(node) else None
-            return origin[0] if origin and not origin[1] else ""
-        if isinstance(node, ast.Attribute) and (before := self.module_of(node.value)):
-            place = f"{before}.{node.attr}"
-            return place if allowlist.is_listed(place) else ""
-        return ""
-
-    def meaning(self, node):
-        """Module and name of what an expression has of a module, ``("builtins", name)``, or None."""
-        if isinstance(node, ast.Attribute):
-            module = self.module_of(node.value)
-            return (module, node.attr) if module else None
-        if not isinstance(node, ast.Name):
-            return None
-        if node.id in self.imported:
-            return self.imported[node.id]
-        if node.id in allowlist.BUILTINS and (node.id in allowlist.LOOKED_AT or self.scopes.is_supplied(node)):
-            return ("builtins", node.id) if self.scopes.is_global(node) else None
-        return self.origins.get(node.id) if self.scopes.is_supplied(node) else None
-
-    def named(self, node):
-        """The name of what an expression has of a module or of Python, or ""."""
-        meaning = self.meaning(node)
-        return meaning[1] if meaning else ""
-
-    def is_python(self, node, *names):
-        """Whether an expression is one of these names of Python's own."""
-        meaning = self.meaning(node)
-        return meaning is not None and meaning[0] == "builtins" and meaning[1] in names
-
-    def called_by(self, node):
-        """The call of which an expression is the function, or None."""
-        parent = self.parents.get(node)
-        return parent if isinstance(parent, ast.Call) and parent.func is node else None
-
     def _annotations(self):
-        for node in self.nodes:
+        for node in self.names.nodes:
             for part in (getattr(node, "annotation", None), getattr(node, "returns", None)):
                 if isinstance(part, ast.AST):
                     yield from ast.walk(part)
-
-    # ----------------------------------------------------------------------------------------------------------- nodes
 
     def _look_at(self, node):
         """Raises NotAllowed for what a node does that is not to be seen, or not allowed."""
@@ -194,28 +126,28 @@ class ProgramCheck:
                 raise NotAllowed(f"it imports {alias.name} of {node.module}")
 
     def _name(self, node):
-        name, parent = node.id, self.parents.get(node)
+        name, parent = node.id, self.names.parents.get(node)
         if not isinstance(node.ctx, ast.Load):
             return
         self._check_dispatched(node)
         if is_dunder(name) and name not in allowlist.READABLE and not self.classes.is_renamed(node):
             raise NotAllowed(f"it uses {name}")
-        if name in allowlist.NEVER and self.scopes.is_global(node):
+        if name in allowlist.NEVER and self.names.scopes.is_global(node):
             raise NotAllowed(f"it uses {name}")
-        if self.module_of(node):
+        if self.names.module_of(node):
             if not (isinstance(parent, ast.Attribute) and isinstance(parent.ctx, ast.Load)):
                 raise NotAllowed(f"it uses the module {name} as a value")
             return
-        meaning = self.meaning(node)
+        meaning = self.names.meaning(node)
         if meaning == ("builtins", name):
             self._builtin(node, name)
         elif meaning:
             self._of_module(node, *meaning)
 
     def _builtin(self, node, name):
-        if name in (*allowlist.BY_NAME, "super", "vars") and not self.called_by(node):
+        if name in (*allowlist.BY_NAME, "super", "vars") and not self.names.called_by(node):
             raise NotAllowed(f"it uses {name} as a value")
-        is_asked = self.called_by(node) or self._is_compared(node)
+        is_asked = self.names.called_by(node) or self._is_compared(node)
         if name == "type" and not is_asked:
             raise NotAllowed("it uses type as a value")
 
@@ -225,14 +157,14 @@ class ProgramCheck:
             raise NotAllowed(f"it uses {module}.{name}")
         if name in allowlist.ENUMS and not self._is_class_use(node):
             raise NotAllowed(f"it uses {name} otherwise than as a base")
-        if name == "seed" and self.scopes.is_in_function(node):
+        if name == "seed" and self.names.scopes.is_in_function(node):
             raise NotAllowed("it seeds what its tests draw from")
-        parent = self.parents.get(node)
+        parent = self.names.parents.get(node)
         if name in allowlist.METACLASSES:
             if not (isinstance(parent, ast.keyword) and parent.arg == "metaclass" and name == "ABCMeta"):
                 raise NotAllowed(f"it uses {name} as a value")
         elif name in allowlist.CALLED_ONLY:
-            self._check_called(self.called_by(node), name)
+            self._check_called(self.names.called_by(node), name)
 
     def _check_called(self, call, name):
         """``wraps(f)`` as a decorator, ``attrgetter("x")``, ``SimpleNamespace(x=1)``: what they do is to be seen."""
@@ -248,29 +180,29 @@ class ProgramCheck:
 
     def _decorates(self, call):
         """Whether a call is the decorator of a function."""
-        owner = self.parents.get(call)
+        owner = self.names.parents.get(call)
         return isinstance(owner, ast.FunctionDef | ast.AsyncFunctionDef) and call in owner.decorator_list
 
     def _is_class_use(self, node):
         """Whether a class is used as a base, in an annotation or asked for by isinstance."""
-        parent = self.parents.get(node)
+        parent = self.names.parents.get(node)
         is_base = isinstance(parent, ast.ClassDef) and node in parent.bases
         return is_base or self._is_asked_for(node)
 
     def _is_asked_for(self, node):
-        parent = self.parents.get(node)
+        parent = self.names.parents.get(node)
         if isinstance(parent, ast.Tuple):
-            node, parent = parent, self.parents.get(parent)
-        is_asking = isinstance(parent, ast.Call) and self.is_python(parent.func, "isinstance", "issubclass")
+            node, parent = parent, self.names.parents.get(parent)
+        is_asking = isinstance(parent, ast.Call) and self.names.is_python(parent.func, "isinstance", "issubclass")
         return is_asking and node in parent.args[1:]
 
     def _is_compared(self, node):
-        return isinstance(self.parents.get(node), ast.Compare) or self._is_asked_for(node)
+        return isinstance(self.names.parents.get(node), ast.Compare) or self._is_asked_for(node)
 
     # ------------------------------------------------------------------------------------------------------ attributes
 
     def _attribute(self, node):
-        name, module = node.attr, self.module_of(node.value)
+        name, module = node.attr, self.names.module_of(node.value)
         if not isinstance(node.ctx, ast.Load):
             self._check_store(node, module)
         if module:
@@ -281,7 +213,7 @@ class ProgramCheck:
             return  # of its own objects, which is looked at when it runs
         elif name == "__class__":
             self._check_class_use(node)
-        elif is_dunder(name) and (_is_super(node.value) or self.is_python(node.value, "object")):
+        elif is_dunder(name) and (_is_super(node.value) or self.names.is_python(node.value, "object")):
             self._check_inherited(node, name)
         else:
             self.check_attribute(name)
@@ -290,14 +222,14 @@ class ProgramCheck:
         root = node.value
         while isinstance(root, ast.Attribute):
             root = root.value
-        if module or (isinstance(root, ast.Name) and (root.id in self.modules or root.id in self.imported)):
+        if module or (isinstance(root, ast.Name) and (root.id in self.names.modules or root.id in self.names.imported)):
             raise NotAllowed(f"it changes {ast.unparse(node)}")
         self.check_attribute(node.attr, is_set=True)
 
     def _check_format(self, node):
         """``"...".format`` of a text that can be seen, whose fields read no attribute that a program may not."""
         text = node.value.value if isinstance(node.value, ast.Constant) else None
-        if not isinstance(text, str) or self.called_by(node) is None:
+        if not isinstance(text, str) or self.names.called_by(node) is None:
             raise NotAllowed("it calls format of a text that cannot be seen")
         for part in re.findall(r"[.\[]\s*(\w+)", text):
             if part.startswith("_"):
@@ -305,15 +237,15 @@ class ProgramCheck:
             self.check_attribute(part)
 
     def _attribute_of_module(self, node, module):
-        parent = self.parents.get(node)
-        if not self.module_of(node):
+        parent = self.names.parents.get(node)
+        if not self.names.module_of(node):
             self._of_module(node, module, node.attr)
         elif not (isinstance(parent, ast.Attribute) and isinstance(parent.ctx, ast.Load)):
             raise NotAllowed(f"it uses the module {ast.unparse(node)} as a value")
 
     def _check_inherited(self, node, name):
         """``super().__init__()``, ``object.__setattr__(self, "x", value)`` with a name that can be seen."""
-        call = self.called_by(node)
+        call = self.names.called_by(node)
         if call is None or name not in allowlist.INHERITED:
             raise NotAllowed(f"it uses {ast.unparse(node)}")
         if name in ("__setattr__", "__delattr__"):
@@ -325,7 +257,7 @@ class ProgramCheck:
             raise NotAllowed(f"it uses the attribute {name}")
         if is_set and (is_dunder(name) or name in allowlist.CHECKS or name in self.classes.of_values):
             raise NotAllowed(f"it sets {name}")
-        if name == "register" and self.classes.may_register(self.modules.values(), self.imported.values()):
+        if name == "register" and self.classes.may_register():
             raise NotAllowed("it may register what is an instance of what")
 
     def _check_name_given(self, call, at, *, is_set):
@@ -354,27 +286,29 @@ class ProgramCheck:
         is_one = len(node.args) == 1 and not node.keywords and not isinstance(node.args[0], ast.Starred)
         if own is not None and not is_one and self.classes.family(own) & set(allowlist.ENUMS):
             raise NotAllowed("it may make a class by a call of an enumeration")
-        if self.is_python(node.func, *allowlist.BY_NAME):  # what they are given is looked at when it runs
+        if self.names.is_python(node.func, *allowlist.BY_NAME):  # what they are given is looked at when it runs
             if any(isinstance(one, ast.Starred) for one in node.args) or node.keywords or len(node.args) < 2:
                 raise NotAllowed(f"it calls {node.func.id} with more than can be seen")
-        elif self.is_python(node.func, "vars"):
+        elif self.names.is_python(node.func, "vars"):
             if len(node.args) != 1 or isinstance(node.args[0], ast.Starred):
                 raise NotAllowed("it asks for the names of where it is")
-        elif self.is_python(node.func, "type"):
+        elif self.names.is_python(node.func, "type"):
             if len(node.args) != 1 or node.keywords or isinstance(node.args[0], ast.Starred):
                 raise NotAllowed("it makes a class by type")
             self._check_class_use(node)
 
     def _check_class_use(self, node):
         """``type(x)`` and ``x.__class__`` are asked for an attribute, compared, printed, or called as the class."""
-        parent, call = self.parents.get(node), self.called_by(node)
+        parent, call = self.names.parents.get(node), self.names.called_by(node)
         if call is not None:
             is_starred = any(isinstance(one, ast.Starred) for one in call.args)
             if len(call.args) == 3 or is_starred or any(one.arg is None for one in call.keywords):
                 raise NotAllowed("it may make a class by a call of a class")
             return
         is_read = isinstance(parent, ast.Attribute) and isinstance(parent.ctx, ast.Load)
-        is_printed = isinstance(parent, ast.Call) and self.is_python(parent.func, "print", "str", "repr", "hash", "id")
+        is_printed = isinstance(parent, ast.Call) and self.names.is_python(
+            parent.func, "print", "str", "repr", "hash", "id"
+        )
         if not (is_read or is_printed or self._is_compared(node) or isinstance(parent, ast.FormattedValue)):
             raise NotAllowed("it keeps the class of an object")
 
@@ -396,13 +330,13 @@ class ProgramCheck:
     def _check_dispatched(self, node):
         """Annotations are evaluated where functions are chosen by them: they must be classes, not texts by a name."""
         if isinstance(node, ast.Name) and node in self.annotations and self.is_dispatching:
-            is_known = node.id in self.classes.by_name or self.meaning(node) is not None
+            is_known = node.id in self.classes.by_name or self.names.meaning(node) is not None
             if not is_known:
                 raise NotAllowed(f"it dispatches by {node.id}")
 
     def _dispatches(self):
-        return any(name.startswith("singledispatch") for _, name in self.imported.values()) or any(
-            isinstance(one, ast.Attribute) and one.attr.startswith("singledispatch") for one in self.nodes
+        return any(name.startswith("singledispatch") for _, name in self.names.imported.values()) or any(
+            isinstance(one, ast.Attribute) and one.attr.startswith("singledispatch") for one in self.names.nodes
         )
 
     def _pattern(self, node):

@@ -14,18 +14,18 @@ from gtpo_megatron.sandbox.inside.static_check.scopes import bindings
 
 
 class Classes:
-    """The classes of a program.
+    """The classes of a names.
 
     Args:
-        program: the check of all of it.
+        names: meanings of its names.
         statements: of its module.
         is_named: tells whether the tests may name something.
     """
 
-    def __init__(self, program, statements, is_named):
-        self.program, self.is_named, self.top = program, is_named, set(statements)
-        self.by_name = {node.name: node for node in program.nodes if isinstance(node, ast.ClassDef)}
-        self.attributes = {node.attr for node in program.nodes if isinstance(node, ast.Attribute)}
+    def __init__(self, names, statements, is_named):
+        self.names, self.is_named, self.top = names, is_named, set(statements)
+        self.by_name = {node.name: node for node in names.nodes if isinstance(node, ast.ClassDef)}
+        self.attributes = {node.attr for node in names.nodes if isinstance(node, ast.Attribute)}
         self.methods = {one.name for kind in self.by_name.values() for one in kind.body if hasattr(one, "name")}
         self.of_values = {name for kind in self.by_name.values() for one in self.value_kinds(kind) for name in dir(one)}
 
@@ -33,27 +33,29 @@ class Classes:
 
     def is_method(self, node, name):
         """Whether a dunder name is a method of a class, or another name for one (``__radd__ = __add__``)."""
-        owner = self.program.parents.get(node)
+        owner = self.names.parents.get(node)
         is_known = name in allowlist.DEFINED or name in allowlist.BINARY
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             return isinstance(owner, ast.ClassDef) and is_known
         if not (isinstance(node, ast.Name) and isinstance(owner, ast.Assign) and isinstance(owner.value, ast.Name)):
             return False
-        body, meant = self.program.parents.get(owner), owner.value.id
+        body, meant = self.names.parents.get(owner), owner.value.id
         methods = {one.name for one in getattr(body, "body", []) if isinstance(one, ast.FunctionDef)}
         return isinstance(body, ast.ClassDef) and meant in methods and _is_renaming(name, meant)
 
     def is_renamed(self, node):
         """Whether a dunder name is read to give a method another name."""
-        parent = self.program.parents.get(node)
+        parent = self.names.parents.get(node)
         return isinstance(parent, ast.Assign) and all(
             isinstance(one, ast.Name) and self.is_method(one, one.id) for one in parent.targets
         )
 
-    def may_register(self, modules, imported):
+    def may_register(self):
         """Whether a program has hold of classes that take others in by ``register``."""
-        used = {*modules, *(module for module, name in imported if module != "typing" or _is_abstract(name))}
-        names = {node.id for node in self.program.nodes if isinstance(node, ast.Name)}
+        imported = self.names.imported.values()
+        used = {module for module, name in imported if module != "typing" or _is_abstract(name)}
+        used.update(self.names.modules.values())
+        names = {node.id for node in self.names.nodes if isinstance(node, ast.Name)}
         return (
             bool(used & set(allowlist.OF_REGISTRIES))
             or any(_is_abstract(name) for name in names)
@@ -70,7 +72,7 @@ class Classes:
     def look_at(self, kind):
         """Raises NotAllowed for a class that is made of what is not known, or whose objects may answer as they like."""
         for one in kind.keywords:
-            if one.arg is None or (one.arg == "metaclass" and self.program.named(one.value) != "ABCMeta"):
+            if one.arg is None or (one.arg == "metaclass" and self.names.named(one.value) != "ABCMeta"):
                 raise NotAllowed(f"it has a metaclass for {kind.name}")
         for base in kind.bases:
             if not self._is_known(base.value if isinstance(base, ast.Subscript) else base):
@@ -89,13 +91,13 @@ class Classes:
 
     def _is_known(self, base):
         """Whether a class may be made of a base."""
-        program = self.program
+        names = self.names
         if isinstance(base, ast.Call):
-            return program.named(base.func) in allowlist.TUPLES
-        own = base.id if isinstance(base, ast.Name) and program.bound.get(base.id) == 1 else ""
+            return names.named(base.func) in allowlist.TUPLES
+        own = base.id if isinstance(base, ast.Name) and names.bound.get(base.id) == 1 else ""
         if own in self.by_name or self._is_named_tuple(own):
             return True
-        module, name = program.meaning(base) or ("", "")
+        module, name = names.meaning(base) or ("", "")
         if module == "builtins":
             kind = getattr(allowlist.builtins, name)
             is_value = kind in allowlist.VALUES and kind not in (type, BaseException)
@@ -108,14 +110,14 @@ class Classes:
 
     def _is_named_tuple(self, name):
         """Whether a name is bound once, to a named tuple."""
-        if self.program.bound.get(name) != 1:
+        if self.names.bound.get(name) != 1:
             return False
         found = [
             node.value
-            for node in self.program.nodes
+            for node in self.names.nodes
             if isinstance(node, ast.Assign) and any(getattr(target, "id", "") == name for target in node.targets)
         ]
-        return bool(found) and isinstance(found[0], ast.Call) and self.program.named(found[0].func) in allowlist.TUPLES
+        return bool(found) and isinstance(found[0], ast.Call) and self.names.named(found[0].func) in allowlist.TUPLES
 
     def family(self, kind, seen=()):
         """The names of all bases of a class, as far as the program shows them."""
@@ -128,7 +130,7 @@ class Classes:
             elif name in self.by_name:
                 found |= {name} if name in seen else {name} | self.family(self.by_name[name], (*seen, name))
             else:
-                found.add(self.program.named(base))
+                found.add(self.names.named(base))
         return found
 
     def value_kinds(self, kind):
@@ -151,11 +153,11 @@ class Classes:
         if is_class_of(node, this):
             return True
         kind = self.by_name.get(getattr(node, "id", ""))
-        if kind is None or kind not in self.top or self.program.bound.get(kind.name) != 1:
+        if kind is None or kind not in self.top or self.names.bound.get(kind.name) != 1:
             return False
         decorators = [one.func if isinstance(one, ast.Call) else one for one in kind.decorator_list]
         return (
-            all(self.program.named(one) in allowlist.KEEPING for one in decorators)
+            all(self.names.named(one) in allowlist.KEEPING for one in decorators)
             and not any(isinstance(one, ast.Call) and one.args for one in kind.decorator_list)
             and "Protocol" not in self.family(kind)
             and not ("register" in self.attributes and self.is_registry(kind))

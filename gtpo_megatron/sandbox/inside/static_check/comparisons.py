@@ -23,7 +23,7 @@ def is_honest(classes, kind, method):
     """Whether a method has one of the forms of :class:`BinaryMethod`.
 
     Args:
-        classes: of the program.
+        classes: of the names.
         kind: class of the method.
         method: its definition.
     """
@@ -37,7 +37,7 @@ def is_honest(classes, kind, method):
     bound = {name for one in inner for name in bindings(one)}
     if bound & set(names) or any(isinstance(one, SCOPED) for one in inner):
         return False
-    if {"isinstance", "type", "NotImplemented"} & classes.program.bound.keys():
+    if {"isinstance", "type", "NotImplemented"} & classes.names.bound.keys():
         return False
     body = [one for one in method.body if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))]
     form = BinaryMethod(classes, kind, method.name, *names)
@@ -50,7 +50,7 @@ class BinaryMethod:
     """A method that knows another object, and the forms in which it is honest with values.
 
     Args:
-        classes: of the program.
+        classes: of the names.
         kind: class of the method.
         method: its name.
         this: name of the parameter for the object.

@@ -83,7 +83,7 @@ class Scopes:
         return at
 
 
-def bindings(node):
+def bindings(node: ast.AST) -> list[str]:
     """The names that a node binds itself."""
     if isinstance(node, ast.Name):
         return [node.id] if not isinstance(node.ctx, ast.Load) else []
@@ -99,4 +99,4 @@ def bindings(node):
         return [node.rest] if node.rest else []
     if isinstance(node, ast.Global | ast.Nonlocal):
         return list(node.names)
-    return [node.name] if type(node).__name__ in ("TypeVar", "ParamSpec", "TypeVarTuple") else []
+    return [getattr(node, "name")] if type(node).__name__ in ("TypeVar", "ParamSpec", "TypeVarTuple") else []  # noqa: B009

@@ -22,6 +22,7 @@ def prepare(settings):
     settings["session"] = pytest_session.prepared(settings["folder"])
     allowlist.prepare()
     settings["origins"] = prelude.origins(settings["supplied"])
+    settings["for_tests"] = prelude.for_tests(settings["supplied"])
     settings["is_frozen"] = local_program.freeze()
 
 
@@ -40,18 +41,19 @@ class TestProcesses:
     def __init__(self, reaper):
         self.reaper, settings = reaper, reaper.settings
         self.texts = {"stub.py": reaper.job["before"], "program.py": reaper.job["source"]}
-        is_usual = reaper.job["prelude"] is None
-        known = settings["origins"] if is_usual else prelude.origins(reaper.supplied)
+        is_usual, supplied = reaper.job["prelude"] is None, reaper.supplied
+        known = settings["origins"] if is_usual else prelude.origins(supplied)
+        for_tests = settings["for_tests"] if is_usual else prelude.for_tests(supplied)
         self.checked = check.checked(list(self.texts.values()), lambda name: name.encode() in reaper.tests, known)
         self.reason = self.checked.reason if settings["is_frozen"] else "its interpreter cannot be frozen"
-        self.tools = {"supplied": prelude.for_tests(reaper.supplied), "session": settings["session"]}
+        self.tools = {"supplied": for_tests, "session": settings["session"]}
 
     def results(self, cases):
         """The results of a run of cases; a program that has ended is begun anew behind the test in which it did."""
         progress = Progress(len(cases))
         while left := progress.unfinished():
             seen = self._seen(cases, left)
-            if reason := next((str(one["reaches"]) for one in seen.reports if "reaches" in one), ""):
+            if reason := next((str(one["not_allowed"]) for one in seen.reports if "not_allowed" in one), ""):
                 self.reason, progress = reason, Progress(len(cases))
                 continue
             progress.take(seen.reports, seen.status, seen.detail)
