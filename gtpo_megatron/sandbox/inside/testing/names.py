@@ -84,11 +84,13 @@ class TestedProgram:
     def hides(self, names, own):
         """Says which names ``from solution import *`` does not give to a text of tests.
 
+        Those of the prelude are among them: tests get them, or what the program has in their place, as they use them.
+
         Args:
             names: that the text binds itself.
             own: names of Python or the prelude that mean the program's in it.
         """
-        self.hidden, self.own = {*self.pythons, *self.compared, *names}, set(own)
+        self.hidden, self.own = {*self.pythons, *self.supplied, *names}, set(own)
 
     def given(self, names):
         """Those of some names that ``*`` gives: none of a module, and none that means something to pytest."""
