@@ -87,7 +87,7 @@ OWN_JSON = {
     "gtpo_megatron/sandbox/inside/main.py": "jobs, from the process that started it",
     "gtpo_megatron/sandbox/inside/text_modules.py": "its modules and settings, from the process that started it",
     "gtpo_megatron/sandbox/inside/processes.py": "in the sandbox, which has no other reader: a program's",
-    "gtpo_megatron/sandbox/inside/testing/processes.py": "tests, from the process that started it",
+    "gtpo_megatron/sandbox/inside/python_tests.py": "tests, from the process that started it",
     "gtpo_megatron/sandbox/inside/separate_process/channel.py": "as processes.py",
     "gtpo_megatron/sandbox/inside/program.py": "arguments of a call, which program_tests.py has just made",
     "gtpo_megatron/data/reasoning_tasks.py": "from the process that it has started",

@@ -11,7 +11,7 @@ The way of a row, from its tests to its reward::
       a case is            its process                                        its verdict
       standard input       program.py runs the program as Python does         rewards/outputs.py compares outputs
       a call with values   program.py loads the program and calls it          rewards/outputs.py compares values
-      tests in Python      testing/processes.py: one of the two ways below    that of pytest, or of the text itself
+      tests in Python      python_tests.py: one of the two ways below         that of pytest, or of the text itself
 
 Neither outputs nor values that are expected come here, so no program learns them. Tests in Python are the exception:
 their text must run beside the program. ``static_check/`` decides how:

@@ -47,10 +47,10 @@ def main(settings):
     settings["supplied"] = prelude.names()
     sys.set_int_max_str_digits(LITERAL_DIGITS)
     if settings["framework"]:
-        from gtpo_megatron.sandbox.inside.testing import processes  # here, because it is large to fork
+        from gtpo_megatron.sandbox.inside import python_tests  # here, because it is large to fork
 
         sys.path += settings["framework"]
-        processes.prepare(settings)
+        python_tests.prepare(settings)
     gc.disable()  # a collection in a fork would copy every page; programs enable it
     gc.freeze()
     nothing = os.open("/dev/null", os.O_RDWR)

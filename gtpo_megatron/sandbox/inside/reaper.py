@@ -140,7 +140,7 @@ class Reaper:
     def _tested(self, cases):
         """The results of tests in Python."""
         if self.tested is None:
-            from gtpo_megatron.sandbox.inside.testing.processes import TestProcesses  # here, see main.py
+            from gtpo_megatron.sandbox.inside.python_tests import TestProcesses  # here, see main.py
 
             self.tested = TestProcesses(self)
         return self.tested.results(cases)
