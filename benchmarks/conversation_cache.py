@@ -21,7 +21,7 @@ from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.problems import DataConfig
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.orchestration.gguf_model import model_folder
-from gtpo_megatron.rollout.environment import engine_environment
+from gtpo_megatron.rollout.engine_arguments import engine_environment
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.weights.gguf.source import PREFIX
 from recipes.tiny_cpu import ASSETS

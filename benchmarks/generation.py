@@ -17,7 +17,7 @@ import tyro
 
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.data.chat_template import load_tokenizer
-from gtpo_megatron.rollout.environment import engine_environment
+from gtpo_megatron.rollout.engine_arguments import engine_environment
 from gtpo_megatron.rollout.requests import SampleRequest
 from recipes.tiny_cpu import ASSETS
 

@@ -201,7 +201,7 @@ def _other_norm_eps(world: World) -> Iterator[None]:
 
 def _kept_prefixes(world: World) -> AbstractContextManager[None]:
     """Keys and values of the prompts stay in the cache over the push."""
-    return patched(world.engine, "_forget_prefixes", lambda **_: None)
+    return patched(world.engine.weights, "forget_prefixes", lambda **_: None)
 
 
 KEPT_PREFIXES = "prefix cache not reset"

@@ -315,7 +315,7 @@ def reload_from_shared_memory(worker: Any, path: str, num_bytes: int, first: int
 def measure(folder: Path, case: int, rounds: int, bucket_mib: int) -> dict[str, Any]:
     """Run in a process of its own, since one process holds one vLLM."""
     family, parallel, workers = MEASURED[case]
-    from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
+    from gtpo_megatron.rollout.engine_arguments import CPU_ENVIRONMENT, ENVIRONMENT
 
     os.environ.update(ENVIRONMENT | CPU_ENVIRONMENT | {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"})
     if workers > 1:
@@ -333,7 +333,7 @@ def measure(folder: Path, case: int, rounds: int, bucket_mib: int) -> dict[str, 
     trainer = Trainer(link)
     config = RolloutConfig(dtype="bfloat16", kv_cache_mib=64, tensor_parallel_size=workers)
     engine = VllmEngine(str(folder), config, max_sequence_tokens=128, seed=0)
-    engine.connect_weights(link, range(workers))
+    engine.weights.connect(link, range(workers))
     trainer.wait_until_ready()
     floor, shapes = Floor(arch), hf_shapes(arch)
     where = (floor.slots.path, floor.slots.shape.num_bytes, floor.slots.shape.header_bytes, shapes)
@@ -343,7 +343,7 @@ def measure(folder: Path, case: int, rounds: int, bucket_mib: int) -> dict[str, 
         for kind in ("push", "push_with_checksums"):
             start = time.perf_counter()
             trainer.start(with_checksums=kind == "push_with_checksums")
-            engine.receive_weights(number, with_checksums=kind == "push_with_checksums")
+            engine.weights.receive(number, with_checksums=kind == "push_with_checksums")
             trainer.finish()
             times[kind] = time.perf_counter() - start
         if number:  # the first round warms up

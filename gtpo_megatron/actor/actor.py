@@ -20,29 +20,27 @@ cpu_platform.install()  # before anything below imports megatron.core
 from gtpo_megatron.actor import megatron_init
 from gtpo_megatron.actor.checkpoint.rank_checkpoint import RankCheckpoint
 from gtpo_megatron.actor.cpu_products import choose_products
+from gtpo_megatron.actor.credit import credited
 from gtpo_megatron.actor.experts.balance import ExpertBalance
 from gtpo_megatron.actor.experts.routing_replay import RoutingReplay
-from gtpo_megatron.actor.forward_backward import MicroBatching, run_micro_batches
+from gtpo_megatron.actor.forward_backward import MicroBatching
 from gtpo_megatron.actor.host_memory import HostCopies, optimizer_tensors
 from gtpo_megatron.actor.loss_adapter import PolicyHead
 from gtpo_megatron.actor.model.transformer_config import padded_vocab_size
 from gtpo_megatron.actor.optimizer_step import OptimizerStep
 from gtpo_megatron.actor.policy_update import PolicyUpdate
-from gtpo_megatron.actor.score_metrics import entropy_metrics, score_metrics
+from gtpo_megatron.actor.scoring import Scoring
 from gtpo_megatron.actor.stage_report import StageReport
 from gtpo_megatron.actor.trained_model import trained_model
-from gtpo_megatron.algorithms import assign_credit
-from gtpo_megatron.batch import RewardBatch, RolloutBatch, RolloutShard, ScoredBatch, TokenRecord, TrainBatch, fields_of
+from gtpo_megatron.batch import RewardBatch, RolloutShard, ScoredBatch, TokenRecord, TrainBatch
 from gtpo_megatron.config.algorithm import EntropyCreditSettings
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.data.packing import PackedMicroBatch
 from gtpo_megatron.data.shaped_tokens import ShapedTokens, shaped_tokens_of
 from gtpo_megatron.distributed.advantage_reducer import reduction_over
-from gtpo_megatron.distributed.vocab_parallel import TokenScores
-from gtpo_megatron.errors import DataError, StageOrderError
+from gtpo_megatron.errors import StageOrderError
 from gtpo_megatron.mismatch.gap_report import GapReport, gap_report, merged
 from gtpo_megatron.observability.memory import return_free_memory
-from gtpo_megatron.observability.metrics import Max, Mean, Metric
+from gtpo_megatron.observability.metrics import Metric
 from gtpo_megatron.observability.profiling import StepProfiler
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.checksum import Checksums
@@ -55,7 +53,7 @@ logger = logging.getLogger(__name__)
 Metrics = dict[str, Metric]
 
 COLLECTIVE_TIMEOUT_FRACTION = 0.7
-"""Of the stage deadline."""
+"""Share of the stage deadline after which a collective gives up."""
 
 SCORING = ("score_tokens", "use_sampler_scores")
 """Stages of which one scores the batch."""
@@ -65,14 +63,14 @@ class MegatronActor:
     """A rank of the trainer.
 
     Args:
-        config: of the run.
-        global_rank: of this process in the trainer's world.
-        init_method: where the ranks meet, as torch.distributed understands it.
-        run_folder: for traces; None: none are made.
-        address: of this machine, as the others reach it.
+        config: configuration of the run.
+        global_rank: number of this process in the trainer's world.
+        init_method: meeting point of the ranks, as torch.distributed understands it.
+        run_folder: folder of traces; None: none are made.
+        address: address of this machine, as the others reach it.
 
     Attributes:
-        coordinates: of this rank in the layout.
+        coordinates: place of this rank in the layout.
         batch: this rank's part of the step's batch: a ``ScoredBatch`` after scoring and a ``TrainBatch`` after credit;
             on a rank without logits the ``RolloutShard`` of the beginning. None between steps. A stage that raises
             leaves what the stage before it left.
@@ -139,6 +137,16 @@ class MegatronActor:
             self._replay,
             self._stages,
         )
+        self._scoring = Scoring(
+            self._model,
+            self._head,
+            self._micro_batching,
+            self._balance,
+            self._replay,
+            self._reference,
+            self._stages,
+            has_logits=self.coordinates.has_logits,
+        )
         self._shaped_tokens: ShapedTokens | None = None
         if isinstance(config.algorithm, EntropyCreditSettings) and config.algorithm.unshaped_patterns:
             self._shaped_tokens = shaped_tokens_of(config.model.path, config.algorithm.unshaped_patterns)
@@ -182,47 +190,12 @@ class MegatronActor:
 
         With a reference policy also its log-probs, in a second pass.
 
-        Collectives: Megatron's over tp, cp and pp; of a mixture of experts also over ep, and one sum over the world.
+        Collectives: those of ``Scoring.score``.
         """
         self.batch = None  # first: a rank never has two
-        mine = shard.rollouts
-        batches = self._micro_batching.cut(mine, range(mine.num_responses))
-        self._stages.step_begins(self._policy_version + 1)
-        self._balance.begin(with_grad=False)
-        if self._replay is not None:
-            self._replay.begin_scoring(batches, mine)
-        with self._stages.stage("score"):
-            logprobs, entropy = self._forward_scores(batches, mine)
-        loads = self._balance.end()
-        if self._replay is not None:
-            loads |= self._replay.end_scoring(batches, mine)
-        self._stages.add_work("score", mine, range(mine.num_responses), with_backward=False)
-        reference = self._reference_logprobs(batches, mine)
-        scored = self._scored(shard, logprobs, entropy, reference)
-        metrics = score_metrics(scored) if isinstance(scored, ScoredBatch) else {}
+        scored, metrics = self._scoring.score(shard, version=self._policy_version)
         self._stage_ends("score_tokens", scored)
-        return metrics | loads | self._stages.take()
-
-    def _forward_scores(self, batches: Sequence[PackedMicroBatch], rollouts: RolloutBatch) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies ``[B, T]`` of the weights that the model has; zeros on ranks without logits."""
-        logprobs, entropy = torch.zeros(rollouts.response_ids.shape), torch.zeros(rollouts.response_ids.shape)
-
-        def keep(hidden: Tensor, batch: PackedMicroBatch) -> tuple[Tensor, tuple[PackedMicroBatch, TokenScores]]:
-            return torch.zeros([], device=hidden.device), (batch, self._head.score(hidden, batch))
-
-        # copied to the host at the end: a copy in between would wait for the device once a micro-batch
-        for batch, scores in run_micro_batches(self._model, batches, keep, forward_only=True):
-            places = (torch.tensor(batch.rows, dtype=torch.int64)[batch.token_rows], batch.token_columns)
-            logprobs[places] = scores.logprobs.float().cpu()
-            entropy[places] = scores.entropy.float().cpu()
-        return logprobs, entropy
-
-    def _reference_logprobs(self, batches: Sequence[PackedMicroBatch], rollouts: RolloutBatch) -> Tensor | None:
-        """``[B, T]``. Routers of a mixture choose freely: no other policy's choices are told, and none are noted."""
-        if self._reference is None:
-            return None
-        with self._stages.stage("reference"), self._reference.in_place():
-            return self._forward_scores(batches, rollouts)[0]
+        return metrics
 
     def use_sampler_scores(self, shard: RolloutShard) -> Metrics:
         """The sampler's own log-probs and entropies as the old policy's: no pass over the model but the reference's.
@@ -230,43 +203,12 @@ class MegatronActor:
         The update then takes ratios to its own log-probs, which on policy are the old policy's, and measures how far
         the sampler's are from them.
 
-        Raises:
-            DataError: the sampler sent no entropies, or had other weights than this trainer.
-
-        Collectives: Megatron's over tp, cp, pp and ep, if there is a reference policy.
+        Collectives: those of ``Scoring.use_sampler_scores``.
         """
         self.batch = None
-        mine = shard.rollouts
-        if mine.token_entropy is None:
-            raise DataError(
-                "the responses carry no entropies; the engine must run with rollout.entropy_source='rollout'"
-            )
-        if shard.policy_version != self._policy_version:
-            raise DataError(
-                f"responses of policy version {shard.policy_version}, the trainer has {self._policy_version}; the "
-                f"sampler's scores stand for the trainer's only where both have the same weights"
-            )
-        self._stages.step_begins(self._policy_version + 1)
-        if self._replay is not None:
-            self._replay.skip_scoring(mine)
-        reference = None
-        if self._reference is not None:
-            reference = self._reference_logprobs(self._micro_batching.cut(mine, range(mine.num_responses)), mine)
-        scored = self._scored(shard, mine.rollout_logprobs, mine.token_entropy, reference)
+        scored, metrics = self._scoring.use_sampler_scores(shard, version=self._policy_version)
         self._stage_ends("use_sampler_scores", scored)
-        return entropy_metrics(scored) if isinstance(scored, ScoredBatch) else {}
-
-    def _scored(self, shard: RolloutShard, logprobs: Tensor, entropy: Tensor, reference: Tensor | None) -> RolloutShard:
-        """This rank's responses, with their scores if it has logits."""
-        if not self.coordinates.has_logits:
-            return shard
-        return ScoredBatch(
-            **fields_of(shard),
-            old_logprobs=logprobs,
-            token_entropy=entropy,
-            ref_logprobs=reference,
-            scored_version=self._policy_version,
-        )
+        return metrics
 
     def _stage_ends(self, stage: str, batch: RolloutShard | None) -> None:
         self.batch, self._last_stage = batch, stage
@@ -284,60 +226,27 @@ class MegatronActor:
 
     # -------------------------------------------------------------------------------------------------- (5)(6) credit
     def credit_tokens(self, rewards: RewardBatch) -> Metrics:
-        """Shaped rewards and advantages of this rank's responses, equal however the responses were sharded.
-
-        A response without a verdict takes no part: it is in no set, in no pool and in no loss.
+        """Shaped rewards and advantages of this rank's responses; see ``credited``.
 
         Args:
-            rewards: of all responses of the step.
+            rewards: rewards of all responses of the step.
 
         Raises:
             StageOrderError: nothing was scored since the last batch.
-            DataError: the responses were scored under other weights than sampled them (beyond what the configuration
-                allows and corrects for): their entropies are not those of the policy that made the choices.
 
         Collectives: those of ``advantage_reducer`` over dp, on ranks with logits.
         """
+        metrics: Metrics = {}
         batch = self.batch_after(*SCORING, asks="credit_tokens")
-        if not isinstance(batch, ScoredBatch):
-            self._stage_ends("credit_tokens", batch)
-            return {}
-        staleness = batch.scored_version - batch.policy_version
-        if not 0 <= staleness <= self._config.rollout.max_staleness:
-            raise DataError(
-                f"responses of policy version {batch.policy_version} were scored under version "
-                f"{batch.scored_version}; rollout.max_staleness={self._config.rollout.max_staleness} allows "
-                f"at most so many versions between them"
+        if isinstance(batch, ScoredBatch):
+            batch, metrics = credited(
+                self._config,
+                batch,
+                rewards,
+                shaped_tokens=self._shaped_tokens,
+                reduction=reduction_over(self._groups.dp),
             )
-        mine, index = batch.rollouts, torch.tensor(batch.global_rows, dtype=torch.int64)
-        judged = mine.loss_mask & ~rewards.failed[index][:, None]
-        shaped_tokens = None
-        if self._shaped_tokens is not None:
-            shaped_tokens = self._shaped_tokens.mask(mine.response_ids, mine.response_lengths)
-        credit = assign_credit(
-            self._config.algorithm,
-            rewards=rewards.rewards[index],
-            token_entropy=batch.token_entropy,
-            response_mask=judged,
-            group_ids=mine.group_ids,
-            old_logprobs=batch.old_logprobs,
-            ref_logprobs=batch.ref_logprobs,
-            shaped_tokens=shaped_tokens,
-            turn_rewards=[rewards.turn_rewards[row] for row in batch.global_rows] if rewards.turn_rewards else None,
-            truncated=mine.truncated,
-            reduction=reduction_over(self._groups.dp),
-        )
-        train_batch = TrainBatch(
-            **fields_of(batch),
-            shaped_rewards=credit.shaped_rewards,
-            advantages=credit.advantages,
-            loss_mask=judged & ~mine.truncated[:, None] if self._config.update.mask_truncated else judged,
-        )
-        self._stage_ends("credit_tokens", train_batch)
-        metrics: Metrics = {name: Max(value) for name, value in credit.metrics.items()}
-        if shaped_tokens is not None:
-            left_out = float((judged & ~shaped_tokens).sum())
-            metrics["credit/unshaped_tokens_frac"] = Mean(left_out, float(judged.sum()))
+        self._stage_ends("credit_tokens", batch)
         return metrics
 
     # -------------------------------------------------------------------------------------------------- (7)(8) update

@@ -23,7 +23,7 @@ from gtpo_megatron.orchestration.stages.rollouts import Chunk, RolloutHandle
 from gtpo_megatron.orchestration.stages.stages import MemorySharing, Stages
 from gtpo_megatron.orchestration.stages.trainer import Trainer
 from gtpo_megatron.orchestration.stages.weight_link import connect
-from gtpo_megatron.rollout.environment import engine_environment
+from gtpo_megatron.rollout.engine_arguments import engine_environment
 from gtpo_megatron.weights.checksum import Checksums
 from gtpo_megatron.weights.push.sync import WeightSync
 
@@ -92,7 +92,7 @@ class _Transfer:
         """Sends and receives the weights of ``version``; returns the checksums of both sides."""
         with ThreadPoolExecutor(1) as pool:
             sending = pool.submit(self._actor.send_weights, version, with_checksums)
-            received = self._engine.receive_weights(version, with_checksums=with_checksums)
+            received = self._engine.weights.receive(version, with_checksums=with_checksums)
             return sending.result(), received
 
 

@@ -6,7 +6,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
-from gtpo_megatron.rollout.environment import engine_environment
+from gtpo_megatron.rollout.engine_arguments import engine_environment
 from gtpo_megatron.rollout.requests import SampleRequest
 from recipes.tiny_cpu import ASSETS
 

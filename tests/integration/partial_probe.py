@@ -26,7 +26,7 @@ STEPS_OF_ABORTED = 8
 
 def main(folder: Path, sampler_tp: int) -> None:
     from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
-    from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, engine_environment
+    from gtpo_megatron.rollout.engine_arguments import CPU_ENVIRONMENT, engine_environment
     from gtpo_megatron.weights.architecture import read_architecture
 
     config = RolloutConfig(
@@ -71,7 +71,7 @@ def main(folder: Path, sampler_tp: int) -> None:
     with ThreadPoolExecutor(2) as pool:
         sent, received = link.push(new, pool, 1)
     try:
-        engine.receive_weights(2, with_checksums=False)
+        engine.weights.receive(2, with_checksums=False)
     except WeightSyncError as error:
         print(json.dumps({"refused": str(error)}), flush=True)
     assert set(engine.advance(limit_s=math.inf)) == set(tickets)
@@ -91,7 +91,7 @@ def main(folder: Path, sampler_tp: int) -> None:
     assert not engine.advance(limit_s=0)
     engine._llm.collective_rpc = fail
     try:
-        engine.receive_weights(2, with_checksums=False)
+        engine.weights.receive(2, with_checksums=False)
     except WeightSyncError as error:
         push = str(error)
     try:

@@ -30,7 +30,7 @@ BUCKET_BYTES = 64 << 10
 
 
 def main(folder: Path, sampler_tp: int, transports: list[str], num_more: int) -> None:
-    from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
+    from gtpo_megatron.rollout.engine_arguments import CPU_ENVIRONMENT, ENVIRONMENT
 
     os.environ.update(ENVIRONMENT | CPU_ENVIRONMENT)
     if sampler_tp > 1:
@@ -150,7 +150,7 @@ class Link:
         shards = [filled(plan, tensors) for plan in plans]
         pushes = zip(self.senders, shards, strict=True)
         futures = [pool.submit(sender.push, shard, with_checksums=True) for sender, shard in pushes]
-        received = self.engine.receive_weights(version, with_checksums=True)
+        received = self.engine.weights.receive(version, with_checksums=True)
         return merged_checksums([future.result() for future in futures]), received
 
 
@@ -179,7 +179,7 @@ def connect(engine, arch, layout, transport, dtype):
     if transport == "relay":
         endpoint = Relay(meeting=meeting, slots=slots)
     link = WeightLink(arch=arch, layout=layout, dtype_name=dtype, endpoint=endpoint)
-    engine.connect_weights(link, workers)
+    engine.weights.connect(link, workers)
     return link, store
 
 

@@ -16,23 +16,21 @@ from unittest import mock
 
 
 def main(folder: Path) -> None:
-    from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
+    from gtpo_megatron.rollout.engine_arguments import CPU_ENVIRONMENT, ENVIRONMENT
 
     os.environ.update(ENVIRONMENT | CPU_ENVIRONMENT)
     import torch
     from transformers import AutoModelForCausalLM
 
     from gtpo_megatron.config.rollout import RolloutConfig
-    from gtpo_megatron.rollout import vllm_engine
+    from gtpo_megatron.rollout.vllm_engine import VllmEngine
     from gtpo_megatron.weights.architecture import read_architecture
     from tests.integration import poisoned_sleep
     from tests.integration.push_probe import Link, judge, layout_of, perturb
 
     arch = read_architecture(folder)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    engine = vllm_engine.VllmEngine(
-        str(folder), RolloutConfig(dtype="float32", kv_cache_mib=64), max_sequence_tokens=128, seed=0
-    )
+    engine = VllmEngine(str(folder), RolloutConfig(dtype="float32", kv_cache_mib=64), max_sequence_tokens=128, seed=0)
     engine._llm.collective_rpc(poisoned_sleep.install)
     prompts = torch.randint(3, arch.vocab_size, (8, 40), generator=torch.Generator().manual_seed(5))
     link = Link(engine, arch, layout_of(arch, 1, {"tp": 2}), "shared_memory")
@@ -75,11 +73,9 @@ def memory_sharing(engine):
     """What takes turns with a trainer for the engine's memory; it sleeps though there is no GPU to share."""
     from gtpo_megatron.observability.timers import StageTimers
     from gtpo_megatron.orchestration.stages.stages import MemorySharing
-    from gtpo_megatron.rollout import vllm_engine
 
     def sleep(*, keep_weights: bool) -> None:
-        gpu = types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=lambda: True))
-        with mock.patch.object(vllm_engine, "torch", gpu):  # else it declines
+        with mock.patch.object(engine, "_on_gpu", True):  # else it declines
             engine.sleep(keep_weights=keep_weights)
 
     return MemorySharing(

@@ -12,7 +12,7 @@ from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.orchestration.on_ray.collect import collect, collect_survivors
 from gtpo_megatron.orchestration.on_ray.processes import EngineProcess
 from gtpo_megatron.orchestration.stages.rollouts import in_chunks, received
-from gtpo_megatron.rollout.environment import engine_environment
+from gtpo_megatron.rollout.engine_arguments import engine_environment
 from gtpo_megatron.rollout.requests import SampleRequest
 from recipes import tiny_cpu
 from tests.integration.own_ray import own_ray

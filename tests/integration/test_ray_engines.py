@@ -110,11 +110,15 @@ class Engine:
         self._maybe_die("identity")
         return "host", self.index
 
-    def connect_weights(self, link, workers):
+    @property
+    def weights(self):
+        return self
+
+    def connect(self, link, workers):
         self._maybe_die("connect")
         (self.notes / f"{self.index} connected").write_text(str(link))
 
-    def receive_weights(self, version, with_checksums):
+    def receive(self, version, with_checksums):
         self.version = version
         return {self.index: {"version": version}}
 

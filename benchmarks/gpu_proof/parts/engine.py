@@ -36,7 +36,7 @@ def _engine(section: Section, size: ModelSize, sizes: Sizes) -> None:
         max_concurrent_sequences=16,
         dtype=sizes.dtype,
     )
-    from gtpo_megatron.rollout.environment import engine_environment
+    from gtpo_megatron.rollout.engine_arguments import engine_environment
 
     os.environ.update(engine_environment(config, has_gpus=is_gpu))
     from gtpo_megatron.rollout.requests import SampleRequest

@@ -55,8 +55,8 @@ from gtpo_megatron.orchestration.loop.inputs import contamination_notes, rows_ne
 from gtpo_megatron.orchestration.run_supervisor import swept_process
 from gtpo_megatron.rewards.function import resolve_final_answer
 from gtpo_megatron.rewards.reward import RewardScorer
+from gtpo_megatron.rollout.engine_arguments import CPU_ENVIRONMENT, ENVIRONMENT
 from gtpo_megatron.rollout.engine_checks import check_cache, is_cpu_build
-from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, ENVIRONMENT
 from gtpo_megatron.run_folder import held_locks
 from gtpo_megatron.run_folder.provenance import provenance
 from gtpo_megatron.sentence import print_sentence

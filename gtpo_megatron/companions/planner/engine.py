@@ -15,7 +15,7 @@ STATE_BYTES = 4
 """Of an element of a delta net's matrix: ``rollout/cache_size.py`` names the dtype."""
 
 MIN_BATCHED_TOKENS = 8192
-"""Prompt tokens that vLLM runs through the model at once, at least; ``rollout/vllm_engine.py`` has the same number."""
+"""Least number of prompt tokens that vLLM runs through the model at once; as in ``rollout/engine_arguments``."""
 
 LOGITS_COPIES = 4
 """Float32 ``[sequences, vocabulary]`` tensors alive while sampling with log-probs: logits, scaled, log-probs, sorted or

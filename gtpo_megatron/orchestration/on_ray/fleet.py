@@ -139,7 +139,7 @@ class EngineFleet:
         self.version = version
 
         def receive(engine: "VllmEngine") -> Checksums:
-            return engine.receive_weights(version, with_checksums=with_checksums)
+            return engine.weights.receive(version, with_checksums=with_checksums)
 
         return {name: process.run.remote(receive) for name, process in zip(self.names, self._processes, strict=True)}
 

@@ -17,7 +17,7 @@ from gtpo_megatron.orchestration.on_ray.fleet import engine_names
 from gtpo_megatron.orchestration.on_ray.placement import Node, Placement
 from gtpo_megatron.orchestration.on_ray.processes import EngineProcess, RankProcess, RewardProcess
 from gtpo_megatron.orchestration.on_ray.ranks import REWARD_NAME
-from gtpo_megatron.rollout.environment import CPU_ENVIRONMENT, engine_environment
+from gtpo_megatron.rollout.engine_arguments import CPU_ENVIRONMENT, engine_environment
 
 if TYPE_CHECKING:
     from gtpo_megatron.rollout.vllm_engine import VllmEngine

@@ -179,7 +179,7 @@ class Engines(ABC):
         """Opens shared memory for every worker, on its host."""
 
         def opened(workers: range) -> "Callable[[VllmEngine], dict[int, SharedSlots]]":
-            return lambda engine: engine.open_slots(workers, shape)
+            return lambda engine: engine.weights.open_slots(workers, shape)
 
         found = self.call("weight_sync", {index: opened(workers) for index, workers in self._workers().items()})
         return {worker: slots for opened_here in found.values() for worker, slots in opened_here.items()}
@@ -188,13 +188,13 @@ class Engines(ABC):
         """Opens the transport in every worker."""
 
         def connect(workers: range) -> "Callable[[VllmEngine], None]":
-            return lambda engine: engine.connect_weights(link, workers)
+            return lambda engine: engine.weights.connect(link, workers)
 
         self.call("weight_sync", {index: connect(workers) for index, workers in self._workers().items()})
 
     def remove_slot_names(self) -> None:
         """Removes the slots' names, after both sides have mapped them: the memory is freed with the processes."""
-        self._all("weight_sync", lambda engine: engine.remove_slot_names())
+        self._all("weight_sync", lambda engine: engine.weights.remove_slot_names())
 
     def _workers(self) -> dict[int, range]:
         """By engine the indices of its workers among all workers."""

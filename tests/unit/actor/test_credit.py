@@ -3,24 +3,17 @@
 import dataclasses
 from types import SimpleNamespace
 
-import pytest
 import torch
 
+from gtpo_megatron.actor.credit import credited
 from gtpo_megatron.batch import RewardBatch, RolloutBatch, ScoredBatch
 from gtpo_megatron.config.algorithm.base import SoftOverlongPenalty
+from gtpo_megatron.distributed.advantage_reducer import reduction_over
 from recipes import tiny_cpu
-
-pytestmark = [
-    pytest.mark.megatron,
-    pytest.mark.usefixtures("megatron"),
-    pytest.mark.filterwarnings("ignore"),  # Megatron warns of every optional kernel it lacks
-]
 
 
 def shaped_rewards(truncated):
     """Of two responses with two tokens of their own each, under a limit of 8."""
-    from gtpo_megatron.actor.actor import MegatronActor
-
     config = tiny_cpu.gtpo()
     ramp = SoftOverlongPenalty(max_tokens=8, buffer_tokens=4, applies_to="all")
     rollouts = RolloutBatch(
@@ -43,22 +36,18 @@ def shaped_rewards(truncated):
         token_entropy=torch.ones(2, 2),
         scored_version=0,
     )
-    left = []
-    actor = SimpleNamespace(
-        batch_after=lambda *_, **__: scored,
-        _config=SimpleNamespace(
+    train_batch, _ = credited(
+        SimpleNamespace(
             algorithm=dataclasses.replace(config.algorithm, length_penalty=ramp),
             rollout=config.rollout,
             update=config.update,
         ),
-        _shaped_tokens=None,
-        _groups=SimpleNamespace(dp=None),
-        _stage_ends=lambda _, batch: left.append(batch),
+        scored,
+        RewardBatch(rewards=torch.tensor([1.0, 0.0]), failed=torch.zeros(2, dtype=torch.bool)),
+        shaped_tokens=None,
+        reduction=reduction_over(None),
     )
-    MegatronActor.credit_tokens(
-        actor, RewardBatch(rewards=torch.tensor([1.0, 0.0]), failed=torch.zeros(2, dtype=torch.bool))
-    )
-    return left[0].shaped_rewards
+    return train_batch.shaped_rewards
 
 
 def test_a_length_penalty_hears_which_responses_a_limit_has_cut():

@@ -8,8 +8,8 @@ import torch
 
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import RolloutError
+from gtpo_megatron.rollout.engine_arguments import GPU_ENTROPY_PROCESSOR, engine_environment
 from gtpo_megatron.rollout.entropy_log import EntropyLog
-from gtpo_megatron.rollout.environment import engine_environment
 from gtpo_megatron.rollout.requests import REQUEST_KEY
 
 pytestmark = pytest.mark.vllm
@@ -23,8 +23,6 @@ class Runner:
     def __init__(self):
         from vllm.v1.worker.gpu.sample.logits_processor import build_custom_logits_processors
 
-        from gtpo_megatron.rollout import vllm_engine
-
         self.prompts = np.zeros(NUM_SLOTS, dtype=np.int32)
         self.prefills = np.zeros(NUM_SLOTS, dtype=np.int32)
         states = SimpleNamespace(
@@ -37,7 +35,7 @@ class Runner:
             total_len=None,
         )
         # vLLM's own loader, which refuses a class of the first runner's
-        (self.processor,) = build_custom_logits_processors(None, states, False, [vllm_engine.GPU_ENTROPY_PROCESSOR])
+        (self.processor,) = build_custom_logits_processors(None, states, False, [GPU_ENTROPY_PROCESSOR])
 
     def add(self, slot, response, *, prompt=3, sampled=0, temperature=1.0):
         from vllm import SamplingParams

@@ -4,7 +4,7 @@ import pytest
 
 from gtpo_megatron.companions.planner.engine import MIN_BATCHED_TOKENS, divides_engine, engine_memory
 from gtpo_megatron.companions.planner.known_models import KNOWN_MODELS
-from gtpo_megatron.rollout import vllm_engine
+from gtpo_megatron.rollout import engine_arguments
 from tests.unit.companions.planner.requests import request
 
 QWEN2_5_32B, SPARSE = KNOWN_MODELS["Qwen/Qwen2.5-32B"], KNOWN_MODELS["Qwen/Qwen3-30B-A3B"]
@@ -105,7 +105,7 @@ def test_ranks_that_divide_a_model(shape, expert_parallel, fitting):
 
 
 def test_the_adapters_constant_is_ours():
-    assert vllm_engine.MIN_BATCHED_TOKENS == MIN_BATCHED_TOKENS
+    assert engine_arguments.MIN_BATCHED_TOKENS == MIN_BATCHED_TOKENS
 
 
 def test_engines_share_the_gpus():

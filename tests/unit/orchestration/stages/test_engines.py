@@ -43,10 +43,14 @@ class Engine:
             policy_version=5,
         )
 
+    @property
+    def weights(self):
+        return self
+
     def open_slots(self, workers, shape):
         return dict.fromkeys(workers, (self.index, shape))
 
-    def connect_weights(self, link, workers):
+    def connect(self, link, workers):
         self.told.append((self.index, link, list(workers)))
 
     def sleep(self, *, keep_weights):
