@@ -1,5 +1,6 @@
-"""File locks that end with this process: forked children close their copies, which would keep the lock."""
+"""File locks that end with this process, or with the last fork of it that lives longer."""
 
+import contextlib
 import fcntl
 import os
 import time
@@ -7,19 +8,9 @@ from pathlib import Path
 
 _POLL_S = 0.1
 
-_descriptors: set[int] = set()
-
 
 class NoLockError(OSError):
     """The file system does not support locks."""
-
-
-def _close_all() -> None:
-    while _descriptors:
-        os.close(_descriptors.pop())
-
-
-os.register_at_fork(after_in_child=_close_all)
 
 
 def acquire(path: Path, *, patience_s: float = 0.0) -> int | None:
@@ -37,7 +28,6 @@ def acquire(path: Path, *, patience_s: float = 0.0) -> int | None:
         OSError: the file cannot be written.
     """
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
-    _descriptors.add(descriptor)  # before locking, since a child forked now shares the open file
     deadline = time.monotonic() + patience_s
     while True:
         try:
@@ -74,6 +64,7 @@ def is_held(path: Path) -> bool:
 
 
 def let_go(descriptor: int) -> None:
-    """Closes the descriptor, which releases the lock."""
-    _descriptors.discard(descriptor)
+    """Releases the lock, also of forks that share the open file."""
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)

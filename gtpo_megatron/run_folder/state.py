@@ -1,6 +1,5 @@
 """The lock of a run folder, which excludes a second driver, and the record of its driver for ``status``."""
 
-import errno
 import json
 import logging
 import os
@@ -26,10 +25,8 @@ FINISHED = "finished"
 LOCK_FILE = ".lock"
 STATE_FILE = "run_state.json"
 
-RECORD_BYTES = 8192
-"""Fixed size of the record, padded with blanks."""
 OUTCOME_CHARACTERS = 500
-"""Longest outcome; a character takes at most twelve bytes."""
+"""Longest outcome."""
 
 LOCK_PATIENCE_S = 2.0
 """Longest wait for the lock: it may be released late on a network file system, and ``status`` holds it briefly."""
@@ -109,10 +106,7 @@ def record_start(folder: Path) -> RunState:
 
 
 def record_end(folder: Path, outcome: str) -> None:
-    """Records how this process ended, without raising.
-
-    If the disk is full, it overwrites the record of the start in place.
-    """
+    """Records how this process ended, without raising: on a full disk the record stays that of the start."""
     state = _known_state(folder)
     if state is None:
         return
@@ -120,10 +114,7 @@ def record_end(folder: Path, outcome: str) -> None:
     try:
         _write(folder, state)
     except OSError as error:
-        try:
-            _write_over(folder / STATE_FILE, _text(state))
-        except OSError:
-            _log.warning("how the run ended could not be written into %s: %s", folder, error.strerror)
+        _log.warning("how the run ended could not be written into %s: %s", folder, error.strerror)
 
 
 @dataclass(slots=True)
@@ -150,21 +141,4 @@ def recorded_end(folder: Path) -> Iterator[Ending]:
 
 
 def _write(folder: Path, state: RunState) -> None:
-    write_file(folder / STATE_FILE, _text(state))
-
-
-def _write_over(path: Path, text: str) -> None:
-    """Overwrites a file in place, without growing it."""
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        if len(text) > os.fstat(descriptor).st_size:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.pwrite(descriptor, text.encode("ascii"), 0)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _text(state: RunState) -> str:
-    """The record as text of fixed length."""
-    return json.dumps(asdict(state), indent=1).ljust(RECORD_BYTES - 1) + "\n"
+    write_file(folder / STATE_FILE, json.dumps(asdict(state), indent=1) + "\n")

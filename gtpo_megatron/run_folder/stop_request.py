@@ -1,8 +1,8 @@
 """Requests to stop a run: it finishes the step, saves, and exits with status 75.
 
 A batch script touches a file in the run folder, which works on any node. A person, a terminal that closes or a
-supervisor sends a signal, to the driver or to all of its process group; another SIGTERM or SIGINT, later than
-``SAME_REQUEST_S``, ends it at once. While the processes of a run start, the first signal ends it.
+supervisor sends a signal, to the driver or to all of its process group; another one, later than ``SAME_REQUEST_S``,
+ends it at once. While the processes of a run start, the first signal ends it.
 """
 
 import logging
@@ -21,9 +21,6 @@ STOP_FILE = "stop_requested"
 """File in the run folder; its text is the reason in the log."""
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-INSISTENT = (signal.SIGTERM, signal.SIGINT)
-"""Those of them that do not wait for the end of the step when they come again."""
 
 SAME_REQUEST_S = 2.0
 """Signals that are this close are one request: ``timeout`` signals its child and then the group that both are in, a
@@ -158,9 +155,7 @@ class StopRequest:
         if not self._requests.is_new():
             return
         if self._signal:
-            if number in INSISTENT:
-                raise interrupt(number)  # do not wait for the end of the step
-            return
+            raise interrupt(number)  # do not wait for the end of the step
         self._signal = signal.Signals(number).name
         if self._is_at_once:
             raise StopAtOnce

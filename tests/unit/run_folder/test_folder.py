@@ -165,7 +165,7 @@ def test_a_folder_in_use_is_refused(folder):
 
 
 def test_a_forked_child_does_not_hold_the_folder(tmp_path):
-    """A checkpoint's writer may outlive a driver that was killed."""
+    """A writer of a checkpoint may live longer than its run."""
     first = RunFolder(tmp_path)
     first.open(tiny_cpu.gtpo(), resume=False)
     context = multiprocessing.get_context("fork")

@@ -1,16 +1,14 @@
-"""A file or a signal asks; another SIGTERM or SIGINT does not wait, unless it came together with the first."""
+"""A file or a signal asks; another signal does not wait, unless it came together with the first."""
 
 import os
 import signal
 import threading
 import time
-from contextlib import nullcontext
 
 import pytest
 
 from gtpo_megatron.run_folder import stop_request
 from gtpo_megatron.run_folder.stop_request import (
-    INSISTENT,
     STOP_FILE,
     STOP_SIGNALS,
     Requests,
@@ -73,11 +71,11 @@ def test_what_is_ignored_under_nohup_stays_ignored(tmp_path):
 
 @pytest.mark.parametrize("first", STOP_SIGNALS)
 @pytest.mark.parametrize("second", STOP_SIGNALS)
-def test_another_request_ends_at_once_if_it_insists(tmp_path, monkeypatch, first, second):
+def test_another_request_ends_at_once(tmp_path, monkeypatch, first, second):
     monkeypatch.setattr(stop_request, "SAME_REQUEST_S", 0.0)
     with StopRequest(tmp_path) as stop:
         os.kill(os.getpid(), first)
-        with pytest.raises(KeyboardInterrupt) if second in INSISTENT else nullcontext():
+        with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), second)
         assert stop.reason() == first.name
 
