@@ -1,9 +1,9 @@
-"""The supervisor of a run: a thread of the driver, which sees who dies, and a process beside it, which outlives it.
+"""The supervisor of a run: a thread of the driver finds who has died, a helper process cleans up after the driver.
 
 An error of a stage is often only a consequence of a death, and without Ray's GCS or raylet some calls never return. So
 the driver asks who has died when a stage has failed, and while it waits. Deaths on other machines are known from Ray's
-errors (``on_ray/collect.py``). Once the driver is gone without having cleaned up, the process beside, which knows the
-same processes, says why, as far as the thread has left word, and cleans up.
+errors (``on_ray/collect.py``). The thread keeps a note of the stage, the death and the processes. If the driver ends
+without having cleaned up, the helper prints the death that is noted, and ends the processes.
 
 Only what belongs to the run is ended: descendants of the driver, named processes and theirs, and processes that write
 below the run's temporary folder or use it as theirs. Children that the driver has not named may be a logger's: they
@@ -14,7 +14,7 @@ import contextlib
 import json
 import logging
 import os
-import resource
+import select
 import shutil
 import signal
 import subprocess
@@ -22,9 +22,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +31,16 @@ from gtpo_megatron.errors import DataError, WorkerError
 from gtpo_megatron.run_folder import state as run_state
 from gtpo_megatron.supervision import process_tree
 from gtpo_megatron.supervision.deaths import Death, named_death
-from gtpo_megatron.supervision.family import Family
+from gtpo_megatron.supervision.run_processes import RunProcesses
 
 logger = logging.getLogger(__name__)
 
-RUN_FILE = ".run.json"  # in the temporary folder, for the process beside: the driver, and what was there before the run
-WORD_FILE = ".word.json"  # likewise: the stage, "" if there is nothing to say, and a death that explains its end
-WORD_BYTES = 1000  # of it, written by one call: a driver that is killed leaves the last word or this one
+RUN_FILE = ".run.json"  # in the temporary folder, for the helper: the driver, and what was there before the run
+NOTE_FILE = ".note.json"  # likewise: the stage, "" if all may end; a death that explains the driver's; the processes
 
 TICK_S = 0.25  # between two looks for new processes; deaths of known ones are seen at once
 LAST_RESORT_S = 25.0  # for which the driver may stay in a stage that cannot end
 SWEEP_S = 20.0  # for killing processes
-RESTART_S = 1.0  # between two starts of a process beside
 
 LONGEST_BASE = 20
 """Longest path of the parent of temporary folders: a socket's path has at most 107 characters, Ray's names 80."""
@@ -55,7 +52,7 @@ _BOOTSTRAP = (
 
 
 def is_supervisor(command: Sequence[str]) -> bool:
-    """Whether this is the command line of a process beside a driver."""
+    """Whether this is the command line of a driver's helper."""
     return _BOOTSTRAP in command
 
 
@@ -63,7 +60,7 @@ def make_run_temp(run: dict[str, Any]) -> Path:
     """Creates a private temporary folder for sockets, Ray's session and temporary files of libraries.
 
     Args:
-        run: what the process beside has to know.
+        run: facts for the helper.
 
     Raises:
         WorkerError: it cannot be written.
@@ -80,7 +77,7 @@ def make_run_temp(run: dict[str, Any]) -> Path:
     return folder
 
 
-class RunSupervisor(Family):
+class RunSupervisor(RunProcesses):
     """Observes the processes of this run, and cleans up after it.
 
     Args:
@@ -93,24 +90,29 @@ class RunSupervisor(Family):
 
     def __init__(self, run_folder: Path | None, *, sweeps_driver: bool = False) -> None:
         children = sorted(process_tree.descendants(os.getpid()))
-        super().__init__(os.getpid(), children)
+        super().__init__(children)
         self._shared_before = sorted(process_tree.shared_files())
-        run = {"driver": os.getpid(), "children": children, "shared": self._shared_before}
+        run = {"driver": os.getpid(), "shared": self._shared_before}
         self.temp_folder = make_run_temp(run | {"run_folder": run_folder and str(run_folder)})
         self._run_folder = run_folder
         self._sweeps_driver = sweeps_driver
-        self._word_file = os.open(self.temp_folder / WORD_FILE, os.O_WRONLY | os.O_CREAT, 0o600)
-        self._word = {"stage": "", "death": ""}
+        self._note: dict[str, Any] = {}
         self._broken: Death | None = None
-        self._broken_at = self._restart_at = 0.0
+        self._broken_at = 0.0
         self._has_ended = False
-        self._beside = self._start()
+        self._helper = subprocess.Popen(
+            [sys.executable, "-c", _BOOTSTRAP, json.dumps([str(entry) for entry in sys.path]), str(self.temp_folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the driver
+        )
+        self._spared.add(self._helper.pid)
         threading.Thread(target=self._observe, name="run supervisor", daemon=True).start()
 
     def stage(self, name: str) -> None:
-        """Sets the stage of the run, in which processes end or stop from now on."""
+        """Sets the stage of the run, in which processes end from now on."""
         super().stage(name)
-        self._leave_word()
+        self._write_note()
 
     def check(self) -> None:
         """Checks for deaths; called repeatedly while waiting for processes.
@@ -130,27 +132,21 @@ class RunSupervisor(Family):
         """Announces that all may end from now on."""
         super().closing()
         self._broken = None
-        self._leave_word()
+        self._write_note()
 
     def end(self) -> None:
         """Ends the run's remaining processes except this one, and cleans up."""
         with self._lock:
             if not self._has_ended:
                 self._has_ended = True
-                _sweep(self, self.temp_folder, self._shared_before, is_all=self._sweeps_driver)
-                os.close(self._word_file)
-                self._beside.kill()
-                self._beside.wait()
-
-    def _start(self) -> "subprocess.Popen[bytes]":
-        beside = subprocess.Popen(
-            [sys.executable, "-c", _BOOTSTRAP, json.dumps([str(entry) for entry in sys.path]), str(self.temp_folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the driver; it computes nothing, and is heard on a busy machine
-        )
-        self._spared = {os.getpid(), beside.pid}
-        return beside
+                _sweep(
+                    lambda: self.left(self.temp_folder, with_unnamed=self._sweeps_driver),
+                    self.temp_folder,
+                    self._shared_before,
+                    with_own_memory=self._sweeps_driver,
+                )
+                self._helper.kill()
+                self._helper.wait()
 
     def _observe(self) -> None:
         while True:
@@ -158,26 +154,22 @@ class RunSupervisor(Family):
             with self._lock:
                 if self._has_ended:
                     return
-                for step in (self.look, self._restart, self._leave_word, self._judge):
+                for step in (self.look, self._write_note, self._judge):
                     with contextlib.suppress(OSError):  # descriptors or memory have run out: it looks again
                         step()
 
-    def _restart(self) -> None:
-        """Starts another process beside in place of one that was killed."""
-        if self._beside.poll() is not None and time.monotonic() > self._restart_at:
-            self._restart_at = time.monotonic() + RESTART_S
-            logger.warning("the process %d beside this run is gone; another one takes its place", self._beside.pid)
-            self._beside = self._start()
-
-    def _leave_word(self) -> None:
-        """Leaves word of the stage, and of the death that would explain the end of the driver."""
+    def _write_note(self) -> None:
+        """Notes for the helper what it has to say and to end."""
         with self._lock, contextlib.suppress(OSError, ValueError):  # a full disk, a log that nobody reads
-            before, death = self._word, str(named_death(self.seen()) or "")
-            self._word = {"stage": "" if self._is_closing else self._stage, "death": death}
-            if self._word != before and not self._has_ended:
-                os.pwrite(self._word_file, json.dumps(self._word).ljust(WORD_BYTES).encode(), 0)
-            if death not in ("", before["death"]):
+            before, death = self._note, str(named_death(self.seen()) or "")
+            stage = "" if self._is_closing else self._stage
+            self._note = {"stage": stage, "death": death, "processes": self.identities()}
+            if death not in ("", before.get("death")):
                 logger.warning("%s", death)
+            if self._note != before and not self._has_ended:
+                fresh = self.temp_folder / f"{NOTE_FILE}.new"
+                fresh.write_text(json.dumps(self._note), encoding="utf-8")
+                fresh.replace(self.temp_folder / NOTE_FILE)
 
     def _judge(self) -> None:
         """Notes a death after which no stage can end, and ends the driver if it hangs."""
@@ -188,7 +180,7 @@ class RunSupervisor(Family):
         self._broken = named_death(seen) if is_broken else None
         if self._broken is not None and now - self._broken_at > LAST_RESORT_S:
             line = f"WorkerError: {self._broken.line}"
-            self.closing()  # so that the process beside, which cleans up, need not say why
+            self.closing()  # so that the helper, which cleans up, need not say why
             try:
                 with contextlib.suppress(OSError, ValueError):  # a log that nobody reads
                     logger.error("%s", line)
@@ -214,13 +206,15 @@ def swept_process() -> Iterator[None]:
         supervisor.end()
 
 
-def _sweep(family: Family, folder: Path, shared_before: Sequence[str], *, is_all: bool) -> None:
-    """Ends a run's processes, and removes its temporary folder and what is new in shared memory.
+def _sweep(
+    left: Callable[[], Collection[int]], folder: Path, shared_before: Sequence[str], *, with_own_memory: bool
+) -> None:
+    """Ends the processes that ``left`` finds, and removes the temporary folder and what is new in shared memory.
 
-    With ``is_all`` all children of the driver end, and what it has mapped itself goes.
+    With ``with_own_memory`` also what this process has mapped goes.
     """
-    process_tree.end_all(lambda: family.left(folder, with_unnamed=is_all), within_s=SWEEP_S)
-    process_tree.remove_unused_shared(shared_before, of={os.getpid()} if is_all else ())
+    process_tree.end_all(left, within_s=SWEEP_S)
+    process_tree.remove_unused_shared(shared_before, of={os.getpid()} if with_own_memory else ())
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -237,7 +231,7 @@ def _say_end(driver: int, run_folder: Path | None, line: str) -> None:
 
 
 def main() -> None:
-    """Entry point of the process beside; its last argument is the run's temporary folder."""
+    """Entry point of the helper; its last argument is the run's temporary folder."""
     folder = Path(sys.argv[2])
     try:
         run = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
@@ -245,22 +239,31 @@ def main() -> None:
         return
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # signals are handled by the driver
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one descriptor for each process of the run
-    driver = run["driver"]
-    family = Family(driver, run["children"])
-    while True:
-        with contextlib.suppress(OSError):  # as in the thread
-            stat = process_tree.process_stat(driver)
-            if stat is None or stat.has_ended or os.getppid() != driver:
-                break  # deaths after its own are not what it ended with
-            family.look()
-        family.wait(TICK_S)
-    with contextlib.suppress(OSError, ValueError):  # the driver did not get so far as to leave word
-        word = json.loads((folder / WORD_FILE).read_text(encoding="utf-8"))
-        death = named_death(family.seen())
-        cause = word["death"] or (death and replace(death, stage=word["stage"]))
-        if word["stage"] and cause:
-            line = f"WorkerError: {cause}; the driver ended with it; --resume goes on from the last checkpoint"
-            _say_end(driver, run["run_folder"] and Path(run["run_folder"]), line)
-    _sweep(family, folder, run["shared"], is_all=True)
+    _wait_for_end(run["driver"])
+    note: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):  # the driver did not get so far, or its disk was full
+        note = json.loads((folder / NOTE_FILE).read_text(encoding="utf-8"))
+    if note.get("stage") and note["death"]:
+        line = f"WorkerError: {note['death']}; the driver ended with it; --resume goes on from the last checkpoint"
+        _say_end(run["driver"], run["run_folder"] and Path(run["run_folder"]), line)
+    identities = {int(pid): start_ticks for pid, start_ticks in note.get("processes", {}).items()}
+    _sweep(lambda: _orphans(identities, folder), folder, run["shared"], with_own_memory=False)
+
+
+def _wait_for_end(driver: int) -> None:
+    """Waits until this process's parent, the driver, has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        poll = select.poll()
+        poll.register(os.pidfd_open(driver), select.POLLIN)
+        while os.getppid() == driver and not poll.poll(1000):
+            pass
+
+
+def _orphans(identities: Mapping[int, int], folder: Path) -> set[int]:
+    """What runs of a driver that is gone: noted processes, what is below them, and what uses the temporary folder."""
+    stats = {pid: process_tree.process_stat(pid) for pid in identities}
+    noted = [pid for pid, stat in stats.items() if stat is not None and stat.start_ticks == identities[pid]]
+    living = {pid for pid in noted if (stat := stats[pid]) is not None and not stat.has_ended}
+    ours = living | set(process_tree.descendants(*noted))
+    others = process_tree.process_ids() - ours - {os.getpid()}
+    return ours | {pid for pid in others if process_tree.belongs_to(pid, folder)}

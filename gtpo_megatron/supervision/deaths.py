@@ -12,7 +12,6 @@ RAY = (GCS, RAYLET)  # without which calls of Ray fail, hang, or end the driver
 AGENTS = ("Ray's dashboard agent", "Ray's runtime environment agent")  # with any of which a raylet ends
 
 OWN_WORDS_S = 8.0  # for a stage to report a death itself: a rank that raised has the reason
-STOPPED_S = 30.0  # for which a process may be stopped before the stage fails; its peers would wait for minutes
 
 _OF_RAY = {
     "gcs/gcs_server": GCS,
@@ -27,15 +26,14 @@ _OF_RAY = {
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The end of a process, or its stop by a signal.
+    """The end of a process.
 
     Attributes:
         name: name of the process in messages.
-        pid: its process id.
-        at: time of ``time.monotonic``.
-        stage: stage of the run at that time.
+        pid: process id.
+        at: moment when it was seen, of ``time.monotonic``.
+        stage: stage of the run at that moment.
         how: description, as far as known.
-        is_stop: it was stopped by a signal (SIGSTOP) and has not continued.
     """
 
     name: str
@@ -43,23 +41,20 @@ class Death:
     at: float
     stage: str
     how: str
-    is_stop: bool = False
 
     def __str__(self) -> str:
-        """The event and its stage."""
+        """The death and its stage."""
         return f"{self.name} (process {self.pid}) {self.how} in {self.stage}"
 
     @property
     def line(self) -> str:
         """What a run that ends with it says."""
-        why = "" if self.is_stop else ", and the system log for an out-of-memory kill"
-        return f"{self}; see log.txt{why}; --resume goes on from the last checkpoint"
+        where = "see log.txt, and the system log for an out-of-memory kill"
+        return f"{self}; {where}; --resume goes on from the last checkpoint"
 
     @property
     def patience_s(self) -> float | None:
         """How long a stage may continue after it; infinite if an engine can be replaced; None: it does not matter."""
-        if self.is_stop:
-            return None if self.name in AGENTS else STOPPED_S
         if self.name.startswith("checkpoint writer "):
             return None  # its rank reports its death, and it also ends normally
         if self.name.startswith(("rollout engine", "worker ")):

@@ -83,13 +83,13 @@ def belongs_to(pid: int, folder: Path) -> bool:
     return False
 
 
-def descendants(root: int) -> list[int]:
-    """The living processes below ``root``, children before their own children."""
+def descendants(*roots: int) -> list[int]:
+    """The living processes below ``roots``, children before their own children."""
     children: dict[int, list[int]] = {}
     for pid in process_ids():
         if (found := process_stat(pid)) is not None and not found.has_ended:
             children.setdefault(found.parent, []).append(pid)
-    below = list(children.get(root, ()))
+    below = [child for root in roots for child in children.get(root, ())]
     for pid in below:  # grows during the loop
         below += children.get(pid, ())
     return below

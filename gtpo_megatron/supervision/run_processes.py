@@ -1,9 +1,8 @@
-"""The processes of a run on this machine, and which of them have ended or are stopped."""
+"""The processes of a run on this machine, and which of them have ended."""
 
 import contextlib
 import os
 import select
-import signal
 import threading
 import time
 from collections.abc import Collection
@@ -14,9 +13,6 @@ from gtpo_megatron.supervision import process_tree
 from gtpo_megatron.supervision.deaths import RAY, Death, how_ended, is_of, name_of, named_death
 from gtpo_megatron.supervision.process_tree import ProcessStat, process_ids, process_stat
 
-STOP_S = 2.0  # after which a process counts as stopped: debuggers and shells stop processes for less
-LONGEST_LOOK_S = 1.0  # that counts between two looks: this process may have been stopped with all others
-
 
 @dataclass(slots=True)
 class _Process:
@@ -26,32 +22,28 @@ class _Process:
     descriptor: int  # pidfd, readable when it has ended
     name: str = ""  # in messages
     is_of_run: bool = False  # it or an ancestor has a name; other children of the driver may be a logger's
-    stopped_s: float = 0.0
-    stopped_in: str = ""  # stage when that began; "" if it runs
 
 
-class Family:
-    """Descendants of the driver since it has begun the run, named processes, and their descendants.
+class RunProcesses:
+    """Descendants of this process, the driver, since it has begun the run; named processes, and their descendants.
 
     Only the methods without ``_`` may be called from several threads.
 
     Args:
-        driver: its process id.
-        earlier: its children from before the run.
+        earlier: process ids of the driver's children from before the run.
     """
 
-    def __init__(self, driver: int, earlier: Collection[int]) -> None:
+    def __init__(self, earlier: Collection[int]) -> None:
         self._lock = threading.RLock()
-        self._driver = driver
-        self._spared = {os.getpid()}
+        self._driver = os.getpid()
+        self._spared = {self._driver}
         self._others = set(earlier)
         self._processes: dict[int, _Process] = {}
-        self._told: dict[int, str] = {}
+        self._names: dict[int, str] = {}
         self._expected: set[str] = set()
         self._deaths: list[Death] = []
         self._is_closing = False
         self._stage = "start"
-        self._looked_at = time.monotonic()
         self._ends = select.epoll()
 
     def wait(self, seconds: float) -> None:
@@ -59,12 +51,10 @@ class Family:
         self._ends.poll(seconds)
 
     def stage(self, name: str) -> None:
-        """Sets the stage of the run, in which processes end or stop from now on."""
+        """Sets the stage of the run, in which processes end from now on."""
         with self._lock:
             with contextlib.suppress(OSError):  # as in `look`
                 self._note_ends()
-                for pid in self._processes:
-                    self._look_at(pid, 0.0)
             self._stage = name
 
     def knows(self, name: str, pid: int) -> None:
@@ -72,12 +62,12 @@ class Family:
         with self._lock, contextlib.suppress(OSError):  # as in `look`
             self._expected.discard(name)
             self._deaths = [death for death in self._deaths if not is_of(death.name, name)]
-            self._told = {former: told for former, told in self._told.items() if told != name} | {pid: name}
+            self._names = {other: known for other, known in self._names.items() if known != name} | {pid: name}
             self._others.discard(pid)
             if self._is_one(pid):
-                self._look_at(pid, 0.0)
+                self._name(pid)
             elif (stat := process_stat(pid)) is None or stat.has_ended:
-                del self._told[pid]  # whoever gets its process id next is a stranger
+                del self._names[pid]  # whoever gets its process id next is a stranger
                 self._report(name, pid, how_ended(0))
 
     def expects(self, name: str) -> None:
@@ -86,11 +76,9 @@ class Family:
             self._expected.add(name)
 
     def closing(self) -> None:
-        """Announces that all may end from now on; those that are stopped could not otherwise."""
+        """Announces that all may end from now on."""
         with self._lock:
             self._is_closing = True
-            stopped = [pid for pid, one in self._processes.items() if one.name and one.stopped_in]
-            process_tree.send(stopped, signal.SIGCONT)
 
     def cause(self) -> Death | None:
         """The death that explains why a stage has failed, if one was seen."""
@@ -99,15 +87,9 @@ class Family:
             return named_death(self.seen())
 
     def seen(self) -> list[Death]:
-        """Deaths so far, and named processes that are stopped now; none once all may end."""
+        """Deaths so far; none once all may end."""
         with self._lock:
-            now = time.monotonic()
-            stopped = [
-                Death(one.name, pid, now - one.stopped_s, one.stopped_in, "is stopped (SIGSTOP)", is_stop=True)
-                for pid, one in self._processes.items()
-                if one.name and one.stopped_s > STOP_S
-            ]
-            return [] if self._is_closing else self._deaths + stopped
+            return [] if self._is_closing else list(self._deaths)
 
     @property
     def has_lost_ray(self) -> bool:
@@ -115,7 +97,7 @@ class Family:
         return any(death.name in RAY for death in self._deaths)
 
     def look(self) -> None:
-        """Looks for new processes, names, and stops.
+        """Looks for new processes and names.
 
         Raises:
             OSError: descriptors or memory have run out; it is to be called again.
@@ -126,10 +108,13 @@ class Family:
             self._others &= pids  # process ids are reused
             for pid in pids:
                 self._is_one(pid)
-            before, self._looked_at = self._looked_at, time.monotonic()
-            passed = min(LONGEST_LOOK_S, self._looked_at - before)
             for pid in self._processes:
-                self._look_at(pid, passed)
+                self._name(pid)
+
+    def identities(self) -> dict[int, int]:
+        """Start time by process id of those that run, which together identify a process."""
+        with self._lock:
+            return {pid: one.stat.start_ticks for pid, one in self._processes.items()}
 
     def left(self, folder: Path, *, with_unnamed: bool) -> set[int]:
         """Those that run, and processes that write below the run's temporary folder or have it as theirs.
@@ -151,7 +136,7 @@ class Family:
             self._ends.unregister(process.descriptor)
             os.close(process.descriptor)
             del self._processes[pid]
-            self._told.pop(pid, None)
+            self._names.pop(pid, None)
             self._report(process.name, pid, how_ended(code))
 
     def _report(self, name: str, pid: int, how: str) -> None:
@@ -169,7 +154,7 @@ class Family:
         if pid in self._others or pid in self._spared or (stat := process_stat(pid)) is None or stat.has_ended:
             return False
         # also if the listing of processes, which is not atomic, lacks the parent
-        if pid not in self._told and stat.parent != self._driver and not self._is_one(stat.parent):
+        if pid not in self._names and stat.parent != self._driver and not self._is_one(stat.parent):
             self._others.add(pid)
             return False
         try:
@@ -180,19 +165,12 @@ class Family:
         self._ends.register(descriptor, select.EPOLLIN)
         return True
 
-    def _look_at(self, pid: int, seconds: float) -> None:
-        """Notes name and state of a process, so long after the last look."""
+    def _name(self, pid: int) -> None:
+        """Notes the name of a process, which may become another program."""
         process = self._processes[pid]
         parent = self._processes.get(process.stat.parent)
-        if pid in self._told:
-            process.name = self._told[pid]
+        if pid in self._names:
+            process.name = self._names[pid]
         elif command := process_tree.command_line(pid):  # which one that has ended lacks
             process.name = name_of(command, parent.name if parent else "")
         process.is_of_run |= bool(process.name) or (parent is not None and parent.is_of_run)
-        stat = process_stat(pid)
-        if stat is None or stat.state != "T":
-            process.stopped_s, process.stopped_in = 0.0, ""
-        elif not process.stopped_in:
-            process.stopped_in = self._stage
-        else:
-            process.stopped_s += seconds

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -133,7 +132,7 @@ class Campaign:
 
     def _one(self, run: BrokenRun, fault: Fault) -> Case | None:
         if fault.stage == "start" and run.step >= 0:
-            fault = Fault(kind=fault.kind, number=fault.number, stage="rollout", delay_s=fault.delay_s)
+            fault = Fault(kind=fault.kind, stage="rollout", delay_s=fault.delay_s)
         if not run.wait_for_stage(fault, start_s=self._start_s, timeout_s=240.0):
             return None
         struck = run.strike(fault, timeout_s=60.0)
@@ -208,6 +207,5 @@ def summary(cases: Sequence[Case]) -> dict:
         "slowest_line_s": round(max((case.seconds for case in asked), default=0.0), 1),
         "left_something_behind": sum(bool(case.left) for case in cases),
         "resumed_equal": sum(case.equal is True for case in cases),
-        "stops": sum(signal.SIGSTOP.name in case.fault for case in cases),
         "cases": [asdict(case) for case in cases],
     }

@@ -2,7 +2,6 @@
 
 import random
 import re
-import signal
 from dataclasses import dataclass
 
 import psutil
@@ -31,44 +30,35 @@ _OWN_KINDS = ("rank 0", "rank 1", "rollout engine", "engine worker", "reward pro
 
 KINDS = (*_OWN_KINDS, "driver", *_SCRIPTS, "checkpoint writer")
 
-STOPPED_KINDS = (*_OWN_KINDS, "Ray's GCS", "Ray's raylet", "checkpoint writer")
-"""Those that may be stopped: the others are missed by nobody, or stand for the whole run."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """One thing to do.
+    """One process to kill.
 
     Attributes:
-        kind: of the process.
-        number: SIGKILL or SIGSTOP.
-        stage: in which.
-        delay_s: after the stage has begun.
+        kind: kind of process.
+        stage: stage in which it is killed.
+        delay_s: seconds from the stage's beginning.
     """
 
     kind: str
-    number: signal.Signals
     stage: str
     delay_s: float
 
     def __str__(self) -> str:
-        return f"{self.number.name} to {self.kind} in {self.stage}"
+        return f"SIGKILL to {self.kind} in {self.stage}"
 
 
 def draw_faults(seed: int, num: int) -> list[Fault]:
-    """The same faults for the same seed: every kind comes before one comes again, a third of them are stops."""
+    """The same faults for the same seed: every kind comes before one comes again."""
     dice = random.Random(seed)
     faults: list[Fault] = []
     while len(faults) < num:
-        kills = [(kind, signal.SIGKILL) for kind in KINDS]
-        stops = [(kind, signal.SIGSTOP) for kind in STOPPED_KINDS]
-        round_of_kinds = kills + dice.sample(stops, len(kills) // 2)
+        round_of_kinds = list(KINDS)
         dice.shuffle(round_of_kinds)
-        for kind, number in round_of_kinds:
+        for kind in round_of_kinds:
             stages = ["checkpoint"] if kind == "checkpoint writer" else list(STAGES)
-            faults.append(
-                Fault(kind=kind, number=number, stage=dice.choice(stages), delay_s=dice.choice((0.0, 0.02, 0.2)))
-            )
+            faults.append(Fault(kind=kind, stage=dice.choice(stages), delay_s=dice.choice((0.0, 0.02, 0.2))))
     return faults[:num]
 
 

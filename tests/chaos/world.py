@@ -31,9 +31,6 @@ SMALL = [
 LEFT_PATIENCE_S = 20.0
 """For a supervisor to sweep."""
 
-NOTICE_S = 1.0
-"""A stop is seen at the next look; the stages until then count as its own."""
-
 GONE_S = 5.0
 """On a loaded machine a killed process needs time to be gone: its last thread may end long after its first one, which
 makes it look like a zombie. The stages until then count as its own."""
@@ -113,11 +110,10 @@ class BrokenRun:
                     continue
                 with os.fdopen(descriptor) as end:
                     try:
-                        victim.send_signal(fault.number)
+                        victim.kill()
                     except psutil.NoSuchProcess:
                         continue
-                    is_stop = fault.number is signal.SIGSTOP
-                    stages = {before} | self._stages(NOTICE_S if is_stop else GONE_S, end=None if is_stop else end)
+                    stages = {before} | self._stages(GONE_S, end=end)
                 return victim.pid, stages | self._stages(TOLD_S)
             time.sleep(0.002)
         return None

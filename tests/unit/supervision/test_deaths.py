@@ -14,8 +14,8 @@ WRITER = "checkpoint writer of rank 0"
 ENV_AGENT = "Ray's runtime environment agent"
 
 
-def death(name, at, how="died", *, is_stop=False):
-    return Death(name, 7, at, "update", how, is_stop)
+def death(name, at, how="died"):
+    return Death(name, 7, at, "update", how)
 
 
 @pytest.mark.parametrize(
@@ -36,10 +36,6 @@ def death(name, at, how="died", *, is_stop=False):
         ([death("rank 0", 1.0), death(ENV_AGENT, 1.0), death(RAYLET, 1.0, KILLED)], RAYLET),
         # nobody misses a writer that is done
         ([death(WRITER, 1.0)], None),
-        # who is stopped
-        ([death("rank 1", 1.0, is_stop=True), death("rank 0", 9.0)], "rank 1"),
-        ([death(WRITER, 1.0, is_stop=True)], WRITER),
-        ([death(ENV_AGENT, 1.0, is_stop=True)], None),
     ],
 )  # fmt: skip
 def test_which_of_several_is_named(deaths, named):

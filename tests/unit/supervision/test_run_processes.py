@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from gtpo_megatron.supervision import family as module
-from gtpo_megatron.supervision.family import Family
+from gtpo_megatron.supervision import run_processes as module
 from gtpo_megatron.supervision.process_tree import remove_unused_shared
+from gtpo_megatron.supervision.run_processes import RunProcesses
 
 
 @pytest.fixture
-def family():
-    return Family(os.getpid(), [])
+def processes():
+    return RunProcesses([])
 
 
 @pytest.fixture
@@ -30,65 +30,65 @@ def child_and_grandchild(started):
     os.kill(grandchild, signal.SIGKILL)
 
 
-def test_a_process_whose_parent_the_listing_lacks_is_the_runs(family, child_and_grandchild, monkeypatch, tmp_path):
+def test_a_process_whose_parent_the_listing_lacks_is_the_runs(processes, child_and_grandchild, monkeypatch, tmp_path):
     child, grandchild = child_and_grandchild
     monkeypatch.setattr(module, "process_ids", lambda: {grandchild})
-    assert family.left(tmp_path, with_unnamed=True) == {child.pid, grandchild}
+    assert processes.left(tmp_path, with_unnamed=True) == {child.pid, grandchild}
 
 
 def test_children_from_before_the_run_are_not_the_runs(child_and_grandchild, tmp_path):
     child, grandchild = child_and_grandchild
-    left = Family(os.getpid(), [child.pid]).left(tmp_path, with_unnamed=True)
+    left = RunProcesses([child.pid]).left(tmp_path, with_unnamed=True)
     assert not {child.pid, grandchild} & left
 
 
-def test_an_orphan_that_is_known_stays_the_runs(family, child_and_grandchild, tmp_path):
+def test_an_orphan_that_is_known_stays_the_runs(processes, child_and_grandchild, tmp_path):
     child, grandchild = child_and_grandchild
-    family.knows("rank 0", child.pid)
-    family.look()
+    processes.knows("rank 0", child.pid)
+    processes.look()
     child.kill()
     child.wait()
-    assert family.left(tmp_path, with_unnamed=False) == {grandchild}
-    assert str(family.cause()).replace(" by SIGKILL", "") == (f"rank 0 (process {child.pid}) died in start")
+    assert processes.left(tmp_path, with_unnamed=False) == {grandchild}
+    assert str(processes.cause()).replace(" by SIGKILL", "") == (f"rank 0 (process {child.pid}) died in start")
 
 
-def test_writers_that_have_ended_are_not_kept(family, started):
+def test_writers_that_have_ended_are_not_kept(processes, started):
     """A long run has thousands, and each end would be looked at every time."""
     writer = started("sleep", "600")
-    family.knows("checkpoint writer of rank 0", writer.pid)
+    processes.knows("checkpoint writer of rank 0", writer.pid)
     writer.kill()
     writer.wait()
-    family.look()
-    assert family.seen() == []
+    processes.look()
+    assert processes.seen() == []
 
 
-def test_a_name_ends_with_its_process(family, started):
+def test_a_name_ends_with_its_process(processes, started):
     engine = started("sleep", "600")
-    family.knows("rollout engine", engine.pid)
+    processes.knows("rollout engine", engine.pid)
     engine.kill()
     engine.wait()
-    assert family.cause().name == "rollout engine"
-    assert len(family.seen()) == 1
-    family.knows("rollout engine", engine.pid)  # gone before it is seen
-    assert len(family.seen()) == 1
-    assert engine.pid not in family._told, "whoever gets its process id next is a stranger"
+    assert processes.cause().name == "rollout engine"
+    assert len(processes.seen()) == 1
+    processes.knows("rollout engine", engine.pid)  # gone before it is seen
+    assert len(processes.seen()) == 1
+    assert engine.pid not in processes._names, "whoever gets its process id next is a stranger"
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
-def test_without_descriptors_a_process_is_met_at_a_later_look(family, started, monkeypatch, code):
+def test_without_descriptors_a_process_is_met_at_a_later_look(processes, started, monkeypatch, code):
     def fails(path):
         raise OSError(code, os.strerror(code))
 
     rank = started("sleep", "600")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", fails)
-        family.knows("rank 0", rank.pid)
+        processes.knows("rank 0", rank.pid)
         with pytest.raises(OSError, match=os.strerror(code)):
-            family.look()
-    family.look()
+            processes.look()
+    processes.look()
     rank.kill()
     rank.wait()
-    assert family.cause().name == "rank 0"
+    assert processes.cause().name == "rank 0"
 
 
 @pytest.fixture
@@ -165,20 +165,20 @@ os.waitpid(child, 0)
 @pytest.mark.parametrize(
     ("arguments", "name"), [((), ""), (("dashboard/agent.py",), "Ray's dashboard agent")], ids=["a worker", "an agent"]
 )
-def test_what_a_raylet_forks_is_no_raylet(family, started, arguments, name):
+def test_what_a_raylet_forks_is_no_raylet(processes, started, arguments, name):
     """An agent that was seen between fork and exec was a raylet until its end once, with a raylet's consequences."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     parent = started(sys.executable, "-c", FORKING, "raylet/raylet", *arguments, **pipes)
     child = int(parent.stdout.readline())
     try:
-        names = family._processes
-        family.look()
+        names = processes._processes
+        processes.look()
         assert (names[parent.pid].name, names[child].name) == ("Ray's raylet", "")
         assert names[child].is_of_run
         parent.stdin.write("now\n")
         parent.stdin.flush()
         assert parent.stdout.readline() == "1\n"
-        family.look()
+        processes.look()
         assert (names[parent.pid].name, names[child].name) == ("Ray's raylet", name)
     finally:
         os.kill(child, signal.SIGKILL)
