@@ -2,7 +2,7 @@
 
 An error of a stage is often only a consequence of a death, and without Ray's GCS or raylet some calls never return. So
 the driver asks who has died when a stage has failed, and while it waits. Deaths on other machines are known from Ray's
-errors (``on_ray/collect.py``). The thread keeps a note of the stage, the death and the processes. If the driver ends
+errors (``on_ray/collect.py``). The thread keeps a note of the death and the processes. If the driver ends
 without having cleaned up, the helper prints the death that is noted, and ends the processes.
 
 Only what belongs to the run is ended: descendants of the driver, named processes and theirs, and processes that write
@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.errors import DataError, WorkerError
 from gtpo_megatron.run_folder import state as run_state
 from gtpo_megatron.supervision import process_tree
@@ -36,7 +37,7 @@ from gtpo_megatron.supervision.run_processes import RunProcesses
 logger = logging.getLogger(__name__)
 
 RUN_FILE = ".run.json"  # in the temporary folder, for the helper: the driver, and what was there before the run
-NOTE_FILE = ".note.json"  # likewise: the stage, "" if all may end; a death that explains the driver's; the processes
+NOTE_FILE = ".note.json"  # likewise: a death that would explain the driver's end, "" if there is none; the processes
 
 TICK_S = 0.25  # between two looks for new processes; deaths of known ones are seen at once
 LAST_RESORT_S = 25.0  # for which the driver may stay in a stage that cannot end
@@ -109,11 +110,6 @@ class RunSupervisor(RunProcesses):
         self._spared.add(self._helper.pid)
         threading.Thread(target=self._observe, name="run supervisor", daemon=True).start()
 
-    def stage(self, name: str) -> None:
-        """Sets the stage of the run, in which processes end from now on."""
-        super().stage(name)
-        self._write_note()
-
     def check(self) -> None:
         """Checks for deaths; called repeatedly while waiting for processes.
 
@@ -162,14 +158,11 @@ class RunSupervisor(RunProcesses):
         """Notes for the helper what it has to say and to end."""
         with self._lock, contextlib.suppress(OSError, ValueError):  # a full disk, a log that nobody reads
             before, death = self._note, str(named_death(self.seen()) or "")
-            stage = "" if self._is_closing else self._stage
-            self._note = {"stage": stage, "death": death, "processes": self.identities()}
+            self._note = {"death": death, "processes": self.identities()}
             if death not in ("", before.get("death")):
                 logger.warning("%s", death)
             if self._note != before and not self._has_ended:
-                fresh = self.temp_folder / f"{NOTE_FILE}.new"
-                fresh.write_text(json.dumps(self._note), encoding="utf-8")
-                fresh.replace(self.temp_folder / NOTE_FILE)
+                write_file(self.temp_folder / NOTE_FILE, json.dumps(self._note))
 
     def _judge(self) -> None:
         """Notes a death after which no stage can end, and ends the driver if it hangs."""
@@ -243,7 +236,7 @@ def main() -> None:
     note: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):  # the driver did not get so far, or its disk was full
         note = json.loads((folder / NOTE_FILE).read_text(encoding="utf-8"))
-    if note.get("stage") and note["death"]:
+    if note.get("death"):
         line = f"WorkerError: {note['death']}; the driver ended with it; --resume goes on from the last checkpoint"
         _say_end(run["driver"], run["run_folder"] and Path(run["run_folder"]), line)
     identities = {int(pid): start_ticks for pid, start_ticks in note.get("processes", {}).items()}

@@ -325,10 +325,10 @@ def test_a_temporary_folder_that_cannot_be_written_is_one_line(monkeypatch):
 def test_a_full_disk_does_not_end_the_supervisor(supervisor, started, monkeypatch):
     """The note is for the helper."""
 
-    def full(*_, **__):
+    def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(module, "write_file", full)
     rank = started("sleep", "600")
     supervisor.stage("update")
     supervisor.knows("rank 0", rank.pid)
