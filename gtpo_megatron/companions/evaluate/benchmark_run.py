@@ -8,8 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
-from transformers import PreTrainedTokenizerBase
-
 from gtpo_megatron.batch import Problem
 from gtpo_megatron.companions.evaluate.conversations import PlayedResponse
 from gtpo_megatron.companions.evaluate.verdict_file import GradedResponse, VerdictFile, VerdictKey
@@ -25,6 +23,8 @@ from gtpo_megatron.rollout.response_stream import SampledResponse
 from gtpo_megatron.untrusted.thinking import THINKING
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from gtpo_megatron.rewards.reward import RewardScorer
 
 
@@ -118,7 +118,7 @@ class BenchmarkRun:
 
     config: EvaluateConfig
     file: VerdictFile
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: "PreTrainedTokenizerBase"
     source: ResponseSource | None
     grader: "RewardScorer"
     answer_in: Callable[[str], str | None] | None

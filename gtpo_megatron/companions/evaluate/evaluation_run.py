@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from transformers import PreTrainedTokenizerBase
 
 from gtpo_megatron.checks import Request, run_checks
 from gtpo_megatron.companions.evaluate.benchmark_run import (
@@ -63,6 +62,8 @@ from gtpo_megatron.sentence import print_sentence
 from gtpo_megatron.weights.architecture import read_architecture
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
 
@@ -243,7 +244,7 @@ def _reward_source(config: EvaluateConfig) -> str:
 
 def _load(
     dataset: DatasetRef,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     config: EvaluateConfig,
     given: TemplateInputs,
     vocab_size: int,
@@ -261,7 +262,7 @@ def _load(
 
 
 def _template_notes(
-    model: EvaluatedModel, tokenizer: PreTrainedTokenizerBase, config: EvaluateConfig, given: TemplateInputs
+    model: EvaluatedModel, tokenizer: "PreTrainedTokenizerBase", config: EvaluateConfig, given: TemplateInputs
 ) -> list[str]:
     """The date that prompts have, and a warning if responses do not end where the template ends a turn."""
     if config.verbatim_text:
@@ -316,7 +317,7 @@ def _measure(  # noqa: PLR0913 - called once, with all that the evaluation has r
     config: EvaluateConfig,
     file: VerdictFile,
     wanted: Sequence[WantedResponse],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     answer_in: "AnswerFinder | None",
     console: Console,
     timing: Timing,

@@ -4,8 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from gtpo_megatron.batch import Problem
 from gtpo_megatron.config.environment import EnvironmentConfig
@@ -18,6 +17,9 @@ from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.evaluation.evaluator import HeldOutSet
 from gtpo_megatron.rewards.function import answer_complaint, complaint, needs_answer, run_rewards
 from gtpo_megatron.run_folder.folder import TRAIN, DataContent, heldout_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ class RunInputs:
         contents: of every data set, by its name in ``data.json``.
     """
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: "PreTrainedTokenizerBase"
     train: Sequence[Problem]
     heldout: Sequence[HeldOutSet]
     template_date: str = ""
@@ -46,7 +48,7 @@ class RunInputs:
     contents: Mapping[str, DataContent] = field(default_factory=dict)
 
 
-def read_inputs(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, vocab_size: int | None = None) -> RunInputs:
+def read_inputs(config: RunConfig, tokenizer: "PreTrainedTokenizerBase", *, vocab_size: int | None = None) -> RunInputs:
     """Reads all data sets of a run.
 
     Args:
@@ -125,14 +127,14 @@ def _lost(training: ProblemSet) -> str:
     return f"of {training.num_rows} rows {', '.join(reasons)}" if reasons else ""
 
 
-def template_notes(tokenizer: PreTrainedTokenizerBase, given: TemplateInputs) -> list[str]:
+def template_notes(tokenizer: "PreTrainedTokenizerBase", given: TemplateInputs) -> list[str]:
     """A note about the day that is in every prompt, if the chat template writes one."""
     if not asks_for_date(tokenizer):
         return []
     return [f"the chat template asks for the date and is told {given.date}, as long as this goes on (template_date)"]
 
 
-def turn_warning(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> str:
+def turn_warning(config: RunConfig, tokenizer: "PreTrainedTokenizerBase") -> str:
     """A warning if responses of this run would not end where its chat template ends a turn; else ""."""
     sampling = config.rollout.sampling
     stop_ids = (*stop_token_ids(Path(config.model.path), tokenizer), *sampling.stop_token_ids)

@@ -1,8 +1,7 @@
 """Checks that the sampler has the trainer's policy, for every batch before it is used."""
 
 from pathlib import Path
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.mismatch.gap_report import GapToken, looks_like
@@ -11,6 +10,9 @@ from gtpo_megatron.mismatch.statistics import PREFIX
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.orchestration.stages.trainer import Metrics, Trainer
 from gtpo_megatron.run_folder.token_files import WorstToken, write_worst_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def check_version(rollouts: RolloutHandle, *, version: int, max_staleness: int = 0) -> int:
@@ -52,7 +54,7 @@ class MismatchCheck:
         gate: MismatchGate,
         trainer: Trainer,
         run_folder: Path,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: "PreTrainedTokenizerBase",
         *,
         verify_every_steps: int,
     ) -> None:

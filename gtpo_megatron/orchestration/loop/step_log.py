@@ -1,8 +1,7 @@
 """Writes a step's row of metrics, and the texts of some of its groups."""
 
 from pathlib import Path
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from gtpo_megatron.batch import Problem, RewardBatch, TokenRecord
 from gtpo_megatron.config.output import LoggingConfig
@@ -12,6 +11,9 @@ from gtpo_megatron.orchestration.loop.sampling import Sampled
 from gtpo_megatron.orchestration.stages.stages import Stages
 from gtpo_megatron.run_folder.rollout_log import RolloutLog, RolloutRecord, foreign_spans
 from gtpo_megatron.run_folder.token_files import ExpertLoad, write_expert_load
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class StepLog:
@@ -30,7 +32,7 @@ class StepLog:
         self,
         config: LoggingConfig,
         run_folder: Path,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: "PreTrainedTokenizerBase",
         stages: Stages,
         sinks: MetricSinks,
         display: TrainingDisplay,
