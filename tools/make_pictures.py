@@ -1,6 +1,6 @@
-"""Draws the pictures of README: ``docs/images/stages.svg``, and ``report.png`` with ``--report RUN/report.html``.
+"""Draws the pictures of README and ARCHITECTURE into ``docs/images``; ``report.png`` with ``--report RUN/report.html``.
 
-The second is a photograph of parts of a run's page, taken by headless Chromium (``apt-get install chromium``).
+The latter is a photograph of parts of a run's page, taken by headless Chromium (``apt-get install chromium``).
 """
 
 import io
@@ -18,6 +18,7 @@ from PIL import Image
 from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.cli.arguments import options_or_exit
 from gtpo_megatron.config.configuration import configuration
+from tools.maps import processes_svg, rooms_svg
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 
@@ -166,7 +167,7 @@ class Options:
     """Options of the program.
 
     Attributes:
-        report: page of a run to photograph; None: the stages only.
+        report: page of a run to photograph; None: the drawings only.
         height: of the photograph, in pixels.
     """
 
@@ -177,7 +178,8 @@ class Options:
 def main() -> None:
     """Writes the pictures."""
     options = options_or_exit(Options, sys.argv[1:], program="make_pictures.py", description=__doc__)
-    write_file(IMAGES / "stages.svg", stages_svg())
+    for name, picture in (("stages", stages_svg), ("processes", processes_svg), ("rooms", rooms_svg)):
+        write_file(IMAGES / f"{name}.svg", picture())
     if options.report is not None:
         photograph(options.report, IMAGES / "report.png", height=options.height)
 

@@ -1,11 +1,35 @@
+import re
 from xml.etree import ElementTree
+
+import pytest
 
 from gtpo_megatron import batch
 from tools.make_pictures import COLOURS, IMAGES, STAGES, stages_svg
+from tools.maps import HEIGHT, IMPORTS, PROCESSES, ROOMS, processes_svg, rooms_svg
 
 
-def test_the_committed_picture_is_what_the_tool_draws():
-    assert (IMAGES / "stages.svg").read_text(encoding="utf-8") == stages_svg()
+def test_the_committed_pictures_are_what_the_tool_draws():
+    for name, drawn in (("stages", stages_svg), ("processes", processes_svg), ("rooms", rooms_svg)):
+        assert (IMAGES / f"{name}.svg").read_text(encoding="utf-8") == drawn()
+
+
+def test_the_rooms_are_those_of_the_package_and_each_arrow_is_an_import():
+    package = IMAGES.parents[1] / "gtpo_megatron"
+    there = {each.stem for each in package.iterdir() if each.is_dir() or each.suffix == ".py"}
+    small = {"__init__", "__pycache__", "py", "atomic_file", "machine_memory", "sentence"}
+    assert {box.name for box in ROOMS} == there - small
+    for start, end in IMPORTS:
+        files = (package / start).rglob("*.py") if (package / start).is_dir() else [package / f"{start}.py"]
+        pattern = re.compile(rf"(from|import) gtpo_megatron\.{end}\b")
+        assert any(pattern.search(file.read_text(encoding="utf-8")) for file in files), f"{start} -> {end}"
+
+
+@pytest.mark.parametrize("boxes", [PROCESSES, ROOMS], ids=["processes", "rooms"])
+def test_no_box_of_a_map_is_over_another(boxes):
+    for number, one in enumerate(boxes):
+        for other in boxes[:number]:
+            (x0, y0), (x1, y1) = one.centre, other.centre
+            assert abs(x0 - x1) >= (one.width + other.width) / 2 or abs(y0 - y1) >= HEIGHT, (one.name, other.name)
 
 
 def test_nine_boxes_within_the_picture_and_none_over_another():
