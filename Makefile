@@ -81,7 +81,6 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell
-	$(BIN)/python -m tools.check_file_sizes
 
 types: setup
 	$(BIN)/mypy
