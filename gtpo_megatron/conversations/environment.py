@@ -1,4 +1,4 @@
-"""An environment: found by its name, called in the form that it has, and checked in all that it returns.
+"""Loads an environment by its name, calls it in the form that it has, and checks what it returns.
 
 It is a class or a function without arguments that makes one object per episode, with::
 
