@@ -40,10 +40,10 @@ class Piece:
     """A part of a group's stream.
 
     Attributes:
-        group: of distributions.
+        group: name of a group of distributions.
         number: from 0.
         archive: name of the archive that has it.
-        sha256: of its bytes.
+        sha256: digest of its bytes.
     """
 
     group: str
@@ -66,7 +66,7 @@ def pack(
     Args:
         target: ``NAME.tar.gz``; the archives are ``NAME.1.tar.gz`` and so on.
         limit: bytes of an archive.
-        groups: of distributions.
+        groups: groups of distributions.
         there: ``name`` or ``name==version`` of what the machine has, as ``pip list --format=freeze`` prints it.
         replaced: requirements in the place of those of the same names.
 

@@ -11,7 +11,7 @@ class Part:
         name: word for ``--part``.
         limit_s: seconds that it may take: at most 8 minutes.
         needs: groups of distributions that it needs beside those of all parts.
-        short: what the short table has: names of figures, or what is before their comma.
+        short: names of the figures in the short table, or their beginnings before a comma.
     """
 
     name: str

@@ -57,10 +57,10 @@ def output_layer(
     """A section for each layer, and one in which they take turns with cuBLAS's bare products.
 
     Args:
-        report: of the part.
+        report: report of the part.
         head: the size.
-        sizes: of everything.
-        names: of layers, keys of ``ABOUT``.
+        sizes: all sizes.
+        names: layers, keys of ``ABOUT``.
         beside: layers that take turns too, but are not checked.
     """
     if not any(_reason(name, sizes) == "" for name in names):

@@ -50,9 +50,9 @@ def steps(report: Report, sizes: Sizes, *, until: float) -> None:
     """A section for each run, and one of their medians.
 
     Args:
-        report: of the part.
-        sizes: of everything.
-        until: of ``time.perf_counter``, when the last run must have ended.
+        report: report of the part.
+        sizes: all sizes.
+        until: value of ``time.perf_counter`` when the last run must have ended.
     """
     is_gpu = sizes.device.type == "cuda"
     if reason := lacking(sizes.device) or missing():

@@ -20,7 +20,7 @@ class Report:
 
     Args:
         path: JSON file.
-        facts: what the figures depend on: device, sizes, versions.
+        facts: conditions of the measurements: device, sizes, versions.
 
     Attributes:
         results: lines so far; the group of each is its section.
@@ -73,7 +73,7 @@ class Section:
     """Results of one thing that is measured.
 
     Args:
-        report: of the part.
+        report: report of the part.
         name: heading.
 
     Attributes:
@@ -109,8 +109,8 @@ class Section:
         Args:
             name: quantity.
             value: measured value.
-            unit: of the value.
-            **beside: what it is to be compared with, such as ``planned``.
+            unit: unit of the value.
+            **beside: values to compare it with, such as ``planned``.
         """
         self._figure("noted", name, value, unit, beside)
 

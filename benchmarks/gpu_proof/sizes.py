@@ -16,11 +16,11 @@ class HeadSize:
     """An output layer.
 
     Attributes:
-        name: of the model, with the tensor-parallel ranks that share its vocabulary.
-        tokens: scored together.
+        name: model, with the tensor-parallel ranks that share its vocabulary.
+        tokens: number of tokens scored together.
         hidden: width.
         vocab: rows of one rank.
-        chunk: tokens whose logits are made together.
+        chunk: number of tokens whose logits are made together.
     """
 
     name: str
@@ -35,13 +35,13 @@ class ModelSize:
     """A model, and a batch of equally long responses.
 
     Attributes:
-        name: of the model whose widths it has.
-        config: for its ``config.json``.
-        responses: of a step.
-        prompt_tokens: of each.
-        response_tokens: of each.
-        micro_batch_tokens: that are packed together.
-        adapter: what is trained in the place of all weights.
+        name: model whose widths it has.
+        config: content of its ``config.json``.
+        responses: number of responses of a step.
+        prompt_tokens: length of each prompt.
+        response_tokens: length of each response.
+        micro_batch_tokens: tokens packed together.
+        adapter: adapters, trained in the place of all weights.
         recompute: activations that the backward pass makes again.
     """
 
@@ -60,17 +60,17 @@ class Sizes:
     """Everything that the parts measure.
 
     Attributes:
-        device: that they measure on.
+        device: device of all measurements.
         heads: output layers.
-        models: of the actor, two layers each.
+        models: models of the actor, two layers each.
         whole: one with all of its layers, whose rates are measured too.
         adapted: whole ones that low-rank adapters are trained over.
-        dtype: of the models.
-        checked_responses: of the batch whose gradients are compared.
-        bucket_bytes: of a push.
+        dtype: element type of the models.
+        checked_responses: size of the batch whose gradients are compared.
+        bucket_bytes: size of a push's buckets.
         peer_step: key of ``benchmarks.peer_sizes.SIZES``, of a step beside TRL's.
         rounds: timed repetitions, after ``warm_rounds``.
-        warm_rounds: that are not timed.
+        warm_rounds: repetitions that are not timed.
     """
 
     device: torch.device

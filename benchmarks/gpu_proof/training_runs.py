@@ -64,9 +64,9 @@ class Run:
 
     Args:
         section: takes the command, and a failed run's log.
-        folder: of the run; its configuration and output lie beside it.
+        folder: run folder; its configuration and output lie beside it.
         recipe: ``module:function`` and options, as on a command line.
-        until: of ``time.monotonic``, when the last command must have ended.
+        until: value of ``time.monotonic`` when the last command must have ended.
     """
 
     def __init__(self, section: Section, folder: Path, recipe: Sequence[str], *, until: float) -> None:
@@ -140,7 +140,7 @@ def learning(section: Section, rows: Rows, on_cpu: dict[str, float]) -> None:
 
     Args:
         section: takes it.
-        rows: of the run.
+        rows: metrics of the run.
         on_cpu: held-out accuracy by ``before`` and ``after``.
     """
     heldout = [(row["step"], row["eval/heldout_mean_at_k"]) for row in rows if "eval/heldout_mean_at_k" in row]
@@ -157,7 +157,7 @@ def typical(section: Section, rows: Rows, names: dict[str, tuple[str, str]], *, 
 
     Args:
         section: takes them.
-        rows: of the run.
+        rows: metrics of the run.
         names: figure and unit by metric.
         after: so many steps are not counted: they compile, or fill caches.
         **beside: what to compare with, by metric.

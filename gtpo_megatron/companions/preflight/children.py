@@ -14,11 +14,11 @@ from typing import Any
 from gtpo_megatron.errors import WorkerError
 
 SHOWN_CHARACTERS = 400
-"""Of what a failed child has said."""
+"""Of the last line of a failed child."""
 
 _BOOTSTRAP = (
-    "import json, sys; given = json.load(sys.stdin); sys.path[:] = given['path']; "
-    "from gtpo_megatron.companions.preflight.children import answer; answer(given)"
+    "import json, sys; call = json.load(sys.stdin); sys.path[:] = call['path']; "
+    "from gtpo_megatron.companions.preflight.children import answer; answer(call)"
 )
 
 MARK = "preflight answer: "
@@ -26,21 +26,21 @@ MARK = "preflight answer: "
 
 
 def in_child(_instance: object, function: str, arguments: Mapping[str, Any], timeout_s: float) -> Any:
-    """A question to any process of the run: calls a function in a child of it, which sees the same GPUs.
+    """Runs in any process of a run: calls a function in a child of it, which sees the same GPUs.
 
     Args:
         function: ``module:name``.
-        arguments: by name, as JSON can hold them.
-        timeout_s: after which the child is ended.
+        arguments: values by name, as JSON can hold them.
+        timeout_s: time of the child.
 
     Raises:
         WorkerError: it failed, or took longer.
     """
-    given = json.dumps({"path": sys.path, "function": function, "arguments": dict(arguments)})
+    call = json.dumps({"path": sys.path, "function": function, "arguments": dict(arguments)})
     try:
         done = subprocess.run(
             [sys.executable, "-c", _BOOTSTRAP],
-            input=given,
+            input=call,
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -52,14 +52,14 @@ def in_child(_instance: object, function: str, arguments: Mapping[str, Any], tim
         ) from error
     answers = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     if done.returncode or not answers:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        why = said[-1][:SHOWN_CHARACTERS] if said else "without a word"
+        printed = (done.stderr or done.stdout).strip().splitlines()
+        why = printed[-1][:SHOWN_CHARACTERS] if printed else "without a word"
         raise WorkerError(f"{function} ended with status {done.returncode}: {why}")
     return json.loads(answers[-1].removeprefix(MARK))
 
 
-def answer(given: Mapping[str, Any]) -> None:
-    """Calls the given function in a child, and prints its result for the parent."""
-    module, _, name = given["function"].partition(":")
-    found = getattr(importlib.import_module(module), name)(**given["arguments"])
-    sys.stdout.write(f"{MARK}{json.dumps(found)}\n")
+def answer(call: Mapping[str, Any]) -> None:
+    """Calls a function in a child, and prints its result for the parent."""
+    module, _, name = call["function"].partition(":")
+    result = getattr(importlib.import_module(module), name)(**call["arguments"])
+    sys.stdout.write(f"{MARK}{json.dumps(result)}\n")

@@ -91,7 +91,7 @@ def preflight(config: RunConfig, options: PreflightOptions, console: Console) ->
 
     Args:
         config: recipe.
-        options: what to check.
+        options: choice of the checks.
         console: one line a result.
 
     Raises:

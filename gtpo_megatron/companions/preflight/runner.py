@@ -54,7 +54,7 @@ class CheckRunner:
     Args:
         checks: all, in order.
         chosen: names of those to make, with what they need (``chosen_checks``).
-        seconds: for all of them.
+        seconds: time for all of them.
         show: called with every result.
         is_alive: called after a check has raised; False if the processes cannot be asked any more.
         clock: monotonic seconds.
@@ -62,7 +62,7 @@ class CheckRunner:
     Attributes:
         results: lines so far.
         values: return values of the checks so far, by name.
-        seconds: as above.
+        seconds: time for all checks.
     """
 
     def __init__(

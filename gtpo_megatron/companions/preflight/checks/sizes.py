@@ -96,9 +96,9 @@ def times_at_size(
 
     Args:
         scalars: timings of the few.
-        config: of the recipe.
-        groups: that the few were of.
-        mean_tokens: of a prompt and its response in a step.
+        config: recipe.
+        groups: number of groups of the few.
+        mean_tokens: mean length of a prompt and its response in a step.
     """
     longest = config.data.max_prompt_tokens + config.rollout.sampling.max_response_tokens
     share = mean_tokens / longest

@@ -63,10 +63,10 @@ def adapters(hosts: Mapping[str, Mapping[str, str]]) -> CheckResult:
         return not_here(what, "no adapter in /sys/class/infiniband that NCCL_IB_HCA allows")
     inactive = [{port for port, state in ports.items() if "ACTIVE" not in state} for ports in hosts.values()]
     unused = set.intersection(*inactive)
-    said = f"down on all nodes: {', '.join(sorted(unused))}" if unused else ""
+    down_everywhere = f"down on all nodes: {', '.join(sorted(unused))}" if unused else ""
     used = {host: {port: state for port, state in ports.items() if port not in unused} for host, ports in hosts.items()}
     if not any(used.values()):
-        return noted(what, said, why="NCCL takes TCP in their place")
+        return noted(what, down_everywhere, why="NCCL takes TCP in their place")
     down = [
         f"{port} of {host}: {state}"
         for host, ports in used.items()
@@ -79,7 +79,7 @@ def adapters(hosts: Mapping[str, Mapping[str, str]]) -> CheckResult:
     rates = {tuple(sorted(ports.values())) for ports in used.values()}
     return assessed(
         what,
-        "; ".join([*(down or sorted(on_nodes)), *([said] if said else [])]),
+        "; ".join([*(down or sorted(on_nodes)), *([down_everywhere] if down_everywhere else [])]),
         is_good=not down and len(rates) == 1,
         expected="active, the same on all nodes",
         remedy="the network of these nodes is broken; NCCL_IB_HCA (--env) leaves out ports that are not to be used, "

@@ -47,7 +47,7 @@ def compare_layer(config: dict[str, Any]) -> dict[str, Any]:
     """Compares scores, loss, gradient norm, and the scores after an update.
 
     Args:
-        config: of the recipe, as ``to_plain`` made it; its model folder needs a ``config.json`` only.
+        config: recipe, as ``to_plain`` made it; its model folder needs a ``config.json`` only.
 
     Returns:
         ``logprobs``: 90th percentile of the differences over the standard deviation of the reference's log-probs;
@@ -183,9 +183,9 @@ class _Reference:
     """Transformers' side.
 
     Args:
-        model: in float32.
-        rollouts: what is scored.
-        config: for the loss and Adam's settings.
+        model: model in float32.
+        rollouts: responses to score.
+        config: settings of the loss and of Adam.
     """
 
     def __init__(self, model: torch.nn.Module, rollouts: RolloutBatch, config: RunConfig) -> None:
