@@ -64,8 +64,9 @@ class Report:
                 section.add(CheckResult(what=WHOLE, measured="measured", status="passed"))
         self._under_way = ""
         self.save()
-        problems = "; ".join(f"{one.what}: {one.measured}" for one in section.results if one.status == section.status)
-        shown = "" if section.status == "passed" else f": {problems}"
+        problems = [one for one in section.results if one.status == section.status]
+        reasons = "; ".join(one.measured if one.what == WHOLE else f"{one.what}: {one.measured}" for one in problems)
+        shown = "" if section.status == "passed" else f": {reasons}"
         print(f"  {section.status:8} {name} ({section.results[-1].seconds:.1f} s){shown}", flush=True)
 
 
