@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -209,9 +209,9 @@ class Preflight:
                 has_started = True
                 seconds = time.monotonic() - began - (self._machines_s or 0.0)
                 runner.add("start", _started(seconds, config.cluster.start_deadline_s), seconds=seconds)
-                given = {field.name: getattr(self.context, field.name) for field in fields(PreflightContext)}
+                gpus = GpuHandover(stages, self._memory)
                 self.context = context = StepContext(
-                    **given, stages=stages, memory=self._memory, gpus=GpuHandover(stages, self._memory)
+                    **vars(self.context), stages=stages, memory=self._memory, gpus=gpus
                 )
                 for name in WITH_MODELS:
                     runner.run(name, context)

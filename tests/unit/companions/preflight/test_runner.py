@@ -107,7 +107,7 @@ def test_what_is_left_out_is_no_line_and_what_needs_it_is_not_run():
 
 
 @pytest.mark.parametrize(
-    ("findings", "passed"),
+    ("results", "passed"),
     [
         ([assessed("a", "1", is_good=True, expected="1", remedy="")], True),
         ([assessed("a", "1", is_good=True, expected="1", remedy=""), noted("b", "1", why="no GPU")], True),
@@ -117,9 +117,9 @@ def test_what_is_left_out_is_no_line_and_what_needs_it_is_not_run():
         ([], False),
     ],
 )
-def test_the_whole_passes_if_something_did_and_nothing_failed(findings, passed):
+def test_the_whole_passes_if_something_did_and_nothing_failed(results, passed):
     def find(_context):
-        yield from findings
+        yield from results
 
     assert has_passed(make(find)) == passed
 
