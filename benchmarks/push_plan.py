@@ -58,7 +58,7 @@ def measure(case: int, side: str, number: int) -> dict[str, Any]:
         workers=workers,
         engines=parallel.num_ranks // workers,
         bucket_mib=BUCKET_MIB,
-        reach="own_rank_first",
+        sender_policy="own_rank_first",
     )
     meeting = Meeting(
         host="localhost", port=1, num_ranks=parallel.num_ranks, num_workers=0, backend="gloo", deadline_s=1.0

@@ -29,7 +29,7 @@ from gtpo_megatron.weights.architecture import Architecture, read_architecture
 from gtpo_megatron.weights.experts import Experts
 from gtpo_megatron.weights.param_mapping import TensorParallel
 from gtpo_megatron.weights.push.ends import open_sender
-from gtpo_megatron.weights.push.layout import PushLayout, Reach, SourceRank, TargetWorker
+from gtpo_megatron.weights.push.layout import PushLayout, SenderPolicy, SourceRank, TargetWorker
 from gtpo_megatron.weights.push.link import SlotShape, WeightLink
 from gtpo_megatron.weights.push.plan import PushPlan
 from gtpo_megatron.weights.push.transports.shared_memory import create_slots, remove_name
@@ -93,7 +93,7 @@ def layout_of(
     workers: int,
     engines: int = 1,
     bucket_mib: int,
-    reach: Reach = "same_host",
+    sender_policy: SenderPolicy = "same_host",
 ) -> PushLayout:
     tensor = parallel.tensor_parallel_size
     return PushLayout(
@@ -107,7 +107,7 @@ def layout_of(
         padded_vocab_size=-(-arch.vocab_size // tensor) * tensor,
         itemsize=2,
         bucket_bytes=bucket_mib * MIB,
-        reach=reach,
+        sender_policy=sender_policy,
     )
 
 

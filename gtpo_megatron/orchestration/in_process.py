@@ -48,7 +48,7 @@ class LocalEngines(Engines):
         super().__init__((HOST,), workers_per_engine=engine.num_workers, has_environment=engine.has_environment)
         self._engine = engine
 
-    def call(self, stage: str, functions: "Mapping[int, Callable[[VllmEngine], Result]]") -> dict[int, Result]:
+    def run_on_each(self, stage: str, functions: "Mapping[int, Callable[[VllmEngine], Result]]") -> dict[int, Result]:
         """Calls the function of the engine."""
         del stage  # what it raises comes from here
         return {index: function(self._engine) for index, function in functions.items()}
@@ -59,7 +59,7 @@ class LocalEngines(Engines):
         """Calls the function of the engine."""
         return {
             index: {key: RolloutHandle.of(*chunk) for key, chunk in chunks.items()}
-            for index, chunks in self.call("rollout", functions).items()
+            for index, chunks in self.run_on_each("rollout", functions).items()
         }
 
     def store(self, rollouts: RolloutBatch) -> RolloutHandle:
@@ -76,7 +76,7 @@ class LocalRanks:
         self._actor = actor
         self.coordinates = (actor.coordinates,)
 
-    def call(self, stage: str, functions: "Sequence[Callable[[MegatronActor], Result]]") -> list[Result]:
+    def run_on_each(self, stage: str, functions: "Sequence[Callable[[MegatronActor], Result]]") -> list[Result]:
         """Calls the function of the rank."""
         del stage  # what it raises comes from here
         return [function(self._actor) for function in functions]

@@ -32,7 +32,7 @@ from gtpo_megatron.errors import DataError, WorkerError
 from gtpo_megatron.run_folder import state as run_state
 from gtpo_megatron.supervision import process_tree
 from gtpo_megatron.supervision.deaths import Death, named_death
-from gtpo_megatron.supervision.run_processes import RunProcesses
+from gtpo_megatron.supervision.process_watch import ProcessWatch
 
 logger = logging.getLogger(__name__)
 
@@ -78,11 +78,11 @@ def make_run_temp(run: dict[str, Any]) -> Path:
     return folder
 
 
-class RunSupervisor(RunProcesses):
+class RunSupervisor(ProcessWatch):
     """Observes the processes of this run, and cleans up after it.
 
     Args:
-        run_folder: where the end is recorded if the driver cannot; None: nowhere.
+        run_folder: folder in which the end is recorded if the driver cannot; None: it is not.
         sweeps_driver: at the end, end all children and remove shared memory of this process, which has an engine.
 
     Attributes:

@@ -54,10 +54,10 @@ def cpu_cache_mib(rollout: RolloutConfig, architecture: Architecture, *, max_tok
     no more than a share, and in any case enough for one sequence.
 
     Args:
-        rollout: the engines, all on this machine.
-        architecture: of the model.
-        max_tokens: of the longest prompt and response.
-        free_bytes: on this machine.
+        rollout: settings of the engines, all on this machine.
+        architecture: architecture of the model.
+        max_tokens: length of the longest prompt and response.
+        free_bytes: free memory of this machine.
     """
     if rollout.kv_cache_mib is not None:
         return rollout.kv_cache_mib

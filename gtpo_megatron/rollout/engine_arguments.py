@@ -74,7 +74,7 @@ def llm_arguments(
 
     Args:
         config: settings of the engine.
-        architecture: that of the model.
+        architecture: architecture of the model.
         on_gpu: vLLM runs on a GPU, else on a CPU.
         cache_mib: size of the key-value cache in each worker.
         max_sequence_tokens: maximum length of prompt plus response.

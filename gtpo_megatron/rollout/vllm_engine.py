@@ -160,9 +160,9 @@ class VllmEngine:
         Args:
             requests: one response each.
             sampling: the distribution.
-            seed: of the run.
-            priority: with ``rollout.is_continuous``, requests with the lowest number are served first.
-            ticket: of these requests; None: a number.
+            seed: seed of the run.
+            priority: rank in the queue of ``rollout.is_continuous``: the lowest number is served first.
+            ticket: ticket of these requests; None: a number is made.
 
         Returns:
             The ticket of these requests.

@@ -130,8 +130,8 @@ class WorkerExtension:
         """Experts of finished responses; of the first worker, since all workers route alike.
 
         Args:
-            responses: their numbers.
-            num_tokens: that were run of each.
+            responses: numbers of the responses.
+            num_tokens: number of tokens that were run of each.
         """
         assert self._routing is not None, "gtpo_capture_routing comes first"
         taken = self._routing.take(responses, num_tokens)

@@ -141,8 +141,8 @@ def check_settings(model: torch.nn.Module, arch: Architecture) -> None:
     """Checks settings of vLLM's layers that no weight carries and that rounding may hide.
 
     Args:
-        model: vLLM's.
-        arch: of the model folder, which the trainer is built from.
+        model: vLLM's model.
+        arch: architecture in the model folder, which the trainer is built from.
 
     Raises:
         WeightSyncError: a normalisation has another epsilon, or a rotary embedding another base.

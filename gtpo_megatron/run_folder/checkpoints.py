@@ -59,7 +59,7 @@ class DriverState:
         step: finished steps.
         sampler: the prompt sampler's position.
         counters: totals over the run, such as responses generated.
-        mismatch: what the limits of the mismatch were learnt from.
+        mismatch: figures that the limits of the mismatch were learnt from.
     """
 
     step: int
@@ -73,7 +73,7 @@ class Checkpoint:
     """A checkpoint to resume from.
 
     Attributes:
-        path: its folder.
+        path: folder of the checkpoint.
         state: the driver's state.
         manifest: None if it is missing and ``verify='none'``.
         unmeasured: the step's metrics, if a stop postponed its measurement: they are written after the measurement.
@@ -215,7 +215,7 @@ class CheckpointFolder:
             run: facts for the manifest.
             checksums: checksums of the ranks' files by name; those of other files are computed here.
             scores: held-out metrics of the step; empty if it was not measured.
-            config: what to keep.
+            config: numbers of checkpoints that are kept.
 
         Raises:
             CheckpointError: the disk failed, or a file is missing; the last complete checkpoint stays valid.

@@ -165,7 +165,7 @@ class RunFolder:
 
         Args:
             config: the run's configuration.
-            contents: its data sets, by name.
+            contents: data sets of the run, by name.
             goes_on: the run resumes from a checkpoint, and must have the same held-out problems. The prompt sampler
                 compares the training set.
 

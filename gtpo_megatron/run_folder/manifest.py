@@ -58,9 +58,9 @@ class Manifest:
         format: version of the format; later ones are refused.
         step: finished steps.
         policy_version: version of the weights.
-        created: when the checkpoint was finished, UTC, ISO 8601.
+        created: time at which the checkpoint was finished, UTC, ISO 8601.
         checksum_algorithm: algorithm of all checksums.
-        run: see ``RunFacts``.
+        run: facts about the run.
         scores: held-out metrics of the step; empty if it was not measured.
         files: entries by name.
     """

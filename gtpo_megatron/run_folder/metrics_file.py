@@ -220,7 +220,7 @@ def finite(value: Any) -> float | None:
     """The value as a float; None if it is not a finite number (text, a list, a bool, NaN).
 
     Args:
-        value: as JSON or YAML gives it.
+        value: value that JSON or YAML gives.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MAX_MAGNITUDE:
         return None

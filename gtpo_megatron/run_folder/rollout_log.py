@@ -59,7 +59,7 @@ class RolloutRecord:
         answer: the reference answer.
         problem_id: id of the problem in its data set; "" if it is not known.
         parts: parts of the reward by name.
-        info: what the reward function said about the response, as a JSON object; "" if nothing.
+        info: note of the reward function about the response, a JSON object; "" if there is none.
     """
 
     group_id: int

@@ -39,10 +39,10 @@ class RunState:
     Attributes:
         num_starts: number of drivers that have opened this folder, including this one.
         host: host of the last one.
-        pid: its process id on that host.
+        pid: process id of the last one on that host.
         started_at: Unix time.
         ended_at: Unix time; 0 while it runs, or if it was killed.
-        outcome: how it ended; empty if ``ended_at`` is 0.
+        outcome: outcome in a line; empty if ``ended_at`` is 0.
     """
 
     num_starts: int

@@ -85,18 +85,18 @@ class WorstToken:
     Attributes:
         gap_nats: absolute difference of the log-probs.
         sampler_logprob: nats; null in the file if it is not finite.
-        trainer_logprob: likewise.
+        trainer_logprob: nats, null likewise.
         token_id: the token.
-        token: as text.
+        token: text of the token.
         before: text before it, of prompt and response.
         after: text after it.
-        group_id: of its prompt.
-        row: of its response in the batch.
-        position: in the response, from 0.
+        group_id: number of its prompt's group.
+        row: row of its response in the batch.
+        position: place in the response, from 0.
         prompt_length: tokens.
         response_length: tokens.
-        policy_version: of the weights that sampled it.
-        engine: that sampled it.
+        policy_version: version of the weights that sampled it.
+        engine: number of the engine that sampled it.
     """
 
     gap_nats: float
@@ -121,10 +121,10 @@ def write_worst_tokens(
     """Replaces the file.
 
     Args:
-        run_folder: of the run.
-        policy_version: on both sides.
+        run_folder: folder of the run.
+        policy_version: version of the weights on both sides.
         broken: figures beyond their limits.
-        looks_like: where the gaps are.
+        looks_like: description of where the gaps are.
         tokens: the largest gap first.
 
     Returns:

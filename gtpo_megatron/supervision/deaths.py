@@ -90,8 +90,8 @@ def name_of(command: Sequence[str], parent: str) -> str:
     """The name of a process that the driver has not named; may be empty.
 
     Args:
-        command: its arguments or title.
-        parent: its parent's name, which a fork has not got though it may have its title.
+        command: arguments or title of the process.
+        parent: name of its parent, which a fork has not got though it may have its title.
     """
     title = command[0] if command else ""
     if parent.startswith("rank ") and title.startswith("ray::"):  # a fork still has the rank's title

@@ -42,11 +42,11 @@ class SupervisedProcess:
     Args:
         main: module whose ``main()`` the worker runs; ``sys.argv[1]`` is JSON with what it is told.
         told: what the worker is told, beside ``descriptor``.
-        descriptor: of the worker's end of a connection; the caller closes its own copy afterwards.
-        what: in messages, what prints.
+        descriptor: descriptor of the worker's end of a connection; the caller closes its own copy afterwards.
+        what: name of what prints, for messages.
 
     Attributes:
-        output: what the worker prints.
+        output: output of the worker.
     """
 
     def __init__(self, main: str, told: Mapping[str, Any], *, descriptor: int, what: str) -> None:
@@ -100,7 +100,7 @@ class Output:
 
     Args:
         descriptor: the reading end of the worker's pipe; owned by this object.
-        what: in messages, what prints.
+        what: name of what prints, for messages.
     """
 
     def __init__(self, descriptor: int, what: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gtpo_megatron.errors import DataError, WorkerError
 from gtpo_megatron.orchestration.on_ray import collect as module
-from gtpo_megatron.orchestration.on_ray.collect import collect, looking_after
+from gtpo_megatron.orchestration.on_ray.collect import checked_while_waiting, collect
 from tests.integration.own_ray import own_ray
 
 pytestmark = [
@@ -92,7 +92,7 @@ def test_a_look_that_raises_ends_the_wait(workers):
         raise WorkerError("Ray's GCS died")
 
     started = time.monotonic()
-    with looking_after(look), pytest.raises(WorkerError, match="^Ray's GCS died$"):
+    with checked_while_waiting(look), pytest.raises(WorkerError, match="^Ray's GCS died$"):
         collect({"rank 0": workers["rank 0"].answer.remote(1, 60.0)}, stage="score", deadline_s=60)
     assert time.monotonic() - started < 30
 
@@ -106,5 +106,5 @@ def test_a_stage_that_is_quick_looks_too(workers):
 
     answered = workers["rank 0"].answer.remote(1)
     ray.get(answered)
-    with looking_after(look), pytest.raises(WorkerError, match="^Ray's raylet died$"):
+    with checked_while_waiting(look), pytest.raises(WorkerError, match="^Ray's raylet died$"):
         collect({"rank 0": answered}, stage="score", deadline_s=60)

@@ -147,10 +147,10 @@ class Whole:
         return one.section[0] % self.layout.sources[0].coordinates.pipeline_size, one.section[1], one.shard
 
     def region(self, target):
-        return target.host if self.layout.reach == "same_host" else ""
+        return target.host if self.layout.sender_policy == "same_host" else ""
 
     def column(self, worker, has_experts):
-        if self.layout.reach != "own_rank_first" or worker not in self.coordinates:
+        if self.layout.sender_policy != "own_rank_first" or worker not in self.coordinates:
             return 0
         if not any(worker in ranks for shard, ranks in self.holders.items() if shard[1] == has_experts):
             return 0  # its stage has no layer with experts
@@ -163,9 +163,9 @@ class Whole:
 
     def assign_senders(self, shard, region):
         ranks = self.holders[shard]
-        able = [rank for rank in ranks if self.layout.reach != "same_host" or self.hosts[rank] == region]
+        able = [rank for rank in ranks if self.layout.sender_policy != "same_host" or self.hosts[rank] == region]
         line = [target.worker for target in self.line(region, shard[1]) if self.wanted[target.worker][shard]]
-        if self.layout.reach == "own_rank_first":
+        if self.layout.sender_policy == "own_rank_first":
             self.senders |= {(worker, shard): {worker: 1} for worker in line if worker in ranks}
             line = [worker for worker in line if worker not in ranks]
         total, start = sum(self.wanted[worker][shard] for worker in line), 0
@@ -241,8 +241,8 @@ def least_sent(arch, layout):
     sent = dict.fromkeys(hosts, 0)
     for target in layout.targets:
         for one, copy in parts_of(target, kept_boxes(arch, target), found, layout):
-            able = [r for r in one.ranks if layout.reach != "same_host" or hosts[r] == target.host]
-            if layout.reach == "own_rank_first" and target.worker in able:
+            able = [r for r in one.ranks if layout.sender_policy != "same_host" or hosts[r] == target.host]
+            if layout.sender_policy == "own_rank_first" and target.worker in able:
                 able = [target.worker]
             rank = min(able, key=lambda r: (sent[r], r))
             sent[rank] += size_of(copy.hf_name, copy.hf_box, layout)

@@ -39,7 +39,7 @@ def _push(section: Section, size: ModelSize, sizes: Sizes) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         make_folder(Path(scratch), size, device=sizes.device)
         arch = read_architecture(Path(scratch))
-    layout = layout_of(arch, ParallelConfig(num_ranks=1), workers=1, bucket_mib=1, reach="own_rank_first")
+    layout = layout_of(arch, ParallelConfig(num_ranks=1), workers=1, bucket_mib=1, sender_policy="own_rank_first")
     layout = type(layout)(
         **{name: getattr(layout, name) for name in layout.__dataclass_fields__} | {"bucket_bytes": sizes.bucket_bytes}
     )

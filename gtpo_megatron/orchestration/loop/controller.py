@@ -49,7 +49,7 @@ class RunSummary:
         after: None where a run was stopped before its end.
         stopped_after: the step that a run was asked to stop at, and is saved at; 0 where nothing was to be saved yet;
             None at the end.
-        stop_reason: who asked, and how.
+        stop_reason: sender and kind of the request.
     """
 
     before: tuple[HeldOutResult, ...] | None
@@ -62,13 +62,13 @@ class Controller:
     """Drives a run over its stages; knows neither Ray nor Megatron.
 
     Args:
-        config: of the run.
-        folder: of the run, already opened.
-        facts: for the checkpoints' manifests.
+        config: configuration of the run.
+        folder: folder of the run, already opened.
+        facts: facts for the checkpoints' manifests.
         inputs: read and checked.
         stages: the stages of a step.
-        sinks: where the numbers go.
-        display: what a person sees.
+        sinks: receivers of the metrics.
+        display: lines or panel on the terminal.
         stop_reason: asked after every step and before every held-out set; anything but an empty string saves the run
             there and ends it.
     """

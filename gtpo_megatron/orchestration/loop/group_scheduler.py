@@ -45,9 +45,9 @@ class SchedulerRules:
         group_size: ``G``.
         max_staleness: ``N``.
         over_sample: ``C``, at least 1.
-        stragglers: what happens to groups that would be too old for the next step.
+        stragglers: treatment of groups that would be too old for the next step.
         max_concurrent: sequences that an engine decodes together.
-        num_steps: of the run; nothing is sampled for steps after it.
+        num_steps: last step of the run; nothing is sampled for steps after it.
         max_refills: dynamic sampling gives up after ``(1 + max_refills) B`` dropped groups without a step.
     """
 
@@ -75,7 +75,7 @@ class Account:
         drawn: prompts drawn in the run.
         trained: taken by a step.
         dropped: dropped by dynamic sampling.
-        waiting: to be sampled.
+        waiting: number of groups that wait to be sampled.
         sampling: inside an engine.
         grading: sampled, without a reward.
         ready: graded, for the next steps.
@@ -181,7 +181,7 @@ class GroupScheduler:
 
         Args:
             attempt: the try.
-            version: of the oldest token.
+            version: policy version of the oldest token.
 
         Returns:
             Whether they are wanted; False if the try was given up.

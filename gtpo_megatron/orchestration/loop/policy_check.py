@@ -44,9 +44,9 @@ class MismatchCheck:
     Args:
         gate: judges a step's figures.
         trainer: knows the tokens.
-        run_folder: where the worst tokens are written.
+        run_folder: folder into which the worst tokens are written.
         tokenizer: makes text of them.
-        verify_every_steps: see ``WeightSyncConfig``.
+        verify_every_steps: steps from one verified push to the next.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class MismatchCheck:
         """Judges figures of responses that are of the trainer's own policy version.
 
         Args:
-            metrics: with the figures, of the scoring pass, or of the update if there is none.
+            metrics: metrics with the figures, of the scoring pass, or of the update if there is none.
             rollouts: the responses.
-            version: of the weights on both sides.
+            version: version of the weights on both sides.
 
         Returns:
             Metrics of the limits.

@@ -117,7 +117,7 @@ def refill_size(num_missing: int, *, num_kept: int, num_drawn: int, num_prompts:
         num_missing: groups that the step lacks, at least 1.
         num_kept: groups that were kept so far.
         num_drawn: prompts that were drawn so far.
-        num_prompts: of a step; also the most that a refill draws, and what it draws if nothing was kept so far.
+        num_prompts: prompts of a step; also the most that a refill draws, and what it draws if none was kept so far.
     """
     return num_prompts if num_kept == 0 else min(num_prompts, math.ceil(num_missing * num_drawn / num_kept))
 
@@ -146,9 +146,9 @@ def merged(rounds: Sequence[Sampled], kept: Sequence[set[int]], metrics: Metrics
     """The kept groups of all rounds, in the order they were drawn.
 
     Args:
-        rounds: at least one.
+        rounds: results of the rounds, at least one.
         kept: labels of the groups to keep, of each round.
-        metrics: of the result.
+        metrics: metrics of the result.
         max_spread: largest difference allowed between policy versions.
     """
     rows = [

@@ -20,12 +20,12 @@ class StepLog:
     """Writes metrics and sampled texts.
 
     Args:
-        config: how many texts are written.
+        config: number of texts that are written.
         run_folder: destination of texts and loads of experts.
         tokenizer: converts tokens to text.
         stages: the timers, and the trainer, which holds entropies and credit.
-        sinks: where the metrics go.
-        display: what a person sees of them.
+        sinks: receivers of the metrics.
+        display: lines or panel on the terminal.
     """
 
     def __init__(

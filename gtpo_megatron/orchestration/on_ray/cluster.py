@@ -41,7 +41,7 @@ def join_cluster(
 
     Args:
         config: address and size of the cluster.
-        deadline: of the whole start of the run.
+        deadline: limit of the whole start of the run.
         temp_folder: private folder for sockets and logs of a Ray that is started here.
         joined: called with the number of nodes that have joined, while others are waited for.
 

@@ -13,7 +13,7 @@ from gtpo_megatron.supervision.deaths import Death
 GRACE_S = 10.0
 """Wait after the first failure: peers of a dead process may report their broken collectives before its death."""
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 """Seconds between two calls of the checks while waiting."""
 
 SHOWN_NAMES = 4
@@ -35,24 +35,24 @@ _NAMES = {"ray::EngineProcess": "rollout engine", "ray::RankProcess": "rank", "r
 SHOWN_USERS, SHOWN_COMMAND = 3, 60
 """Processes that are named as those with most of the memory, and characters of their commands."""
 
-_looks: list[Callable[[], None]] = []
+_checks: list[Callable[[], None]] = []  # of this process, for every wait
 
 
 @contextmanager
-def looking_after(look: Callable[[], None]) -> Iterator[None]:
-    """Within the block, every wait of this process calls ``look`` at once and every second; it may raise."""
-    _looks.append(look)
+def checked_while_waiting(check: Callable[[], None]) -> Iterator[None]:
+    """Within the block, every wait of this process calls ``check`` at once and every second; it may raise."""
+    _checks.append(check)
     try:
         yield
     finally:
-        _looks.remove(look)
+        _checks.remove(check)
 
 
 class Deadline:
     """One limit for several waits, from its creation on.
 
     Args:
-        limit_s: of all waits together.
+        limit_s: seconds for all waits together.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -160,15 +160,15 @@ def _wait(
 
 
 def _first(pending: list[Any], *, deadline: float) -> tuple[list[Any], list[Any]]:
-    """Like ``ray.wait`` for one call, with the checks of ``looking_after`` before and during the wait."""
+    """Like ``ray.wait`` for one call, with the checks of ``checked_while_waiting`` before and during the wait."""
     import ray
 
     while True:
-        for look in tuple(_looks):
-            look()
+        for check in tuple(_checks):
+            check()
         left = deadline - time.monotonic()
-        ready, others = ray.wait(pending, num_returns=1, timeout=max(0.0, min(left, LOOK_S)))
-        if ready or left <= LOOK_S:
+        ready, others = ray.wait(pending, num_returns=1, timeout=max(0.0, min(left, CHECK_S)))
+        if ready or left <= CHECK_S:
             return ready, others
 
 
@@ -260,7 +260,7 @@ def explained(error: Exception, cause: Death | None) -> Exception:
     """The error to end a run with: the death that explains another one, unless that names it already.
 
     Args:
-        error: that a stage raised.
+        error: error that a stage raised.
         cause: the death that was seen on this machine, if any.
     """
     if cause is None or str(error).startswith(str(cause)):

@@ -43,7 +43,7 @@ class RayEngines(Engines):
         self._fleet = fleet
         self._push_again = push_again
 
-    def call(self, stage: str, functions: "Mapping[int, Callable[[VllmEngine], Result]]") -> dict[int, Result]:
+    def run_on_each(self, stage: str, functions: "Mapping[int, Callable[[VllmEngine], Result]]") -> dict[int, Result]:
         """Calls engines at once, and restarted ones again."""
 
         def attempt(processes: dict[int, Any]) -> tuple[dict[int, Result], set[int]]:
@@ -103,9 +103,9 @@ class RayEngines(Engines):
         """Repeats the attempt until all engines are done; dead engines are replaced, or reported as lost.
 
         Args:
-            stage: for messages.
+            stage: name of the stage, for messages.
             attempt: calls processes, by index; returns the results of some, and the indices of dead ones.
-            functions: by index of the engine.
+            functions: function of each engine, by its index.
         """
         left = list(functions)
         results: dict[int, Result] = {}
@@ -134,7 +134,7 @@ class RayGroupSampler:
         fleet: the engines.
         sampling: the distribution.
         samples_per_prompt: responses of a group.
-        seed: of the run.
+        seed: seed of the run.
     """
 
     def __init__(self, fleet: EngineFleet, sampling: SamplingConfig, *, samples_per_prompt: int, seed: int) -> None:

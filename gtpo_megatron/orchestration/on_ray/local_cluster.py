@@ -46,7 +46,7 @@ def start_own_ray(config: ClusterConfig, temp_folder: Path, *, deadline: Deadlin
     Args:
         config: size of the cluster.
         temp_folder: private folder for sockets and logs.
-        deadline: by when the raylet must be up; its GCS has Ray's own 30 s.
+        deadline: limit for the raylet to be up; its GCS has Ray's own 30 s.
         options: further options of ``ray.init``.
 
     Raises:

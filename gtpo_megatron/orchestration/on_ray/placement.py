@@ -14,7 +14,7 @@ class Node:
 
     Attributes:
         node_id: Ray's name for it.
-        host: its host name.
+        host: host name of the node.
         num_gpus: number of its GPUs in Ray.
         num_cpus: number of its cores in Ray.
     """

@@ -22,9 +22,9 @@ class _Process:
     """Base of the run's processes: sets up logs and module path.
 
     Args:
-        config: of the run, as ``to_plain`` made it.
-        run_folder: for ``log.txt``.
-        prefix: of its log lines.
+        config: configuration of the run, as ``to_plain`` made it.
+        run_folder: folder of ``log.txt``.
+        prefix: beginning of its log lines.
         search_path: put first on the module path, as in the driver, so that the user's modules are found.
 
     Attributes:
@@ -109,10 +109,10 @@ class EngineProcess(_Process):
     With tensor parallelism vLLM starts worker processes. If one of them dies, this process ends too.
 
     Args:
-        config: of the run, as ``to_plain`` made it.
-        run_folder: for ``log.txt``.
+        config: configuration of the run, as ``to_plain`` made it.
+        run_folder: folder of ``log.txt``.
         search_path: put first on the module path.
-        prefix: of its log lines.
+        prefix: beginning of its log lines.
     """
 
     def __init__(self, config: dict[str, Any], run_folder: str, search_path: str, *, prefix: str) -> None:

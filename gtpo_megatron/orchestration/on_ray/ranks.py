@@ -25,7 +25,7 @@ class RayRanks:
 
     Args:
         processes: remote ``RankProcess`` objects, by global rank.
-        coordinates: of each in the parallel layout.
+        coordinates: place of each in the parallel layout.
         hosts: host of each.
         deadline_s: longest time for one call.
     """
@@ -43,7 +43,7 @@ class RayRanks:
         self._processes = list(processes)
         self._deadline_s = deadline_s
 
-    def call(self, stage: str, functions: "Sequence[Callable[[MegatronActor], Result]]") -> list[Result]:
+    def run_on_each(self, stage: str, functions: "Sequence[Callable[[MegatronActor], Result]]") -> list[Result]:
         """See ``Ranks``."""
         calls = self.begin(functions)
         results = collect(calls, stage=stage, deadline_s=self._deadline_s)

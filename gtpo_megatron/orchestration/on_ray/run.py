@@ -12,7 +12,7 @@ from gtpo_megatron.config.rollout import WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.on_ray.cluster import join_cluster, leave_lost_ray, ray_nodes
-from gtpo_megatron.orchestration.on_ray.collect import Deadline, collect, explained, looking_after
+from gtpo_megatron.orchestration.on_ray.collect import Deadline, checked_while_waiting, collect, explained
 from gtpo_megatron.orchestration.on_ray.engines import RayEngines
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet, engine_names
 from gtpo_megatron.orchestration.on_ray.placement import Placement, place
@@ -39,9 +39,9 @@ def ray_stages(
     """The stages of a step, each in processes of its own; ends the processes, and a private Ray, at exit.
 
     Args:
-        config: of the run.
-        run_folder: for the processes' logs.
-        timers: of the steps.
+        config: configuration of the run.
+        run_folder: folder of the processes' logs.
+        timers: timers of the steps.
         on_processes: called before any process loads a model.
 
     Raises:
@@ -118,7 +118,7 @@ def _supervised(run_folder: Path, timers: StageTimers) -> Iterator[tuple[RunSupe
     timers.tell_also(supervisor.stage)
     processes: dict[str, Any] = {}
     try:
-        with looking_after(supervisor.check):
+        with checked_while_waiting(supervisor.check):
             yield supervisor, processes
     except Exception as error:
         better = explained(error, supervisor.cause())

@@ -46,9 +46,9 @@ class ProcessStarter:
     """Starts a run's processes as Ray actors, without Ray's restarts, after which weights and state would be missing.
 
     Args:
-        config: of the run.
-        run_folder: for the processes' logs.
-        placement: of the processes.
+        config: configuration of the run.
+        run_folder: folder of the processes' logs.
+        placement: nodes of the processes.
         processes: filled with the actors, by name.
         temp_folder: temporary folder of the processes on the driver's node.
     """
@@ -174,10 +174,10 @@ def bring_up(
     Engines that share the ranks' GPUs start first and sleep, because both would not fit.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         processes: processes by name.
         ranks: the ranks among them, in order.
-        deadline: of the whole start, of which a part is over.
+        deadline: limit of the whole start, of which a part is over.
         met: called with name and process id of every process on this machine.
         starting: told what is waited for; None: nobody is.
     """
@@ -236,9 +236,9 @@ def counted(doing: str, names: Iterable[str], starting: Starting | None) -> Call
     """Says ``doing`` with ``ranks 0 of 2 · engines 0 of 1``, and again for each process that has answered.
 
     Args:
-        doing: what the processes do.
-        names: of the processes, as in messages.
-        starting: is told; None: nobody is.
+        doing: word for what the processes do.
+        names: names of the processes, as in messages.
+        starting: callback for the terminal; None: there is none.
 
     Returns:
         Takes the name of a process that has answered; None if nobody is told.

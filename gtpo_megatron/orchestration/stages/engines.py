@@ -31,7 +31,7 @@ class Attempt:
 
     Attributes:
         group: label of the group.
-        number: of the try, from 0.
+        number: number of the try, from 0.
     """
 
     group: int
@@ -91,12 +91,12 @@ class Engines(ABC):
 
     # --------------------------------------------------------------------------------------------- calling the engines
     @abstractmethod
-    def call(self, stage: str, functions: "Mapping[int, Callable[[VllmEngine], Result]]") -> dict[int, Result]:
+    def run_on_each(self, stage: str, functions: "Mapping[int, Callable[[VllmEngine], Result]]") -> dict[int, Result]:
         """Calls a function on each of some engines, all of them at once; returns their results.
 
         Args:
-            stage: for messages.
-            functions: by index of the engine.
+            stage: name of the stage, for messages.
+            functions: function of each engine, by its index.
 
         Raises:
             EngineLostError: an engine died and this thread does not replace it; see ``unattended``.
@@ -108,7 +108,7 @@ class Engines(ABC):
     def sample(
         self, functions: "Mapping[int, Callable[[VllmEngine], Mapping[Key, Chunk]]]"
     ) -> dict[int, dict[Key, RolloutHandle]]:
-        """As ``call``, of functions that sample: the responses stay where they are, and their handles are returned."""
+        """As ``run_on_each``, of functions that sample: responses stay where they are, their handles are returned."""
 
     @abstractmethod
     def store(self, rollouts: RolloutBatch) -> RolloutHandle:
@@ -181,7 +181,7 @@ class Engines(ABC):
         def opened(workers: range) -> "Callable[[VllmEngine], dict[int, SharedSlots]]":
             return lambda engine: engine.weights.open_slots(workers, shape)
 
-        found = self.call("weight_sync", {index: opened(workers) for index, workers in self._workers().items()})
+        found = self.run_on_each("weight_sync", {index: opened(workers) for index, workers in self._workers().items()})
         return {worker: slots for opened_here in found.values() for worker, slots in opened_here.items()}
 
     def connect_weights(self, link: "WeightLink") -> None:
@@ -190,7 +190,7 @@ class Engines(ABC):
         def connect(workers: range) -> "Callable[[VllmEngine], None]":
             return lambda engine: engine.weights.connect(link, workers)
 
-        self.call("weight_sync", {index: connect(workers) for index, workers in self._workers().items()})
+        self.run_on_each("weight_sync", {index: connect(workers) for index, workers in self._workers().items()})
 
     def remove_slot_names(self) -> None:
         """Removes the slots' names, after both sides have mapped them: the memory is freed with the processes."""
@@ -202,4 +202,4 @@ class Engines(ABC):
         return {index: range(index * size, (index + 1) * size) for index in range(len(self.hosts))}
 
     def _all(self, stage: str, function: "Callable[[VllmEngine], None]") -> None:
-        self.call(stage, dict.fromkeys(range(len(self.hosts)), function))
+        self.run_on_each(stage, dict.fromkeys(range(len(self.hosts)), function))

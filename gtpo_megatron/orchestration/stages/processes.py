@@ -36,8 +36,8 @@ class RunProcesses:
 
         Args:
             function: the same in each.
-            arguments: its further arguments, by process.
-            deadline_s: for all results.
+            arguments: further arguments of the function, by process.
+            deadline_s: seconds for all results.
 
         Raises:
             WorkerError: a process died, raised, or has not answered in time; the message names it.

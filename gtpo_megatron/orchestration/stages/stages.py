@@ -26,8 +26,8 @@ class MemorySharing:
     Args:
         trainer: the ranks.
         engine: the engines.
-        is_colocated: they share GPUs.
-        timers: of the steps.
+        is_colocated: whether ranks and engines share GPUs.
+        timers: timers of the steps.
     """
 
     def __init__(self, trainer: Trainer, engine: Engines, *, is_colocated: bool, timers: StageTimers) -> None:

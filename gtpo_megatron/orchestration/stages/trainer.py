@@ -36,12 +36,12 @@ class Ranks(Protocol):
         """The host of each rank."""
         ...
 
-    def call(self, stage: str, functions: "Sequence[Callable[[MegatronActor], Result]]") -> list[Result]:
+    def run_on_each(self, stage: str, functions: "Sequence[Callable[[MegatronActor], Result]]") -> list[Result]:
         """Calls a function on each rank, all of them at once; returns their results.
 
         Args:
-            stage: for messages.
-            functions: by global rank; fewer than there are ranks: the first ones only.
+            stage: name of the stage, for messages.
+            functions: function of each rank; fewer than there are ranks: of the first ones only.
 
         Raises:
             WorkerError: a rank died, raised, or has not answered in time; the message names it and the stage.
@@ -57,7 +57,7 @@ class Trainer:
     stage that is called out of order raises StageOrderError.
 
     Args:
-        ranks: calls them.
+        ranks: way to call the ranks.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -76,7 +76,9 @@ class Trainer:
         def score(fetch: Callable[[], RolloutShard]) -> "Callable[[MegatronActor], Metrics]":
             return lambda actor: actor.score_tokens(fetch())
 
-        return self._merged(self._ranks.call("score", [score(fetch) for fetch in self._shards(rollouts, updates)]))
+        return self._merged(
+            self._ranks.run_on_each("score", [score(fetch) for fetch in self._shards(rollouts, updates)])
+        )
 
     def use_sampler_scores(self, rollouts: RolloutHandle, *, updates: Sequence[Sequence[int]] = ()) -> Metrics:
         """Takes the sampler's log-probs and entropies as the old policy's, without a forward pass."""
@@ -84,7 +86,9 @@ class Trainer:
         def take(fetch: Callable[[], RolloutShard]) -> "Callable[[MegatronActor], Metrics]":
             return lambda actor: actor.use_sampler_scores(fetch())
 
-        return self._merged(self._ranks.call("score", [take(fetch) for fetch in self._shards(rollouts, updates)]))
+        return self._merged(
+            self._ranks.run_on_each("score", [take(fetch) for fetch in self._shards(rollouts, updates)])
+        )
 
     def credit_tokens(self, rewards: RewardBatch) -> Metrics:
         """Shaped rewards and advantages of the scored batch; they do not depend on the sharding."""
@@ -155,7 +159,7 @@ class Trainer:
 
     def open_weight_store(self, deadline_s: float) -> tuple[str, int]:
         """Opens a store on rank 0's host that both sides of a push can reach; returns host and port."""
-        return self._ranks.call("weight_sync", [lambda actor: actor.open_weight_store(deadline_s)])[0]
+        return self._ranks.run_on_each("weight_sync", [lambda actor: actor.open_weight_store(deadline_s)])[0]
 
     def connect_weights(self, link: "WeightLink") -> None:
         """Opens the transport in every rank."""
@@ -163,7 +167,7 @@ class Trainer:
 
     # -------------------------------------------------------------------------------------------------------- results
     def _all(self, stage: str, function: "Callable[[MegatronActor], Result]") -> list[Result]:
-        return self._ranks.call(stage, [function] * len(self._ranks.coordinates))
+        return self._ranks.run_on_each(stage, [function] * len(self._ranks.coordinates))
 
     def _shards(self, rollouts: RolloutHandle, updates: Sequence[Sequence[int]]) -> list[Callable[[], RolloutShard]]:
         """What fetches the shard of each rank."""

@@ -10,7 +10,7 @@ from gtpo_megatron.orchestration.stages.engines import Engines
 from gtpo_megatron.orchestration.stages.trainer import Trainer
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.param_mapping import TensorParallel
-from gtpo_megatron.weights.push.layout import ALIGNMENT_BYTES, PushLayout, Reach, SourceRank, TargetWorker
+from gtpo_megatron.weights.push.layout import ALIGNMENT_BYTES, PushLayout, SenderPolicy, SourceRank, TargetWorker
 from gtpo_megatron.weights.push.link import Endpoint, Meeting, Relay, SharedSlots, SlotShape, WeightLink
 from gtpo_megatron.weights.push.transports.shared_memory import remove_name
 from gtpo_megatron.weights.push.wire import wire_dtype
@@ -18,7 +18,7 @@ from gtpo_megatron.weights.reshard import shard_coordinates
 
 MIB = 1 << 20
 
-_REACH: dict[str, Reach] = {
+_SENDER_POLICY: dict[str, SenderPolicy] = {
     "shared_memory": "same_host",
     "process_group": "anywhere",
     "relay": "own_rank_first",
@@ -29,7 +29,7 @@ def connect(config: RunConfig, trainer: Trainer, engines: Engines, *, has_gpus: 
     """Opens both ends of the link for pushes.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         trainer: the ranks.
         engines: unattended, since whoever opens the link replaces those that die meanwhile.
         has_gpus: both sides are on GPUs.
@@ -126,7 +126,7 @@ def _layout(config: RunConfig, trainer: Trainer, engines: Engines, *, has_gpus: 
         padded_vocab_size=trainer.padded_vocab_size(),
         itemsize=itemsize,
         bucket_bytes=_bucket_bytes(config, itemsize),
-        reach=_REACH[config.transport(has_gpus=has_gpus)],
+        sender_policy=_SENDER_POLICY[config.transport(has_gpus=has_gpus)],
         adapter=config.adapter if alone else None,
     )
 

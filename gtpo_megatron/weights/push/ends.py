@@ -30,10 +30,10 @@ def open_receiver(link: WeightLink, worker: int, arch: Architecture, device: tor
     """Opens the receiving end of a sampler worker.
 
     Args:
-        link: of the run.
-        worker: its number over all engines.
-        arch: of the model that the worker has loaded.
-        device: where its tensors are made.
+        link: link of the run.
+        worker: number of the worker over all engines.
+        arch: architecture that the worker has loaded.
+        device: device of the tensors.
 
     Raises:
         WeightSyncError: the worker's model is another than the trainer's; the message names what differs.

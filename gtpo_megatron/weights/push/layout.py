@@ -9,7 +9,7 @@ from gtpo_megatron.errors import WeightMappingError
 from gtpo_megatron.weights.param_mapping import TensorParallel
 from gtpo_megatron.weights.reshard import ShardCoordinates
 
-Reach = Literal["same_host", "anywhere", "own_rank_first"]
+SenderPolicy = Literal["same_host", "anywhere", "own_rank_first"]
 
 
 ALIGNMENT_BYTES = 64
@@ -21,8 +21,8 @@ class SourceRank:
     """A trainer rank that can send.
 
     Attributes:
-        rank: in the trainer's world.
-        coordinates: which shards it holds.
+        rank: number in the trainer's world.
+        coordinates: shards that it holds.
         host: the machine it is on.
     """
 
@@ -36,7 +36,7 @@ class WorkerCoordinates:
     """Decides which part of the model a worker keeps.
 
     Attributes:
-        tensor_parallel: its index in its engine.
+        tensor_parallel: index in its engine.
         expert_parallel: it keeps whole experts, as many as each other worker of its engine, in place of its rows and
             columns of every expert.
     """
@@ -50,7 +50,7 @@ class TargetWorker:
     """A sampler worker that receives.
 
     Attributes:
-        worker: its number over all engines.
+        worker: number of the worker over all engines.
         tensor_parallel: as in ``WorkerCoordinates``.
         expert_parallel: as in ``WorkerCoordinates``.
         host: the machine it is on.
@@ -77,12 +77,13 @@ class PushLayout:
     Attributes:
         sources: every trainer rank.
         targets: every sampler worker.
-        padded_vocab_size: of the trainer.
+        padded_vocab_size: rows of the trainer's embedding.
         itemsize: bytes per element on the way, but of tensors that stay float32.
         bucket_bytes: largest bucket.
-        reach: who can serve a worker. ``same_host``: ranks on its own machine; ``anywhere``: all; ``own_rank_first``:
-            all, but the rank of the worker's number, on whose GPU it is, wherever that holds what is wanted.
-        adapter: what travels alone, whole to every worker; None: the model's weights.
+        sender_policy: ranks that serve a worker. ``same_host``: those on its own machine; ``anywhere``: all;
+            ``own_rank_first``: all, but the rank of the worker's number, on whose GPU it is, wherever that holds what
+            is wanted.
+        adapter: adapters that travel alone, whole to every worker; None: the model's weights travel.
     """
 
     sources: tuple[SourceRank, ...]
@@ -90,7 +91,7 @@ class PushLayout:
     padded_vocab_size: int
     itemsize: int
     bucket_bytes: int
-    reach: Reach = "same_host"
+    sender_policy: SenderPolicy = "same_host"
     adapter: AdapterConfig | None = None
 
     def target(self, worker: int) -> TargetWorker:

@@ -23,8 +23,8 @@ class SlotShape:
     """Sizes and kind of a worker's slots.
 
     Attributes:
-        slot_bytes: of one slot, the largest bucket.
-        num_ranks: that write.
+        slot_bytes: size of one slot, the largest bucket.
+        num_ranks: number of ranks that write.
         deadline_s: longest time an end waits for the other.
         on_gpu: the slots themselves are in a GPU's memory.
     """
@@ -50,7 +50,7 @@ class SharedSlots:
     """Location of a worker's slots.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         shape: sizes and kind.
     """
 
@@ -63,8 +63,8 @@ class Meeting:
     """Rendezvous of the group's members.
 
     Attributes:
-        host: of the store.
-        port: of the store.
+        host: host of the store.
+        port: port of the store.
         num_ranks: trainer ranks.
         num_workers: sampler workers; 0 if ranks pass on to them what others send.
         backend: ``gloo`` or ``nccl``.
@@ -107,8 +107,8 @@ class Relay:
     """Meeting point of the ranks, and the slots in which each of them passes buckets on to the worker on its GPU.
 
     Attributes:
-        meeting: of the ranks.
-        slots: by worker, each with one writer: the rank of the same number.
+        meeting: meeting point of the ranks.
+        slots: slots of each worker, with one writer: the rank of the same number.
     """
 
     meeting: Meeting
@@ -124,10 +124,10 @@ class WeightLink:
     """Both sides of every push of a run.
 
     Attributes:
-        arch: of the model, on both sides.
-        layout: who holds and who wants what.
+        arch: architecture of the model, on both sides.
+        layout: holders and takers of every part of the model.
         dtype_name: dtype of elements on the wire.
-        endpoint: of the transport.
+        endpoint: endpoint of the transport.
     """
 
     arch: Architecture

@@ -38,9 +38,9 @@ class Slice:
     """A box that one rank sends to one worker.
 
     Attributes:
-        rank: of the sender.
+        rank: number of the sender.
         copy: the box in the rank's parameter and in the Hugging Face tensor.
-        offset: of its first byte in its bucket; elements are dense and row-major.
+        offset: place of its first byte in its bucket; elements are dense and row-major.
     """
 
     rank: int
@@ -53,9 +53,9 @@ class Bucket:
     """Slices that are sent together. The slices of one rank are contiguous.
 
     Attributes:
-        slices: in order of their offsets; in a rank's stream its own only.
-        spans: where the slices of each rank are; in a rank's stream its own only, unless it passes the bucket on.
-        num_bytes: of the bucket.
+        slices: slices in the order of their offsets; in a rank's stream its own only.
+        spans: places of each rank's slices; in a rank's stream its own only, unless it passes the bucket on.
+        num_bytes: size of the bucket.
     """
 
     slices: tuple[Slice, ...]
@@ -70,7 +70,7 @@ class Stream:
     Attributes:
         target: the worker.
         kept: Hugging Face name -> the boxes that the worker keeps, in the order of the model.
-        buckets: in the order they travel.
+        buckets: buckets in the order in which they travel.
     """
 
     target: TargetWorker
@@ -83,8 +83,8 @@ class RankStream:
     """The part of one worker's stream that one rank takes part in.
 
     Attributes:
-        worker: its number.
-        num_buckets: of the worker's whole stream.
+        worker: number of the worker.
+        num_buckets: number of buckets in the worker's whole stream.
         buckets: number in the stream -> bucket, of those that the rank takes part in.
     """
 
@@ -104,10 +104,10 @@ class _RankSpan:
     """The bytes of one rank in one bucket of a section.
 
     Attributes:
-        bucket: its number in the section.
-        rank: of the sender.
-        start: of its first byte in the bucket.
-        num_bytes: of all its slices.
+        bucket: number in the section.
+        rank: number of the sender.
+        start: place of its first byte in the bucket.
+        num_bytes: size of all its slices.
         slices: numbers of its slices among those of its shard.
     """
 
@@ -145,7 +145,7 @@ class PushPlan:
     """The plan, of which each process asks for its own part.
 
     Args:
-        arch: of the model.
+        arch: architecture of the model.
         layout: both sides of the push.
 
     Raises:

@@ -20,11 +20,11 @@ class WeightReceiver:
     only the part that this worker keeps is ever written or travels: on a CPU the rest is address space without memory.
 
     Args:
-        stream: of this worker.
-        end: of the transport.
+        stream: stream of this worker.
+        end: this process's end of the transport.
         shapes: full shape of every Hugging Face tensor.
-        dtype: that elements travel in, but those of tensors that stay float32.
-        device: that the tensors are made on.
+        dtype: dtype that elements travel in, but those of tensors that stay float32.
+        device: device of the tensors.
     """
 
     def __init__(

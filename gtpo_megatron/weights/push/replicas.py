@@ -1,11 +1,11 @@
 """Chooses which of the ranks that all hold a shard sends to which worker, and which of its slices.
 
 Replicas of a shard send equal numbers of bytes, and as few of them as that allows send to one worker: each pair of
-processes that talk needs a connection. The bytes that the workers want of a shard are put on a line, one worker after
-the other. The line is cut into as many equal segments as there are replicas, and a replica sends what is in its
-segment. If a worker is in several segments, its slices are assigned to their replicas in proportion.
+processes that talk needs a connection. Each worker's bytes of a shard are a range, one worker's after the other's. The
+whole is cut into as many equal segments as there are replicas, and a replica sends what is in its segment. If a
+worker's range is in several segments, its slices are assigned to their replicas in proportion.
 
-If workers are on the ranks' GPUs, a worker takes what its own rank holds from that rank. The line is sorted by the
+If workers are on the ranks' GPUs, a worker takes what its own rank holds from that rank. Ranges are sorted by the
 data-parallel column of the workers' own ranks: if all columns have equally many workers, a worker takes everything
 from ranks of its own column.
 
@@ -29,9 +29,9 @@ class Shard:
     """The part of the model that replicas hold in common.
 
     Attributes:
-        stage: of the pipeline.
-        has_experts: experts; else everything that is none.
-        number: among the parts that a section of the stage is split into.
+        stage: stage of the pipeline.
+        has_experts: whether it is of experts; else it is everything that is none.
+        number: number among the parts that a section of the stage is split into.
     """
 
     stage: int
@@ -47,8 +47,8 @@ class Replicas:
     """Decides which of a shard's replicas send to which workers.
 
     Args:
-        layout: of the push.
-        sections: of the model.
+        layout: layout of the push.
+        sections: sections of the model.
 
     Raises:
         WeightMappingError: a shard that is wanted is on no rank.
@@ -56,16 +56,17 @@ class Replicas:
 
     def __init__(self, layout: PushLayout, sections: Sections) -> None:
         self._layout, self._sections = layout, sections
+        self._is_by_host = layout.sender_policy == "same_host"
         self._holders: dict[Shard, list[SourceRank]] = {}
         for source in layout.sources:
             for shard in self.shards_of(source):
                 self._holders.setdefault(shard, []).append(source)
         self._coordinates = list(dict.fromkeys(target.coordinates for target in layout.targets))
-        self._lines: dict[tuple[bool, str], list[TargetWorker]] = {}
+        self._ordered: dict[tuple[bool, str], list[TargetWorker]] = {}
         self._turns: dict[int, int] = {}
         self._found: dict[tuple[Shard, int], Senders] = {}
         self._own: dict[Shard, dict[int, int]] = {}
-        self._begins: dict[tuple[bool, str, tuple[int, ...]], tuple[dict[int, int], int]] = {}
+        self._ranges: dict[tuple[bool, str, tuple[int, ...]], tuple[dict[int, int], int]] = {}
         self._wanted: dict[Shard, dict[WorkerCoordinates, int]] = {}
         self._check_cover()
 
@@ -80,10 +81,10 @@ class Replicas:
         return shards
 
     def turn(self, target: TargetWorker) -> int:
-        """A worker's number in the line among those of its coordinates."""
+        """A worker's place in the order among those of its coordinates."""
         if target.worker not in self._turns:
             taken = dict.fromkeys(self._coordinates, 0)
-            for one in self._line(False, self._region(target)):
+            for one in self._in_order(False, self._region(target)):
                 self._turns[one.worker] = taken[one.coordinates]
                 taken[one.coordinates] += 1
         return self._turns[target.worker]
@@ -97,22 +98,23 @@ class Replicas:
 
     def served(self, shard: Shard, source: SourceRank) -> Iterator[tuple[TargetWorker, Senders]]:
         """The workers that a rank sends its shard to, with all their senders of it."""
-        for target in self._line(shard.has_experts, source.host if self._layout.reach == "same_host" else ""):
+        region = source.host if self._is_by_host else ""
+        for target in self._in_order(shard.has_experts, region):
             senders = self._senders(shard, target)
             if any(rank == source.rank for rank, _ in senders):
                 yield target, senders
 
     def _region(self, target: TargetWorker) -> str:
-        return target.host if self._layout.reach == "same_host" else ""
+        return target.host if self._is_by_host else ""
 
-    def _line(self, has_experts: bool, region: str) -> list[TargetWorker]:
-        """The workers of a region in the order of their demands."""
+    def _in_order(self, has_experts: bool, region: str) -> list[TargetWorker]:
+        """The workers of a region in the order of their byte ranges."""
         key = (has_experts, region)
-        if key not in self._lines:
-            columns = self._columns(has_experts) if self._layout.reach == "own_rank_first" else {}
+        if key not in self._ordered:
+            columns = self._columns(has_experts) if self._layout.sender_policy == "own_rank_first" else {}
             members = [target for target in self._layout.targets if self._region(target) == region]
-            self._lines[key] = sorted(members, key=lambda target: (columns.get(target.worker, 0), target.worker))
-        return self._lines[key]
+            self._ordered[key] = sorted(members, key=lambda target: (columns.get(target.worker, 0), target.worker))
+        return self._ordered[key]
 
     def _columns(self, has_experts: bool) -> dict[int, int]:
         """Rank -> its number among the replicas of its shard."""
@@ -140,37 +142,35 @@ class Replicas:
         own = self._sent_by_own_rank(shard)
         if target.worker in own:
             return ((target.worker, wanted),)
-        able = [
-            source.rank for source in self._holders[shard] if self._layout.reach != "same_host" or source.host == region
-        ]
+        able = [source.rank for source in self._holders[shard] if not self._is_by_host or source.host == region]
         if not able:
-            raise WeightMappingError(self._out_of_reach(shard, target))
-        starts, total = self._starts(shard, region)
+            raise WeightMappingError(self._no_sender(shard, target))
+        starts, total = self._byte_ranges(shard, region)
         start = starts[target.worker]
         before = sum(size for worker, size in own.items() if starts[worker] < start)
         return _segments(able, start - before, wanted, total - sum(own.values()))
 
     def _sent_by_own_rank(self, shard: Shard) -> dict[int, int]:
-        """Workers that are not in a shard's line, since their own ranks have it, and the bytes that they want."""
-        if self._layout.reach != "own_rank_first":
+        """Workers that no replica need serve, since their own ranks have the shard, and the bytes that they want."""
+        if self._layout.sender_policy != "own_rank_first":
             return {}
         if shard not in self._own:
             ranks, demand = {source.rank for source in self._holders[shard]}, self._demand(shard)
-            members = self._line(shard.has_experts, "")
+            members = self._in_order(shard.has_experts, "")
             self._own[shard] = {one.worker: demand[one.coordinates] for one in members if one.worker in ranks}
         return self._own[shard]
 
-    def _starts(self, shard: Shard, region: str) -> tuple[dict[int, int], int]:
-        """Start of each worker's demand if all of them are in the line, and the length of that line."""
+    def _byte_ranges(self, shard: Shard, region: str) -> tuple[dict[int, int], int]:
+        """Start of each worker's range, as if replicas served all of them, and the length of all ranges."""
         demand = self._demand(shard)
         key = (shard.has_experts, region, tuple(demand.values()))  # equal for most shards
-        if key not in self._begins:
+        if key not in self._ranges:
             total, starts = 0, {}
-            for target in self._line(shard.has_experts, region):
+            for target in self._in_order(shard.has_experts, region):
                 starts[target.worker] = total
                 total += demand[target.coordinates]
-            self._begins[key] = starts, total
-        return self._begins[key]
+            self._ranges[key] = starts, total
+        return self._ranges[key]
 
     def _check_cover(self) -> None:
         """Raises WeightMappingError if a shard that somebody wants is on no rank."""
@@ -201,7 +201,7 @@ class Replicas:
                                 f"needs; do the sources cover every pipeline stage, tensor rank and expert rank?"
                             )
 
-    def _out_of_reach(self, shard: Shard, target: TargetWorker) -> str:
+    def _no_sender(self, shard: Shard, target: TargetWorker) -> str:
         section = next(s for s in self._sections.of_pipeline_stage(shard.stage) if s.has_experts == shard.has_experts)
         name = self._sections.copies(section, shard.number, target.coordinates)[0].hf_name
         holders = ", ".join(f"rank {source.rank} ({source.host!r})" for source in self._holders[shard])

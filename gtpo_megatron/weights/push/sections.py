@@ -44,7 +44,7 @@ class Section:
     """Parameters of one kind of one virtual stage.
 
     Attributes:
-        stage: of the whole pipeline.
+        stage: virtual stage of the whole pipeline.
         has_experts: experts' parameters; else all others.
     """
 
@@ -61,7 +61,7 @@ class ShardSlice:
         name: number of the tensor among the parameter's Hugging Face tensors.
         here: the box in the shard.
         there: the box in the Hugging Face tensor.
-        num_bytes: in a bucket, up to the next slice.
+        num_bytes: size in a bucket, up to the next slice.
     """
 
     shard: int
@@ -76,10 +76,10 @@ class ShardSpan:
     """The bytes of one shard in one bucket of a section.
 
     Attributes:
-        bucket: its number in the section.
-        start: of the first byte in the bucket.
+        bucket: number in the section.
+        start: place of the first byte in the bucket.
         num_slices: slices, which follow each other.
-        num_bytes: of all of them.
+        num_bytes: size of all of them.
     """
 
     bucket: int
@@ -111,8 +111,8 @@ class Sections:
     """The sections of a model for a trainer's layout; results are kept, since workers and layers repeat.
 
     Args:
-        arch: of the model.
-        layout: of the push.
+        arch: architecture of the model.
+        layout: layout of the push.
 
     Raises:
         WeightMappingError: the model does not split over the layout, or its ranks have different ones.

@@ -16,10 +16,10 @@ class WeightSender:
     """Sends this rank's part of every worker's stream.
 
     Args:
-        rank: of this process in the trainer's world.
+        rank: number of this process in the trainer's world.
         streams: the part of each worker's stream that this rank takes part in.
-        end: of the transport.
-        dtype: that elements travel in, but those of tensors that stay float32.
+        end: this process's end of the transport.
+        dtype: dtype that elements travel in, but those of tensors that stay float32.
         columns: Hugging Face name -> columns of the full tensor.
     """
 

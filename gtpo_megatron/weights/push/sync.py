@@ -20,8 +20,8 @@ class WeightSync:
     """Pushes, and compares both sides' checksums at a link's first push and every ``verify_every_steps`` versions.
 
     Args:
-        config: how often to compare.
-        transfer: of one push.
+        config: settings of the pushes.
+        transfer: function that makes one push.
         before_push: repairs the link if necessary; returns whether it is new, without a push so far.
     """
 

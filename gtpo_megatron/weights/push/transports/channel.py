@@ -35,8 +35,8 @@ class SendingEnd(Protocol):
 
         Args:
             worker: destination of the bucket.
-            sequence: of the bucket.
-            spans: of the bucket.
+            sequence: number of the bucket.
+            spans: places of the ranks' slices in it.
 
         Returns:
             ``[bytes]`` uint8, to be overwritten; empty if this rank has no part.
@@ -66,8 +66,8 @@ class ReceivingEnd(Protocol):
         """Waits for every rank's part of a bucket, and returns the bucket.
 
         Args:
-            sequence: of the bucket.
-            spans: of the bucket.
+            sequence: number of the bucket.
+            spans: places of the ranks' slices in it.
 
         Returns:
             ``[bytes]`` uint8, valid until ``release``.

@@ -104,8 +104,8 @@ class ProcessGroupSender:
     """The sending end.
 
     Args:
-        rank: of this process.
-        meeting: of the group.
+        rank: number of this process.
+        meeting: meeting point of the group.
         partners: members that this one sends to or receives from.
     """
 
@@ -169,8 +169,8 @@ class ProcessGroupReceiver:
     """A worker's end.
 
     Args:
-        worker: of this process.
-        meeting: of the group.
+        worker: number of this process's worker.
+        meeting: meeting point of the group.
         buckets: the spans of every bucket of one push, so that receives can be under way before they are waited for.
     """
 

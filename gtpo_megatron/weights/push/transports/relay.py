@@ -26,8 +26,8 @@ class RelaySender:
     """A rank's end: sends to other workers' hosts, and hosts the worker of its own number, if there is one.
 
     Args:
-        rank: of this process.
-        meeting: of the ranks, without workers.
+        rank: number of this process.
+        meeting: meeting point of the ranks, without workers.
         slots: worker -> where its slots are.
         partners: ranks that this one sends to or receives from.
     """
@@ -120,8 +120,8 @@ class RelayReceiver:
     """A worker's end.
 
     Args:
-        worker: of this process.
-        slots: of this worker.
+        worker: number of this process's worker.
+        slots: slots of this worker.
     """
 
     def __init__(self, worker: int, slots: SharedSlots) -> None:

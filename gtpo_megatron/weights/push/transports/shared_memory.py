@@ -63,7 +63,7 @@ class SlotFile:
     """The file, mapped.
 
     Attributes:
-        shape: of the slots.
+        shape: shape of the slots.
         read: ``[1]`` int64, buckets that the worker has read.
         written: ``[ranks]`` int64, buckets that each rank has written.
         memory: ``[slots, bytes]`` uint8; empty if the slots are in a GPU's memory.
@@ -95,7 +95,7 @@ class SharedMemorySender:
     """A rank's end.
 
     Args:
-        rank: of this process.
+        rank: number of this process.
         slots: worker -> where its slots are.
     """
 

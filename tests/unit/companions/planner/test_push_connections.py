@@ -20,12 +20,14 @@ DENSE = {"num_layers": 8, "num_heads": 8, "num_query_groups": 8, "head_size": 8,
 EXPERTS = Experts(num_experts=16, experts_per_token=2, ffn_size=64, layers=(True,) * 8)
 
 
-def most_partners(arch, parallel, *, engine, engines, reach):
+def most_partners(arch, parallel, *, engine, engines, sender_policy):
     """Of one rank and of one worker, as the push has it; colocated, a worker is its rank."""
     shards = [shard_coordinates(parallel, rank) for rank in range(parallel.num_ranks)]
-    layout = layout_between(arch, shards, engine=engine, engines=engines, reach=reach, bucket_bytes=1 << 20)
+    layout = layout_between(
+        arch, shards, engine=engine, engines=engines, sender_policy=sender_policy, bucket_bytes=1 << 20
+    )
     plan, pairs = PushPlan(arch, layout), set()
-    first_worker = 0 if reach == "own_rank_first" else parallel.num_ranks
+    first_worker = 0 if sender_policy == "own_rank_first" else parallel.num_ranks
     for target in layout.targets:
         me = first_worker + target.worker
         pairs |= {(rank, me) for spans in plan.spans(target.worker) for rank in spans if rank != me}
@@ -43,11 +45,11 @@ def test_dense_models(layout, engine):
     layout = Layout(num_ranks=64, **layout)
     parallel = ParallelConfig(num_ranks=64, tensor_parallel_size=layout.tensor, pipeline_parallel_size=layout.pipeline)
     asked = replace(request(engine_tensor=engine), transport="relay")
-    actual, _ = most_partners(arch, parallel, engine=engine, engines=64 // engine, reach="own_rank_first")
+    actual, _ = most_partners(arch, parallel, engine=engine, engines=64 // engine, sender_policy="own_rank_first")
     assert actual <= rank_connections(asked, layout) <= 2 * actual + layout.pipeline
     asked = request(engine_tensor=engine, num_gpus=96, num_rollout_gpus=32)
     asked = replace(asked, transport="process_group", engine=replace(asked.engine, most=0))
-    rank, worker = most_partners(arch, parallel, engine=engine, engines=32 // engine, reach="anywhere")
+    rank, worker = most_partners(arch, parallel, engine=engine, engines=32 // engine, sender_policy="anywhere")
     assert rank <= rank_connections(asked, layout) <= 2 * rank
     assert worker <= worker_connections(asked, layout) <= 2 * worker
 
@@ -70,7 +72,7 @@ def test_mixtures_of_experts(layout, engine):
         expert_tensor_parallel_size=layout.expert_tensor,
     )
     asked = replace(request("Qwen/Qwen3-30B-A3B", engine_tensor=engine, num_gpus=32), transport="relay")
-    actual, _ = most_partners(arch, parallel, engine=engine, engines=32 // engine, reach="own_rank_first")
+    actual, _ = most_partners(arch, parallel, engine=engine, engines=32 // engine, sender_policy="own_rank_first")
     assert actual <= rank_connections(asked, layout) <= 2 * actual + layout.pipeline
 
 

@@ -65,12 +65,12 @@ class Several(Engines):
         self.told = []
         self.engines = [Engine(index, self.told) for index in range(num_engines)]
 
-    def call(self, stage, functions):
+    def run_on_each(self, stage, functions):
         self.told.append(stage)
         return {index: function(self.engines[index]) for index, function in functions.items()}
 
     def sample(self, functions):
-        answers = self.call("rollout", functions)
+        answers = self.run_on_each("rollout", functions)
         return {
             index: {key: RolloutHandle.of(*chunk) for key, chunk in found.items()} for index, found in answers.items()
         }

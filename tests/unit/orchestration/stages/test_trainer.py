@@ -48,7 +48,7 @@ class Ranks:
         self.hosts = ["here"] * len(self.coordinates)
         self.told, self.sent_bytes = [], 0
 
-    def call(self, stage, functions):
+    def run_on_each(self, stage, functions):
         results = []
         for function in functions:
             sent = [cell.cell_contents for cell in function.__closure__ or ()]

@@ -15,12 +15,12 @@ from tests.reference.push_plan import least_sent, whole_plan
 from tests.strategies import examples
 from tests.unit.weights.test_reshard import architecture, places, world
 
-REACHES = ["same_host", "anywhere", "own_rank_first"]
+SENDER_POLICIES = ["same_host", "anywhere", "own_rank_first"]
 TENSOR = st.sampled_from([1, 2, 4])
 BUCKETS = st.sampled_from([128, 320, 1 << 12, 1 << 20])
 
 
-def layout_between(arch, shards, *, engine, engines, reach, bucket_bytes, expert_parallel=False, hosts=1):
+def layout_between(arch, shards, *, engine, engines, sender_policy, bucket_bytes, expert_parallel=False, hosts=1):
     """Ranks with these places, and engines, both spread evenly over hosts; every host has whole replicas."""
     tensor = shards[0].tensor_parallel.size
     return PushLayout(
@@ -41,14 +41,14 @@ def layout_between(arch, shards, *, engine, engines, reach, bucket_bytes, expert
         padded_vocab_size=-(-arch.vocab_size // tensor) * tensor,
         itemsize=2,
         bucket_bytes=bucket_bytes,
-        reach=reach,
+        sender_policy=sender_policy,
     )
 
 
 def check(arch, layout):
     """Streams are the whole plan's, and ranks' streams are what they have of each rank."""
     expected = whole_plan(arch, layout)
-    colocated = layout.reach == "own_rank_first"
+    colocated = layout.sender_policy == "own_rank_first"
     for stream in expected:
         plan = PushPlan(arch, layout)  # of a process of its own
         assert plan.stream(stream.target.worker) == stream
@@ -88,13 +88,13 @@ def check(arch, layout):
     engines=st.integers(1, 4),
     tied=st.booleans(),
     family=st.sampled_from(["qwen2", "qwen3", "llama"]),
-    reach=st.sampled_from(REACHES),
+    sender_policy=st.sampled_from(SENDER_POLICIES),
     bucket_bytes=BUCKETS,
     vocab=st.sampled_from([5, 64, 70, 150]),
     first_is_stage=st.booleans(),
 )
 def test_dense_models(
-    tensor, pipeline, replicas, engine, engines, tied, family, reach, bucket_bytes, vocab, first_is_stage
+    tensor, pipeline, replicas, engine, engines, tied, family, sender_policy, bucket_bytes, vocab, first_is_stage
 ):
     """Also with more workers than key-value heads (4), and with ranks that are numbered unlike Megatron's."""
     arch = architecture(family=family, tied_embeddings=tied, vocab_size=vocab)
@@ -104,7 +104,9 @@ def test_dense_models(
         shards = world(tensor=tensor, pipeline=pipeline, replicas=replicas)
     check(
         arch,
-        layout_between(arch, shards, engine=engine, engines=engines, reach=reach, bucket_bytes=bucket_bytes),
+        layout_between(
+            arch, shards, engine=engine, engines=engines, sender_policy=sender_policy, bucket_bytes=bucket_bytes
+        ),
     )
 
 
@@ -117,25 +119,27 @@ def test_dense_models(
     engine=st.sampled_from([1, 2, 4]),
     engines=st.integers(1, 4),
     expert_parallel=st.booleans(),
-    reach=st.sampled_from(REACHES),
+    sender_policy=st.sampled_from(SENDER_POLICIES),
     bucket_bytes=BUCKETS,
 )
-def test_mixtures_of_experts(family, tensor, pipeline, split, engine, engines, expert_parallel, reach, bucket_bytes):
+def test_mixtures_of_experts(
+    family, tensor, pipeline, split, engine, engines, expert_parallel, sender_policy, bucket_bytes
+):
     arch = architecture(family=family, vocab_size=64)
     expert, expert_tensor = split
     shards = world(tensor=tensor, pipeline=pipeline, expert=expert, expert_tensor=expert_tensor, replicas=8 // tensor)
-    fields = {"engine": engine, "engines": engines, "reach": reach, "bucket_bytes": bucket_bytes}
+    fields = {"engine": engine, "engines": engines, "sender_policy": sender_policy, "bucket_bytes": bucket_bytes}
     check(arch, layout_between(arch, shards, expert_parallel=expert_parallel, **fields))
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
-@pytest.mark.parametrize("reach", REACHES)
-def test_replicas_send_about_as_little_as_if_they_were_chosen_by_what_they_have_sent(reach, hosts):
+@pytest.mark.parametrize("sender_policy", SENDER_POLICIES)
+def test_replicas_send_about_as_little_as_if_they_were_chosen_by_what_they_have_sent(sender_policy, hosts):
     arch = architecture(family="qwen3", vocab_size=64, ffn_size=64)
     for tensor, engine, engines in ((1, 1, 4), (2, 2, 4), (2, 1, 2), (4, 2, 4), (1, 4, 2)):
         shards = places(tensor, 1) * (8 // tensor)
         layout = layout_between(
-            arch, shards, engine=engine, engines=engines, reach=reach, bucket_bytes=256, hosts=hosts
+            arch, shards, engine=engine, engines=engines, sender_policy=sender_policy, bucket_bytes=256, hosts=hosts
         )
         sent = Counter()
         for target in layout.targets:
@@ -143,7 +147,7 @@ def test_replicas_send_about_as_little_as_if_they_were_chosen_by_what_they_have_
                 sent.update({rank: num for rank, (_, num) in spans.items()})
         best = least_sent(arch, layout)
         assert sum(sent.values()) == sum(best.values())
-        if reach != "own_rank_first":  # there, what a rank hands to its own worker does not travel
+        if sender_policy != "own_rank_first":  # there, what a rank hands to its own worker does not travel
             assert max(sent.values()) <= max(best.values()) + 2 * 256
 
 
@@ -151,7 +155,7 @@ def test_a_worker_takes_everything_from_its_own_data_parallel_column():
     """TP 2, PP 2, DP 4 and eight engines of 2 on 16 GPUs: each worker has its own rank and one of the other stage."""
     arch = architecture(vocab_size=128)
     shards = world(tensor=2, pipeline=(2, 1), replicas=4)
-    layout = layout_between(arch, shards, engine=2, engines=8, reach="own_rank_first", bucket_bytes=512)
+    layout = layout_between(arch, shards, engine=2, engines=8, sender_policy="own_rank_first", bucket_bytes=512)
     for target in layout.targets:
         ranks = {rank for spans in PushPlan(arch, layout).spans(target.worker) for rank in spans}
         assert ranks == {target.worker % 8, target.worker % 8 + 8}
@@ -161,7 +165,7 @@ def test_stages_send_at_the_same_time():
     """Engines that one replica serves begin at different stages."""
     arch = architecture(vocab_size=64)
     shards = world(tensor=2, pipeline=(4, 1), replicas=1)
-    layout = layout_between(arch, shards, engine=2, engines=4, reach="anywhere", bucket_bytes=1 << 20)
+    layout = layout_between(arch, shards, engine=2, engines=4, sender_policy="anywhere", bucket_bytes=1 << 20)
     firsts = [set(PushPlan(arch, layout).spans(target.worker)[0]) for target in layout.targets]
     assert sorted(rank for ranks in firsts for rank in ranks) == list(range(8))
 
@@ -177,7 +181,7 @@ def test_slices_are_assigned_in_proportion_at_any_time():
 def test_ranks_of_different_layouts_are_refused():
     arch = architecture()
     layout = layout_between(
-        arch, [*places(2, 1), places(1, 1)[0]], engine=1, engines=1, reach="anywhere", bucket_bytes=256
+        arch, [*places(2, 1), places(1, 1)[0]], engine=1, engines=1, sender_policy="anywhere", bucket_bytes=256
     )
     with pytest.raises(WeightMappingError, match=r"rank 2 is of layout .*tensor=1.* and rank 0 of .*tensor=2"):
         PushPlan(arch, layout)

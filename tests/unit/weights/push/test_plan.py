@@ -270,17 +270,17 @@ def test_a_worker_far_away_needs_a_whole_replica_beside_it():
     assert {one.rank for s in streams_of(arch, layout) for bucket in s.buckets for one in bucket.slices} == {1}
     with pytest.raises(WeightMappingError, match=r"host 'b'.*rank 0 \('a'\).*process_group"):
         streams_of(arch, push_layout(arch, sources=(near,), targets=(worker,)))
-    streams_of(arch, push_layout(arch, sources=(near,), targets=(worker,), reach="anywhere"))
+    streams_of(arch, push_layout(arch, sources=(near,), targets=(worker,), sender_policy="anywhere"))
 
 
 def test_a_worker_takes_from_its_own_rank_what_that_holds():
     """Same layout on both sides: nothing but norms leaves a GPU, which rank 0 of a tensor-parallel group sends."""
     arch = architecture(vocab_size=2 * SAMPLER_VOCAB_MULTIPLE)
-    layout = push_layout(arch, tp=2, replicas=2, workers=2, engines=2, reach="own_rank_first")
+    layout = push_layout(arch, tp=2, replicas=2, workers=2, engines=2, sender_policy="own_rank_first")
     for stream in streams_of(arch, layout):
         slices = [one for bucket in stream.buckets for one in bucket.slices]
         assert {p.rank for p in slices if "norm" not in p.copy.hf_name} == {stream.target.worker}
-    layout = push_layout(arch, tp=1, pp=2, workers=1, engines=2, reach="own_rank_first")
+    layout = push_layout(arch, tp=1, pp=2, workers=1, engines=2, sender_policy="own_rank_first")
     for stream in streams_of(arch, layout):
         own = [p.rank == stream.target.worker for bucket in stream.buckets for p in bucket.slices]
         assert any(own)

@@ -29,7 +29,7 @@ def colocated(model, *, engine, **sizes):
     arch, parallel = architecture(**MODELS[model]), ParallelConfig(**sizes)
     shards = [shard_coordinates(parallel, rank) for rank in range(parallel.num_ranks)]
     fields = {"engine": engine, "engines": parallel.num_ranks // engine, "bucket_bytes": 256 << 20}
-    return arch, layout_between(arch, shards, reach="own_rank_first", **fields)
+    return arch, layout_between(arch, shards, sender_policy="own_rank_first", **fields)
 
 
 def program(rank, num_ranks, streams, partners):

@@ -24,8 +24,8 @@ class _Process:
     is_of_run: bool = False  # it or an ancestor has a name; other children of the driver may be a logger's
 
 
-class RunProcesses:
-    """Descendants of this process, the driver, since it has begun the run; named processes, and their descendants.
+class ProcessWatch:
+    """Observes the processes of a run: what this process, the driver, has started since, named ones, and what is below.
 
     Only the methods without ``_`` may be called from several threads.
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from gtpo_megatron.supervision import run_processes as module
+from gtpo_megatron.supervision import process_watch as module
 from gtpo_megatron.supervision.process_tree import remove_unused_shared
-from gtpo_megatron.supervision.run_processes import RunProcesses
+from gtpo_megatron.supervision.process_watch import ProcessWatch
 
 
 @pytest.fixture
 def processes():
-    return RunProcesses([])
+    return ProcessWatch([])
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_a_process_whose_parent_the_listing_lacks_is_the_runs(processes, child_a
 
 def test_children_from_before_the_run_are_not_the_runs(child_and_grandchild, tmp_path):
     child, grandchild = child_and_grandchild
-    left = RunProcesses([child.pid]).left(tmp_path, with_unnamed=True)
+    left = ProcessWatch([child.pid]).left(tmp_path, with_unnamed=True)
     assert not {child.pid, grandchild} & left
 
 
