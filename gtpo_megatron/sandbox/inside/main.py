@@ -1,7 +1,7 @@
 """The server: a bare Python inside the sandbox that is given jobs by a pipe, and forks a reaper for each.
 
-Nothing of a job runs in it. What short programs import, and for tests in Python pytest, is loaded before any fork. Runs
-inside the sandbox; needs the standard library only.
+Nothing of a job runs in it. What short programs import (:mod:`.prelude`), and for tests in Python pytest, is loaded
+before any fork. Runs inside the sandbox; needs the standard library only.
 """
 
 import gc
@@ -10,19 +10,15 @@ import os
 import select
 import signal
 import sys
+import threading  # noqa: F401 - programs import it, as what the prelude has: it is loaded before any fork
 import time
+import traceback  # noqa: F401 - likewise
 
 from gtpo_megatron.sandbox.inside import prelude
 from gtpo_megatron.sandbox.inside.folders import files
 from gtpo_megatron.sandbox.inside.limits import called, libc
 from gtpo_megatron.sandbox.inside.reaper import Reaper
 from gtpo_megatron.sandbox.inside.text_modules import read_exactly
-
-PRELOADED = (
-    "bisect", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "itertools", "math",
-    "operator", "queue", "random", "re", "statistics", "string", "threading", "traceback", "typing",
-)  # fmt: skip
-"""Modules that short programs import; loaded once, before any fork."""
 
 CLONE_NEWPID, CLONE_NEWIPC, SIGCHLD = 0x20000000, 0x08000000, 17
 SYS_CLONE = 56
@@ -41,8 +37,6 @@ def main(settings):
         settings: see ``sandbox/server.py``.
     """
     jobs, answers = os.dup(0), os.fdopen(os.dup(1), "wb")
-    for name in PRELOADED:
-        __import__(name)
     sys.path += settings["packages"]
     settings["supplied"] = prelude.names()
     sys.set_int_max_str_digits(LITERAL_DIGITS)

@@ -10,7 +10,7 @@ import os
 from gtpo_megatron.sandbox.inside import prelude
 from gtpo_megatron.sandbox.inside.processes import CHANNEL, MANY, reporter
 from gtpo_megatron.sandbox.inside.program import fresh_main
-from gtpo_megatron.sandbox.inside.same_process import immutable_classes, local_program
+from gtpo_megatron.sandbox.inside.same_process import local_program
 from gtpo_megatron.sandbox.inside.separate_process import program_side, remote_program
 from gtpo_megatron.sandbox.inside.static_check import allowlist, check
 from gtpo_megatron.sandbox.inside.testing import pytest_session
@@ -91,8 +91,7 @@ class TestProcesses:
             os._exit(0)
 
         def program():
-            reaper.tests[:] = bytes(len(reaper.tests))
-            immutable_classes.thaw()
+            reaper.enter_program()
             program_side.serve(reaper.codes, reaper.supplied, *CHANNEL)
 
         if not self.reason:

@@ -31,7 +31,7 @@ class Reaper:
 
     Args:
         job: as ``sandbox/server.py`` writes it.
-        tests: text of its tests in Python, which is overwritten wherever the program comes to be.
+        tests: text of its tests in Python.
         settings: of the server.
     """
 
@@ -52,6 +52,11 @@ class Reaper:
             return {"failed": str(error)}
         return {"results": results, "separate_process": self.tested.reason if self.tested else ""}
 
+    def enter_program(self):
+        """Leaves a process to the program alone: no text of tests in its memory, and classes as Python has them."""
+        self.tests[:] = bytes(len(self.tests))
+        immutable_classes.thaw()
+
     def _python(self):
         """Cases of a Python program, which is compiled once."""
         text_modules.offer(self.job["modules"])
@@ -64,7 +69,7 @@ class Reaper:
         self.codes, self.supplied = codes, self.settings["supplied"] if given is None else prelude.names(given)
 
         def as_main():
-            immutable_classes.thaw()
+            self.enter_program()
             program.run_as_main(codes, self.supplied)
 
         return self._results(as_main)
@@ -118,7 +123,7 @@ class Reaper:
         nonce = os.urandom(16).hex()
 
         def body():
-            immutable_classes.thaw()
+            self.enter_program()
             program.load_and_call(self.codes, calls, reporter(nonce), self.supplied)
 
         seen = self.processes.run(body, nonce=nonce, num_cases=len(calls))
