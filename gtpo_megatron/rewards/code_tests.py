@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.rewards.function import states
-from gtpo_megatron.rewards.outputs import judged
+from gtpo_megatron.rewards.outputs import compared
 from gtpo_megatron.rewards.program_block import program_in
 from gtpo_megatron.rewards.program_tests import ProgramTest, ProgramTests, tests_of
 from gtpo_megatron.rewards.request import Reward, RewardRequest
@@ -91,8 +91,8 @@ def share_of_tests(request: RewardRequest) -> Reward:
     if not counted:
         raise DataError("all tests of the row are skipped: no program could earn it")
     share = sum(one == "passed" for one in counted) / len(counted)
-    runs = any(one.status == "ok" for one in _ends(outcome.results))
-    notes = _missing(outcome.results) | _late(outcome.results) | _separate(outcome, counted)
+    runs = any(one.status == "ok" for one in _results_of_tests(outcome.results))
+    notes = _package_note(outcome.results) | _time_note(outcome.results) | _process_note(outcome, counted)
     return _reward(share, has_code=True, runs=runs, info={"tests": verdicts[:SHOWN_TESTS]} | notes)
 
 
@@ -102,7 +102,7 @@ def _tests_of(columns_json: str) -> ProgramTests:
     return tests_of(json.loads(columns_json))
 
 
-def _ends(results: Sequence[CaseResult]) -> list[CaseResult | TestResult]:
+def _results_of_tests(results: Sequence[CaseResult]) -> list[CaseResult | TestResult]:
     """The tests of all cases: those that pytest has collected, else the cases themselves."""
     return [one for result in results for one in result.tests or (result,)]
 
@@ -113,7 +113,9 @@ def _verdicts(tests: ProgramTests, results: Sequence[CaseResult]) -> list[str]:
     A test in Python that used nothing of the program has passed only if others have used it: else none has tested it.
     """
     pairs = list(zip(tests.tests, results, strict=True))
-    is_tested = any(one.status == "ok" for one in _ends([result for test, result in pairs if test.case.code]))
+    is_tested = any(
+        one.status == "ok" for one in _results_of_tests([result for test, result in pairs if test.case.code])
+    )
     return [
         "passed" if one.status == "unused" and is_tested else verdict(test, one)
         for test, result in pairs
@@ -121,22 +123,22 @@ def _verdicts(tests: ProgramTests, results: Sequence[CaseResult]) -> list[str]:
     ]
 
 
-def _late(results: Sequence[CaseResult]) -> dict[str, str]:
+def _time_note(results: Sequence[CaseResult]) -> dict[str, str]:
     """Values of the report for a program that was ended by the time of all tests, none of which took too long."""
-    if any(result.status == "out of time" for result in _ends(results)):
+    if any(result.status == "out of time" for result in _results_of_tests(results)):
         return {"time": "its tests together took longer than the row may; raise reward.timeout_s"}
     return {}
 
 
-def _missing(results: Sequence[CaseResult]) -> dict[str, str]:
+def _package_note(results: Sequence[CaseResult]) -> dict[str, str]:
     """Values of the report for a package that the sandbox lacks."""
-    for result in _ends(results):
+    for result in _results_of_tests(results):
         if result.status != "ok" and (found := _NO_MODULE.search(result.detail)):
             return {"packages": f"{printable(found[1])} is not in the sandbox; reward.packages says what is"}
     return {}
 
 
-def _separate(outcome: Outcome, verdicts: Sequence[str]) -> dict[str, str]:
+def _process_note(outcome: Outcome, verdicts: Sequence[str]) -> dict[str, str]:
     """Why a program that has failed had another process than its tests, where some things are not as in theirs."""
     reason = outcome.separate_process
     return {"separate_process": reason} if reason and set(verdicts) != {"passed"} else {}
@@ -151,7 +153,7 @@ def verdict(test: ProgramTest, result: CaseResult | TestResult) -> str:
     if result.status != "ok":
         return f"{result.status}: {result.detail[:120]}" if result.detail else result.status
     output = "" if isinstance(result, TestResult) else result.output
-    return judged(test, output)
+    return compared(test, output)
 
 
 def _job(program: str, tests: ProgramTests, limit_s: float) -> Job:

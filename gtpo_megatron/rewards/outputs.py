@@ -21,7 +21,7 @@ _NOTHING = object()
 """Stands for a returned value that is no JSON, which equals nothing."""
 
 
-def judged(test: ProgramTest, given: str) -> str:
+def compared(test: ProgramTest, given: str) -> str:
     """``passed``, or what is wrong with the output, or the returned value as JSON, of a program that ended well."""
     is_theirs = test.comparison == LIVECODEBENCH
     if test.output is not None:

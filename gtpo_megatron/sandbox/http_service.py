@@ -148,8 +148,8 @@ def _result(ran: dict[str, Any], case: Case, mark: str, output_bytes: int) -> Ca
         progress = Progress(1)
         with contextlib.suppress(KeyError, TypeError, IndexError):  # a report of another shape is none
             progress.take(reports, "error", detail or "the program ended before its tests")
-        [plain] = progress.results()
-        return result_of(plain)
+        [fields] = progress.results()
+        return result_of(fields)
     report = reports[-1] if reports else {}
     status = "error" if report.get("status") == "unloaded" else report.get("status")
     if status not in get_args(Status):

@@ -285,20 +285,20 @@ def _outcome(answer: Any, num_cases: int) -> Outcome:
     return Outcome(results=tuple(result_of(one) for one in results), separate_process=reason)
 
 
-def result_of(plain: dict[str, Any]) -> CaseResult:
+def result_of(fields: dict[str, Any]) -> CaseResult:
     """A result of a case as the server, or the process of a service, has it.
 
     Raises:
         SandboxError: a status is none.
     """
-    tests = plain.get("tests") or []
-    for one in (plain, *tests):
+    tests = fields.get("tests") or []
+    for one in (fields, *tests):
         if one.get("status") not in get_args(Status):
             raise SandboxError(f"the sandbox answered the status {shown(one.get('status'))}")
     return CaseResult(
-        status=plain["status"],
-        output=str(plain.get("output", "")),
-        detail=printable(plain.get("detail", "")),
+        status=fields["status"],
+        output=str(fields.get("output", "")),
+        detail=printable(fields.get("detail", "")),
         tests=tuple(
             TestResult(name=printable(one["name"]), status=one["status"], detail=printable(one["detail"]))
             for one in tests

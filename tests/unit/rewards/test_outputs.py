@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import gtpo_megatron
-from gtpo_megatron.rewards.outputs import judged
+from gtpo_megatron.rewards.outputs import compared
 from gtpo_megatron.rewards.program_tests import LIVECODEBENCH, ProgramTest
 from gtpo_megatron.sandbox.choose import UnsafeSandbox
 from gtpo_megatron.sandbox.protocol import Case
@@ -72,7 +72,7 @@ ROW = re.compile(
 def test_outputs(expected, printed, theirs, ours):
     for comparison, is_right in ((LIVECODEBENCH, theirs), ("", ours)):
         test = ProgramTest(case=Case(stdin=""), output=expected, comparison=comparison)
-        assert (judged(test, printed) == "passed") is is_right
+        assert (compared(test, printed) == "passed") is is_right
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from gtpo_megatron.sandbox.inside.separate_process.proxies import (
     special,
 )
 from gtpo_megatron.sandbox.inside.separate_process.values import (
+    BUILTIN_BASES,
     EXACT,
     FROM_TEXT,
     FROM_VALUES,
@@ -29,19 +30,18 @@ from gtpo_megatron.sandbox.inside.separate_process.values import (
     KINDS,
     LARGEST,
     MUTABLE,
-    PLAIN_BASES,
     TEXTS,
     VIEWS,
     EndedError,
     Memo,
     array_of,
     builtin_type,
+    builtin_value,
     extra_of,
     is_builtin,
     known_error,
     made_empty,
     place_of,
-    plain_of,
     stdlib_module,
 )
 from gtpo_megatron.sandbox.inside.tracebacks import PROGRAM, ProgramExit, lines_in
@@ -129,10 +129,10 @@ class Encoding:
         if kind.__module__ == "numpy" and (found := self._encode_array(value, memo)) is not None:
             return found
         mine = {"t": "mine", "v": self.export(value), "c": self._described(kind)}
-        if isinstance(value, PLAIN_BASES):
+        if isinstance(value, BUILTIN_BASES):
             if isinstance(value, tuple) and isinstance(fields := getattr(kind, "_fields", None), tuple):
                 mine["n"] = [str(one) for one in fields]
-            mine["p"] = self.encode(plain_of(value), Memo())
+            mine["p"] = self.encode(builtin_value(value), Memo())
         return mine
 
     def _encode_known(self, value):
@@ -208,10 +208,10 @@ class Encoding:
     def _remote(self, given):
         remote_class = self._remote_class(given["c"])
         if "p" in given and remote_class._key not in self.named:
-            plain = self.decode(given["p"], Memo())
+            value = self.decode(given["p"], Memo())
             if "n" in given:
-                return collections.namedtuple(remote_class.__name__, given["n"], rename=True)(*plain)
-            return plain
+                return collections.namedtuple(remote_class.__name__, given["n"], rename=True)(*value)
+            return value
         if type(given["v"]) is not int:
             raise EndedError(INTRUDED)
         found = self.theirs.get(given["v"])
@@ -239,7 +239,7 @@ class Encoding:
             "specials": [
                 name for name in (*SPECIALS, "__await__") if any(vars(one).get(name) is not None for one in of_its_own)
             ],
-            "has_plain": issubclass(kind, PLAIN_BASES),
+            "has_value": issubclass(kind, BUILTIN_BASES),
             "module": str(getattr(kind, "__module__", "")),
         }
 
@@ -257,7 +257,7 @@ class Encoding:
                 name, tuple(errors), {"_channel": self, "_key": key, "__getattr__": attribute_of_error, "_remote": None}
             )
         else:
-            space = {"_channel": self, "_key": key, "_has_plain": given["has_plain"] is True, "__slots__": ()}
+            space = {"_channel": self, "_key": key, "_has_value": given["has_value"] is True, "__slots__": ()}
             space |= {one: special(one) for one in given["specials"] if one in SPECIALS}
             remote_bases = tuple(one for one in bases if isinstance(one, RemoteClass)) or (RemoteObject,)
             if "__await__" in given["specials"]:

@@ -60,9 +60,9 @@ class OperatorRules:
             return self.call(remote._number, args, kwargs)
         has_value = self.is_tests_side and any(not is_remote(one) for one in args)
         if has_value and (name in ORDER or name in ARITHMETIC):
-            plain = self.plain(remote)
-            if plain is not remote:
-                return getattr(plain, name, lambda *_: NotImplemented)(*args)
+            value = self.value_of(remote)
+            if value is not remote:
+                return getattr(value, name, lambda *_: NotImplemented)(*args)
             return NotImplemented if name in ORDER else self._calculated(remote, name, args)
         if has_value and name == "__contains__" and type(remote)._key not in self.named:
             return any(one is args[0] or one == args[0] for one in iter(remote))
@@ -85,9 +85,9 @@ class OperatorRules:
             self.mixed.add(found._number)
         return found
 
-    def plain(self, remote):
+    def value_of(self, remote):
         """A remote of a class made of ``list`` or the like, as that; any other as itself."""
-        return self.ask("plain", of=remote._number) if type(remote)._has_plain else remote
+        return self.ask("value", of=remote._number) if type(remote)._has_value else remote
 
     def hash_of(self, remote):
         """Hash by the object's own method if the tests name its class; else by identity."""

@@ -9,7 +9,7 @@ import sys
 import types
 from typing import Any
 
-from gtpo_megatron.sandbox.inside.separate_process.values import plain_of
+from gtpo_megatron.sandbox.inside.separate_process.values import builtin_value
 from gtpo_megatron.sandbox.inside.special_methods import ARITHMETIC, CONVERSIONS, ORDER, dunders
 
 OTHER = dunders(
@@ -93,8 +93,8 @@ class RemoteObject:
             return True
         if is_remote(other) or self._channel.answers(self):
             return self._channel.ask("equal", of=self._number, args=(other,)) is True
-        plain = self._channel.plain(self)
-        return NotImplemented if plain is self else plain == other
+        value = self._channel.value_of(self)
+        return NotImplemented if value is self else value == other
 
     def __hash__(self):
         return self._channel.hash_of(self)
@@ -165,7 +165,7 @@ OPERATIONS: dict[str, Any] = {
     "equal": lambda it, _, args, __: bool(it == args[0]),
     "hash": lambda it, *_: hash(it),
     "text": lambda it, name, *_: TEXTS[name](it),
-    "plain": lambda it, *_: plain_of(it),
+    "value": lambda it, *_: builtin_value(it),
     "copy": lambda it, name, *_: {"copy": copy.copy, "deepcopy": copy.deepcopy}[name](it),
     "await": lambda it, *_: awaited(it),
 }
@@ -185,7 +185,7 @@ def check_allowed(op, name, it, args=()):
         and not (is_mock and name in OF_MOCKS),
         "set": not is_code and not isinstance(it, type) and _may_set(name, it, args, is_mock),
         "special": name in SPECIALS and not isinstance(it, types.ModuleType) and (name != "__call__" or may_call),
-        "plain": True,
+        "value": True,
         "equal": True,
         "hash": True,
         "text": True,

@@ -25,7 +25,7 @@ MUTABLE = {
 }  # fmt: skip
 IMMUTABLE = {tuple: "tuple", frozenset: "frozenset"}
 KINDS = {name: kind for kind, name in (MUTABLE | IMMUTABLE).items()}
-PLAIN_BASES = (bool, int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset)
+BUILTIN_BASES = (bool, int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset)
 
 TEXTS: dict = {
     bytes: (bytes.hex, bytes.fromhex),
@@ -108,9 +108,9 @@ def is_same(then, value):
     return len(then) == len(value) and all(map(operator.is_, then, value))
 
 
-def plain_of(value):
+def builtin_value(value):
     """An object of a class that is made of ``list``, ``int`` or the like, as one of those."""
-    for kind in PLAIN_BASES:
+    for kind in BUILTIN_BASES:
         if isinstance(value, kind):
             if isinstance(value, dict):
                 return dict(dict.items(value))
