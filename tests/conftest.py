@@ -62,17 +62,23 @@ def random_numbers_as_new():
 
 @pytest.fixture(autouse=True)
 def loggers_as_new():
-    """A command, or a library that it imports, sets loggers up for a whole process, and so for later tests."""
-    logging.disable(logging.NOTSET)
+    """A command, or a library that it imports, sets loggers up for a whole process, and so for later tests.
+
+    Levels are set where they differ: each time, Python clears what all loggers of the process have cached.
+    """
     root = logging.getLogger()
-    root.setLevel(logging.WARNING)  # as Python has it; Megatron and others raise it
+    if root.manager.disable:
+        logging.disable(logging.NOTSET)
+    if root.level != logging.WARNING:  # as Python has it; Megatron and others raise it
+        root.setLevel(logging.WARNING)
     for handler in [found for found in root.handlers if not type(found).__module__.startswith("_pytest.")]:
         root.removeHandler(handler)  # else it writes to a closed stream, or a folder that is gone
         handler.close()
-    for name, logger in list(logging.root.manager.loggerDict.items()):
+    for name, logger in list(root.manager.loggerDict.items()):
         if isinstance(logger, logging.Logger) and name.partition(".")[0] in ("gtpo_megatron", "launchers", "tools"):
             logger.disabled, logger.propagate = False, True
-            logger.setLevel(logging.NOTSET)
+            if logger.level:
+                logger.setLevel(logging.NOTSET)
 
 
 def pytest_configure():
