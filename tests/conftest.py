@@ -87,6 +87,16 @@ def pytest_configure():
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def pytest_sessionstart(session):
+    """Lines below a warning would bury what a failed test says: torch's checkpoints write thousands of them.
+
+    Pytest's own setting, ``log_level``, changes levels twelve times a test, and each time all loggers lose their cache.
+    """
+    logs = session.config.pluginmanager.get_plugin("logging-plugin")
+    for handler in (logs.caplog_handler, logs.report_handler):
+        handler.setLevel(logging.WARNING)
+
+
 @pytest.hookimpl(tryfirst=True)  # xdist reads groups in the same hook
 def pytest_collection_modifyitems(items):
     order.arrange(items)
