@@ -53,7 +53,7 @@ def config_of(folder, layout, **adapter):
     ("layout", "model", "adapter"),
     [
         pytest.param(TP2_SP, "float32", "model", id="tp2_sp"),
-        pytest.param(ONE, "bfloat16", "float32", id="one-float32-over-bfloat16"),
+        pytest.param(ONE, "bfloat16", "float32", id="one-float32-over-bfloat16", marks=pytest.mark.slow),
         pytest.param(DP2_SHARDED, "bfloat16", "float32", id="dp2-float32-over-bfloat16", marks=pytest.mark.nightly),
         pytest.param(TP2_SP, "bfloat16", "model", id="tp2_sp-bfloat16", marks=pytest.mark.nightly),
         pytest.param(PP2_DP2_SHARDED, "float32", "model", id="pp2_dp2", marks=pytest.mark.nightly),
@@ -139,6 +139,7 @@ def test_a_run_begins_with_the_adapters_of_a_folder(folder, checkpoint, tmp_path
     assert all(torch.equal(loaded[name], begun[name]) for name in loaded)
 
 
+@pytest.mark.slow
 def test_other_frozen_weights_are_refused(folder, checkpoint, tmp_path):
     model = make_model(tmp_path / "other", tied=False, num_layers=4)
     with torch.no_grad():

@@ -76,7 +76,7 @@ def own_experts(model):
     return torch.stack(layers, dim=1).to(torch.uint8)
 
 
-@pytest.mark.parametrize("name", on("ep2", "ep2_cp2"))
+@pytest.mark.parametrize("name", on("ep2_cp2", pytest.param("ep2", marks=pytest.mark.slow)))
 def test_experts_of_a_sampler_are_taken_in_scoring_and_update(made, tmp_path, name):
     folder, model = made
     config = replaying(folder, name, "rollout", returns_routing=True)
@@ -154,6 +154,7 @@ def difference(name, one, other):
     return f"{name} {tuple(one.shape)}: {int((one != other).sum())} elements differ, first {values}" if places else ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", on("ep2"))
 def test_an_update_takes_the_choices_of_the_scoring_pass_after_the_routers_have_moved(made, tmp_path, name):
     folder, model = made
@@ -166,6 +167,7 @@ def test_an_update_takes_the_choices_of_the_scoring_pass_after_the_routers_have_
     assert max(float((free[key] - replayed[key]).abs().max()) for key in free) > 5e-3, "routers choose otherwise now"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", on("ep2_cp2"))
 def test_other_choices_than_the_samplers_are_counted_exactly(made, tmp_path, name):
     folder, model = made
