@@ -29,7 +29,7 @@ DISTRIBUTIONS = (
     "transformer-engine",
     "ray",
     "transformers",
-    "math-verify",
+    "latex2sympy2-extended",
     "reasoning-gym",
 )
 
