@@ -138,7 +138,7 @@ class Request:
         """
         if not any(one.statement.needs_judge for one in self.rewards):
             return ""
-        from gtpo_megatron.judge.client import check_judge
+        from gtpo_megatron.judge.check import check_judge
 
         return check_judge(self.reward.judge)
 

@@ -32,6 +32,6 @@ def command(model: Path, sizes: Sizes, *, num_steps: int) -> list[str]:
         *("--reward.function", "benchmarks.gpu_proof.rewards:by_chance", "--num-steps", str(num_steps)),
         # accuracy says nothing here: few problems, at the end
         *("--evaluation.benchmarks", "--evaluation.path", str(data / "heldout.jsonl")),
-        *("--evaluation.num-problems", "8", "--evaluation.samples", "1", "--evaluation.at-start", "False"),
+        *("--evaluation.num-problems", "8", "--evaluation.samples", "1", "--evaluation.no-at-start"),
         *(SMALL if sizes.device.type == "cpu" else ()),
     ]

@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gtpo_megatron.cli.recipe import RecipeOptions
 from gtpo_megatron.errors import ConfigError
@@ -16,22 +17,20 @@ class Command:
         usage: its lines in the overview: a synopsis, then an indented description.
         run: takes the arguments after the command's name and returns the exit status.
         interrupted: hint after Ctrl-C, if the command can be resumed.
-        options: the class of its options, for completion; None: it has none, or several.
-        recipe: of a command whose options are a recipe's, but which has one of its own.
-        words: what may follow first, if that is one of a few words.
+        options: class of its options, for completion, or a union of one per subcommand.
+        recipe: its own recipe, if it is a command of one; empty: the user names one, or needs none.
     """
 
     usage: str
     run: Callable[[Sequence[str]], int]
     interrupted: str = ""
-    options: type | None = None
+    options: Any = None
     recipe: str = ""
-    words: tuple[str, ...] = ()
 
     @property
     def needs_recipe(self) -> bool:
         """Whether a recipe must follow."""
-        return self.options is not None and issubclass(self.options, RecipeOptions) and not self.recipe
+        return isinstance(self.options, type) and issubclass(self.options, RecipeOptions) and not self.recipe
 
 
 _RUNS = "cpu (runs without a GPU) or gpu"

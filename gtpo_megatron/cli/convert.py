@@ -195,5 +195,5 @@ COMMAND = Command(
   convert gguf-to-hf FILE DST [--dtype float32|bfloat16]
                     a Hugging Face folder of a GGUF file: its rounded weights""",
     run=run,
-    words=("hf-to-megatron", "megatron-to-hf", "megatron-to-peft", "gguf-to-hf"),
+    options=Conversion,
 )

@@ -1,5 +1,6 @@
 """Finds and runs a command of ``gtpo-megatron``; to add one, write its file and list it in ``COMMANDS``."""
 
+import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,9 +26,9 @@ from gtpo_megatron.cli import (
 )
 from gtpo_megatron.cli.command import Command, missing_library
 from gtpo_megatron.cli.interrupts import interrupt_on_signals, interruption, status_of
-from gtpo_megatron.cli.reader import reader_may_leave
+from gtpo_megatron.cli.reader import exit_when_pipe_closes
 from gtpo_megatron.errors import ConfigError, GTPOError
-from gtpo_megatron.untrusted.text import printable
+from gtpo_megatron.untrusted.text import printable, shown
 
 COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
@@ -56,7 +57,7 @@ def main() -> None:
     """Entry of the installed command."""
     sys.path.insert(0, str(Path.cwd()))  # so that the user's recipes and rewards can be imported
     interrupt_on_signals()  # to the very end: the second signal of a request may come late
-    with reader_may_leave():
+    with exit_when_pipe_closes():
         status = run(sys.argv[1:])
     sys.exit(status)
 
@@ -70,7 +71,9 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.write(version() + "\n")
         return 0
     if arguments[0] not in COMMANDS:
-        sys.stderr.write(f"gtpo-megatron: no command {arguments[0]!r}; there are {', '.join(COMMANDS)}\n")
+        close = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
+        sys.stderr.write(f"gtpo-megatron: no command {shown(arguments[0])}; {hint}\n")
         return EXIT_USAGE
     return _status(arguments[0], arguments[1:])
 
@@ -94,7 +97,7 @@ def _status(name: str, arguments: Sequence[str]) -> int:
             raise
         sys.stderr.write(f"gtpo-megatron: {needed}\n")
         return EXIT_USAGE
-    except BrokenPipeError:  # the reader may have left; ``main`` handles it
+    except BrokenPipeError:  # ``main`` handles it
         raise
     except OSError as error:  # such as a name that is too long, or a missing permission
         sys.stderr.write(f"gtpo-megatron: {printable(error)}\n")

@@ -78,7 +78,7 @@ def shared_folder() -> Path:
 COMMAND = Command(
     usage="""\
   examples [FOLDER] writes folders to copy and change, for data, reward, algorithm, model, adapters,
-                    environment and agent of your own, and GTPO in one file; and says where the
+                    environment, agent and sink of your own, and GTPO in one file; and says where the
                     documentation is""",
     run=run,
     options=ExamplesOptions,

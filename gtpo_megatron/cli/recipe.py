@@ -1,17 +1,17 @@
 """Parses a recipe, ``module:function`` or ``FILE.py:function``, and overrides of its fields."""
 
-import shutil
+import difflib
+import io
+import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeVar
+from typing import Annotated, TypeVar
 
 import tyro
 
 from gtpo_megatron.cli.arguments import parse_options
-from gtpo_megatron.cli.field_help import attribute_texts, help_text
-from gtpo_megatron.cli.reader import reader_may_leave
 from gtpo_megatron.config.algorithm.named import default_algorithm
 from gtpo_megatron.config.configuration import configuration, unchecked
 from gtpo_megatron.config.named_function import called, named_function
@@ -42,6 +42,9 @@ _ALGORITHM_HELP = (
     "--algorithm NAME takes another algorithm with its defaults: GSPOConfig, or a class of your own, module:Class or "
     "FILE.py:Class. A length penalty among them ends at the recipe's response limit."
 )
+_HEAD = re.compile(r"^ (?:(?P<section>[\w.-]+) )?options\n -+\n", re.MULTILINE)
+"""Of a section of tyro's help without boxes; options of no section have one without a name."""
+_FIELD = re.compile(r"^  (?:-h, )?--(?P<path>[a-z][\w.-]*).*\n(?:   .*\n)*", re.MULTILINE)
 
 
 def parse(
@@ -71,7 +74,8 @@ def parse(
     program = f"{program} {command}".strip()
     if not recipe:
         if arguments and arguments[0] in HELP:
-            _show(_overview(options, program))
+            sys.stdout.write(_overview(options, program))
+            sys.exit(0)
         if not arguments or arguments[0].startswith("-"):
             raise ConfigError(f"{command or program} needs a recipe first: {program} {EXAMPLE}")
         recipe, arguments = arguments[0], arguments[1:]
@@ -82,18 +86,11 @@ def parse(
         algorithm = default_algorithm(name, max_response_tokens=config.rollout.sampling.max_response_tokens)
         config = unchecked(config, algorithm=algorithm)  # the options may make it fit
     default = options(config=config)
-    if asked := [place for place, other in enumerate(others) if other in HELP]:
-        topic = next((other for other in others[asked[0] + 1 : asked[0] + 2] if _names_topic(other)), "")
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-        _show(help_text(default, program=program, about=_ALGORITHM_HELP, topic=topic, width=width) + "\n")
-    return parse_options(options, others, program=program, default=default)
-
-
-def _show(text: str) -> NoReturn:
-    with reader_may_leave():
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    sys.exit(0)
+    after_help = next((others[place + 1 : place + 2] for place, other in enumerate(others) if other in HELP), [])
+    if topic := next(filter(_names_topic, after_help), ""):
+        sys.stdout.write(_on_topic(_sections(options, default, program), topic))
+        sys.exit(0)
+    return parse_options(options, others, program=program, default=default, description=_ALGORITHM_HELP)
 
 
 def _names_topic(argument: str) -> bool:
@@ -101,23 +98,48 @@ def _names_topic(argument: str) -> bool:
     return not argument.startswith("-") or "." in argument
 
 
+def _sections(options: type[Options], default: Options, program: str) -> dict[str, str]:
+    """Name of each section -> its part of what tyro prints for ``--help`` where it draws no boxes."""
+    with redirect_stdout(io.StringIO()) as printed, suppress(SystemExit):
+        parse_options(options, ["--help"], program=program, default=default)
+    text = "".join(f"{line.rstrip()}\n" for line in printed.getvalue().splitlines())
+    heads = list(_HEAD.finditer(text))
+    ends = [head.start() for head in heads[1:]] + [len(text)]
+    return {head["section"] or "": text[head.start() : end] for head, end in zip(heads, ends, strict=True)}
+
+
+def _on_topic(sections: Mapping[str, str], topic: str) -> str:
+    """The sections of a name and those within them, or the field of that name.
+
+    Raises:
+        ConfigError: there is no such section or field.
+    """
+    path = topic.removeprefix("--").replace("_", "-")
+    found = [text for name, text in sections.items() if name == path or name.startswith(f"{path}.")]
+    if found:
+        return "".join(found)
+    fields = {field["path"]: field[0] for text in sections.values() for field in _FIELD.finditer(text)}
+    named = [text for name, text in fields.items() if path in (name, name.rpartition(".")[2])]
+    if not named:
+        names = list(filter(None, sections))
+        close = difflib.get_close_matches(path, [*names, *fields], n=1)
+        hint = f"did you mean {close[0]}?" if close else f"the sections are {', '.join(names)}"
+        raise ConfigError(f"--help {topic}: no such section or field; {hint}")
+    return "".join(named)
+
+
 def _overview(options: type[RecipeOptions], program: str) -> str:
     """Help without a recipe: how to see its fields, and the command's own options."""
-    texts = attribute_texts(options)
-    names = [field.name for field in fields(options) if field.name != "config"]
-    own = [(f"--{name.replace('_', '-')}", texts[name]) for name in names]
-    width = max((len(flag) for flag, _ in own), default=0)
-    sections = ", ".join(field.name for field in fields(RunConfig) if field.name not in ("name", "num_steps", "seed"))
+    sections = _sections(options, options(config=load_recipe(EXAMPLE)), program)
+    names = ", ".join(name for name in sections if name and "." not in name)
     return (
-        f"usage: {program} RECIPE [options]\n\n"
+        f"usage: {program} RECIPE [OPTIONS]\n\n"
         "RECIPE is module:function, FILE.py:function, or the config.yaml of a run.\n\n"
         f"Every field of the recipe is an option, --num-steps 200 or --algorithm.alpha2 0.05:\n"
-        f"  {program} {EXAMPLE} --help                    lists every field, a line each\n"
-        f"  {program} {EXAMPLE} --help algorithm          the fields of one section\n"
-        f"  {program} {EXAMPLE} --help algorithm.alpha2   everything about one\n"
-        f"Sections: {sections}.\n{_ALGORITHM_HELP}\n"
-        + "".join(f"\n  {flag:<{width}}  {text}" for flag, text in own)
-        + ("\n" if own else "")
+        f"  {program} {EXAMPLE} --help                    all of them\n"
+        f"  {program} {EXAMPLE} --help algorithm          those of one section\n"
+        f"  {program} {EXAMPLE} --help algorithm.alpha2   one of them\n"
+        f"Sections: {names}.\n{_ALGORITHM_HELP}\n\n{sections['']}"
     )
 
 

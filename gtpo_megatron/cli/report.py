@@ -29,7 +29,7 @@ class ReportOptions:
         dollars_per_gpu_hour: price of a GPU and hour, for the cost of each run; 0 means that no cost is shown.
     """
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional]
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
     output: str = field(default="")
     parquet: str = field(default="")
     dollars_per_gpu_hour: float = 0.0

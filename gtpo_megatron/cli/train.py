@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from gtpo_megatron.cli.command import Command, require_libraries
-from gtpo_megatron.cli.reader import hangs_up
+from gtpo_megatron.cli.reader import output_may_be_lost
 from gtpo_megatron.cli.recipe import RecipeOptions, parse
 from gtpo_megatron.companions.health.signs import assess, in_one_line
 from gtpo_megatron.config.configuration import configuration
@@ -55,7 +55,7 @@ def train(options: TrainOptions, *, command: str) -> int:
 
     console = Console()
     run_dir = Path(options.run_dir or f"runs/{options.config.name}")
-    with hangs_up():
+    with output_may_be_lost():
         summary = training.train(options.config, run_dir=run_dir, resume=options.resume, console=console)
         return _say_how_it_ended(summary, run_dir, leave_report(run_dir), console)
 

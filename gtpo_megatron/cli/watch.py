@@ -30,7 +30,7 @@ class WatchOptions:
         dollars_per_gpu_hour: price of a GPU and hour, for the cost of each run; 0 means that no cost is shown.
     """
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional]
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
     port: int = PORT
     dollars_per_gpu_hour: float = 0.0
 

@@ -48,6 +48,7 @@ def configuration(kind: type[T]) -> type[T]:
     also print alike. Anything else, an unknown field and a missing one are a ConfigError.
     """
     strict = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+    kind.__doc__ = (kind.__doc__ or "").replace("``", "")  # which the command line's help prints
     made: Any = dataclass(kind, config=strict, frozen=True, kw_only=True, slots=True)
     validate = made.__init__
 

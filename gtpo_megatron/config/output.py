@@ -48,14 +48,8 @@ class LoggingConfig:
         wandb_project: project at Weights & Biases, which needs the extra ``wandb``; None: wandb is not imported.
         wandb_entity: user or team that owns the project; None: the account's default.
         wandb_mode: ``offline`` writes into the run folder for a later ``wandb sync`` (compute nodes without internet).
-        mlflow_experiment: experiment of MLflow, which needs the extra ``mlflow``; None: it is not imported.
-        mlflow_uri: tracking server or store, such as ``http://HOST:5000`` or ``file:///FOLDER``; empty: MLflow's own
-            default.
-        trackio_project: project of Trackio, which needs the extra ``trackio``; None: it is not imported.
-        swanlab_project: project of SwanLab, which needs the extra ``swanlab``; None: it is not imported.
-        swanlab_mode: ``offline`` and ``local`` write into the run folder, for a later ``swanlab sync`` or
-            ``swanlab watch``.
-        sinks: further sinks of metrics, ``module:Class`` or ``FILE.py:Class`` (docs/metrics.md).
+        sinks: further sinks of metrics, ``module:Class`` or ``FILE.py:Class``: of your own, or MLflow's, Trackio's and
+            SwanLab's of ``examples/own_sink`` (docs/metrics.md).
         rollout_groups_per_step: prompt groups whose texts are written to ``rollouts/`` in a step; 0 writes none.
         peak_tflops_per_rank: peak of a rank's hardware in the model's dtype, in 10^12 operations a second (an
             H100 989 in dense bfloat16): the share that is reached is reported as MFU; 0 reports none.
@@ -67,22 +61,14 @@ class LoggingConfig:
     wandb_project: str | None = None
     wandb_entity: str | None = None
     wandb_mode: Literal["online", "offline"] = "online"
-    mlflow_experiment: str | None = None
-    mlflow_uri: str = ""
-    trackio_project: str | None = None
-    swanlab_project: str | None = None
-    swanlab_mode: Literal["cloud", "offline", "local"] = "cloud"
     sinks: tuple[str, ...] = ()
     rollout_groups_per_step: NonNegativeInt = 2
     rollout_every_steps: PositiveInt = 1
     peak_tflops_per_rank: NonNegativeFloat = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("wandb_project", "mlflow_experiment", "trackio_project", "swanlab_project"):
-            if getattr(self, name) is not None:
-                require_text(**{name: getattr(self, name)})
-        if self.mlflow_uri and self.mlflow_experiment is None:
-            raise ConfigError(f"mlflow_uri={self.mlflow_uri!r} without mlflow_experiment: set that too")
+        if self.wandb_project is not None:
+            require_text(wandb_project=self.wandb_project)
         if self.wandb_entity is not None and self.wandb_project is None:
             raise ConfigError(f"wandb_entity={self.wandb_entity!r} without wandb_project: set that too")
 

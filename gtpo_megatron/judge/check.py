@@ -1,4 +1,4 @@
-"""One small question before a run, with the very options of its questions: which of them the endpoint refuses."""
+"""Asks a judge before a run: which models it has, and one small question with the options of the run's own."""
 
 import asyncio
 import re
@@ -11,7 +11,13 @@ from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.untrusted.text import printable, shown
 
 if TYPE_CHECKING:  # it imports openai, which takes seconds
-    from gtpo_megatron.judge.endpoint import Endpoint
+    from openai import AsyncOpenAI
+
+ENDPOINT_PATIENCE_S = 30.0
+"""Longest wait for an endpoint before a run starts, retries included."""
+
+SHOWN_MODELS = 10
+"""Names in a message; an endpoint may list thousands."""
 
 CHAT_PATH = "/chat/completions"
 
@@ -44,6 +50,81 @@ def classify_path(url: str) -> str:
     return f"{url.rstrip('/').removesuffix('/v1')}/classify"
 
 
+def check_judge(config: JudgeConfig) -> str:
+    """Checks, before a run starts, that the endpoint has the model and answers one small question as a run asks it.
+
+    Returns:
+        The model's name.
+
+    Raises:
+        ConfigError: there is no URL, no key file, no endpoint, or no such model; or it refuses an option, which the
+            message names.
+    """
+    if not config.url:
+        raise ConfigError("the reward function asks a judge: set reward.judge.url, such as http://HOST:8000/v1")
+    return asyncio.run(_checked(config))
+
+
+async def _checked(config: JudgeConfig) -> str:
+    from gtpo_megatron.judge.endpoint import open_client
+
+    async with open_client(config, max_retries=min(config.max_retries, 3)) as client:
+        model = _model_of(await _models(client, config), config)
+        await check_question(client, config, model, patience_s=max(ENDPOINT_PATIENCE_S, config.timeout_s))
+    return model
+
+
+def _model_of(models: object, config: JudgeConfig) -> str:
+    if not config.model:
+        return only_model(models, config.url)
+    if config.model not in (names := _names(models, config.url)):
+        raise ConfigError(f"reward.judge.model={config.model!r}: {config.url} has {_listed(names)}")
+    return config.model
+
+
+async def _models(client: "AsyncOpenAI", config: JudgeConfig) -> object:
+    from gtpo_megatron.judge.endpoint import ask
+
+    try:
+        async with asyncio.timeout(ENDPOINT_PATIENCE_S):
+            return await ask(client, "/models")
+    except TimeoutError as error:
+        raise ConfigError(
+            f"reward.judge.url={config.url!r}: does not answer within {ENDPOINT_PATIENCE_S:g} s; is the judge running?"
+        ) from error
+    except DataError as error:
+        raise ConfigError(f"reward.judge.url: {error}; is the judge running?") from error
+
+
+def only_model(models: object, url: str) -> str:
+    """The name of the only model of an endpoint.
+
+    Raises:
+        ConfigError: it lists several, or no models.
+    """
+    names = _names(models, url)
+    if len(names) != 1:
+        raise ConfigError(f"reward.judge.model is needed: {url} has {_listed(names)}")
+    return names[0]
+
+
+def _listed(names: Sequence[str]) -> str:
+    first = ", ".join(shown(name) for name in names[:SHOWN_MODELS])
+    more = f" and {len(names) - SHOWN_MODELS} more" if len(names) > SHOWN_MODELS else ""
+    return f"{first}{more}" if names else "no models"
+
+
+def _names(models: object, url: str) -> list[str]:
+    """The names in the answer to ``GET /models``."""
+    try:
+        return [str(one["id"]) for one in models["data"]]  # type: ignore[index]
+    except (TypeError, KeyError):
+        raise ConfigError(
+            f"reward.judge.url={url!r}: GET /models answers {shown(models)}; expected a list of models: does the URL "
+            f"end with /v1?"
+        ) from None
+
+
 @dataclass(frozen=True, slots=True)
 class _Refusal:
     """Why an endpoint refuses: its status (0: none), which key it names first ("": none), and what it said."""
@@ -59,7 +140,7 @@ class _Refusal:
         return "token" in self.said.lower() and not has_both and not _UNKNOWN.search(self.said)
 
 
-async def check_question(endpoint: "Endpoint", config: JudgeConfig, model: str, *, patience_s: float) -> None:
+async def check_question(client: "AsyncOpenAI", config: JudgeConfig, model: str, *, patience_s: float) -> None:
     """Asks a chat model one question of a few tokens, or a reward model for one score.
 
     A limit of tokens that is too small for a model that thinks is no failure: an answer that is cut is one. What is
@@ -71,23 +152,25 @@ async def check_question(endpoint: "Endpoint", config: JudgeConfig, model: str, 
     limit = config.token_limit_name
     body = {"model": model, "messages": QUESTION, **config.chat_options}
     small = min(SMALL_LIMIT, config.max_tokens)
-    refusal = await _refusal(endpoint, CHAT_PATH, body | {limit: small}, patience_s)
+    refusal = await _refusal(client, CHAT_PATH, body | {limit: small}, patience_s)
     if refusal is not None and refusal.status in _REFUSED and refusal.is_of_size and small < config.max_tokens:
-        refusal = await _refusal(endpoint, CHAT_PATH, body, patience_s)
+        refusal = await _refusal(client, CHAT_PATH, body, patience_s)
     if refusal is not None and (refusal.status in _NO_CHAT or "support Chat Completions" in refusal.said):
         asked = {"model": model, "messages": QUESTION, "use_activation": False, **config.request_options}
-        if await _refusal(endpoint, classify_path(config.url), asked, patience_s) is None:
+        if await _refusal(client, classify_path(config.url), asked, patience_s) is None:
             return
     if refusal is not None:
         raise ConfigError(_advice(refusal, config))
 
 
-async def _refusal(endpoint: "Endpoint", path: str, body: dict[str, Any], patience_s: float) -> _Refusal | None:
+async def _refusal(client: "AsyncOpenAI", path: str, body: dict[str, Any], patience_s: float) -> _Refusal | None:
     """Why a question is refused; None if it is answered."""
+    from gtpo_megatron.judge.endpoint import ask
+
     options = [key for key in body if key not in ("model", "messages", "use_activation")]
     try:
         async with asyncio.timeout(patience_s):
-            reply = await endpoint.asked(path, body)
+            reply = await ask(client, path, body)
     except TimeoutError:
         return _Refusal(0, "", f"does not answer a small question within {patience_s:g} s")
     except DataError as error:

@@ -1,13 +1,13 @@
 """Sends requests to a judge's endpoint, and reads a limited part of each answer for a limited time."""
 
-import asyncio
-import ipaddress
 import re
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-from openai import AsyncOpenAI, OpenAIError
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
 
 from gtpo_megatron.config.reward import JudgeConfig
 from gtpo_megatron.errors import ConfigError, DataError
@@ -24,9 +24,14 @@ _KEY = re.compile(r"[!-~]{1,4096}")
 _SENT = frozenset({"host", "accept", "connection", "content-type", "content-length", "user-agent"})
 """Headers that go to an endpoint, besides the key. The client adds others, some of them from the environment."""
 
+_HERE = ("127.0.0.1", "::1", "localhost")
 
-class Endpoint:
-    """The ``openai`` client of a judge, which asks again after failures; for use in one event loop.
+
+def open_client(config: JudgeConfig, *, max_retries: int) -> AsyncOpenAI:
+    """The client of a judge, which asks again after failures; for use in one event loop.
+
+    Nobody trusts the endpoint: no redirect is followed, and neither the environment's keys nor its headers are sent.
+    One on this machine is not asked through a proxy.
 
     Args:
         config: of the judge.
@@ -35,116 +40,81 @@ class Endpoint:
     Raises:
         ConfigError: the URL or the key file cannot be used.
     """
+    key = _key(config)
 
-    def __init__(self, config: JudgeConfig, *, max_retries: int) -> None:
-        try:
-            connection = JudgeConnection(config.url, key=_key(config), limit_s=config.timeout_s)
-        except httpx.InvalidURL as error:
-            raise ConfigError(f"reward.judge.url={config.url!r}: {printable(error)}") from error
-        self._url = config.url
-        self._client = AsyncOpenAI(
-            base_url=config.url.rstrip("/"),
-            api_key="none",  # the connection sends the key; without one, the client takes one from the environment
-            timeout=config.timeout_s,
-            max_retries=max_retries,
-            http_client=connection,
-        )
+    async def only_ours(request: httpx.Request) -> None:
+        for name in set(request.headers) - _SENT:
+            del request.headers[name]
+        request.headers["accept-encoding"] = "identity"
+        if key:
+            request.headers["authorization"] = f"Bearer {key}"
 
-    async def asked(self, path: str, body: dict[str, Any] | None = None) -> object:
-        """Sends a request and returns its answer; JSON as its values, anything else as text.
+    async def limited(response: httpx.Response) -> None:
+        if response.has_redirect_location:
+            raise RefusedAnswerError(f"it redirects to {response.headers['location']}, which is not followed")
+        if (encoding := response.headers.get("content-encoding", "identity")) != "identity":
+            raise RefusedAnswerError(f"its answer is compressed ({encoding}), which was not asked for")
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        response.stream = _LimitedStream(response.stream, limit_s=config.timeout_s)
 
-        Args:
-            path: below the base URL, or a whole URL.
-            body: what is posted; None: nothing.
+    try:
+        is_here = httpx.URL(config.url).host in _HERE
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"reward.judge.url={config.url!r}: {printable(error)}") from error
+    return AsyncOpenAI(
+        base_url=config.url.rstrip("/"),
+        api_key="none",  # without one, the client takes one from the environment
+        timeout=config.timeout_s,
+        max_retries=max_retries,
+        http_client=DefaultAsyncHttpxClient(
+            follow_redirects=False,
+            trust_env=not is_here,
+            event_hooks={"request": [only_ours], "response": [limited]},
+        ),
+    )
 
-        Raises:
-            DataError: the endpoint cannot be reached, refuses, or sends what is called JSON and is none.
-        """
-        try:
-            if body is None:
-                return await self._client.get(path, cast_to=object)
-            return await self._client.post(path, body=body, cast_to=object)
-        except (OpenAIError, ValueError, RecursionError) as error:
-            raise DataError(f"judge at {self._url}: {_reason(error)}") from error
 
-    async def close(self) -> None:
-        """Ends all connections."""
-        await self._client.close()
+async def ask(client: AsyncOpenAI, path: str, body: dict[str, Any] | None = None) -> object:
+    """Sends a request and returns its answer; JSON as its values, anything else as text.
+
+    Args:
+        client: of the judge.
+        path: below the base URL, or a whole URL.
+        body: what is posted; None: nothing.
+
+    Raises:
+        DataError: the endpoint cannot be reached, refuses, or sends what is called JSON and is none.
+    """
+    try:
+        if body is None:
+            return await client.get(path, cast_to=object)
+        return await client.post(path, body=body, cast_to=object)
+    except (OpenAIError, ValueError, RecursionError) as error:
+        raise DataError(f"judge at {str(client.base_url).rstrip('/')}: {_reason(error)}") from error
 
 
 class RefusedAnswerError(OpenAIError):
     """An answer that is not read; the client does not ask again."""
 
 
-class JudgeConnection(httpx.AsyncClient):
-    """An HTTP client for endpoints that nobody trusts: it follows no redirect, and reads no more than it must.
+class _LimitedStream(httpx.AsyncByteStream):
+    """The bytes of an answer, as far as ``MAX_ANSWER_BYTES`` and within ``limit_s`` seconds."""
 
-    An endpoint on this machine is never asked through a proxy; for others, the proxies and certificates of the
-    environment count, as for every HTTP client.
+    def __init__(self, stream: httpx.AsyncByteStream, *, limit_s: float) -> None:
+        self._stream, self._limit_s = stream, limit_s
 
-    Args:
-        url: of the endpoint.
-        key: sent as the bearer's token; "": none.
-        limit_s: of a request, from the connection to the last byte of the answer.
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        num_bytes, deadline = 0, time.monotonic() + self._limit_s
+        async for part in self._stream:
+            num_bytes += len(part)
+            if num_bytes > MAX_ANSWER_BYTES:
+                raise RefusedAnswerError(f"its answer has more than {MAX_ANSWER_BYTES} bytes")
+            if time.monotonic() > deadline:
+                raise httpx.ReadTimeout(f"no whole answer within {self._limit_s:g} s")
+            yield part
 
-    Raises:
-        httpx.InvalidURL: the URL is none.
-    """
-
-    def __init__(self, url: str, *, key: str, limit_s: float) -> None:
-        super().__init__(
-            timeout=limit_s,
-            follow_redirects=False,
-            trust_env=not _is_here(httpx.URL(url).host),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
-        )
-        self._key = key
-        self._limit_s = limit_s
-
-    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
-        """Sends a request, and reads the answer whole.
-
-        Raises:
-            RefusedAnswerError: it is a redirect, compressed, or larger than ``MAX_ANSWER_BYTES``.
-            httpx.HTTPError: there is none within the limit.
-        """
-        for name in set(request.headers) - _SENT:
-            del request.headers[name]
-        request.headers["accept-encoding"] = "identity"
-        if self._key:
-            request.headers["authorization"] = f"Bearer {self._key}"
-        try:
-            async with asyncio.timeout(self._limit_s):
-                response = await super().send(request, **options | {"stream": True})
-                try:
-                    content = await _read(response)
-                finally:
-                    await response.aclose()
-        except TimeoutError as error:
-            raise httpx.ReadTimeout(f"no whole answer within {self._limit_s:g} s", request=request) from error
-        headers = [(name, value) for name, value in response.headers.multi_items() if name != "transfer-encoding"]
-        return httpx.Response(response.status_code, headers=headers, content=content, request=request)
-
-
-async def _read(response: httpx.Response) -> bytes:
-    if response.has_redirect_location:
-        raise RefusedAnswerError(f"it redirects to {response.headers['location']}, which is not followed")
-    if (encoding := response.headers.get("content-encoding", "identity")) != "identity":
-        raise RefusedAnswerError(f"its answer is compressed ({encoding}), which was not asked for")
-    content = bytearray()
-    async for part in response.aiter_raw():
-        content += part
-        if len(content) > MAX_ANSWER_BYTES:
-            raise RefusedAnswerError(f"its answer has more than {MAX_ANSWER_BYTES} bytes")
-    return bytes(content)
-
-
-def _is_here(host: str) -> bool:
-    """Whether a host is this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 def _key(config: JudgeConfig) -> str:

@@ -41,14 +41,22 @@ KNOWN: dict[str, str] = {
 
 _PATTERN = re.compile("|".join(KNOWN))
 
+_SILENT = re.compile(r"RotaryEmbedding: Failed to load weights")
+"""vLLM says it at every push: rotary embeddings have no weights, and what was pushed is checked by checksums."""
+
 
 def is_known(message: str) -> bool:
     """Whether the message of a record, or a line on standard error, is of a kind in ``KNOWN``."""
     return _PATTERN.search(message) is not None
 
 
+def is_silent(message: str) -> bool:
+    """Whether the message of a record is not even for ``log.txt``."""
+    return _SILENT.search(message) is not None
+
+
 @contextlib.contextmanager
-def known_to_file() -> Iterator[None]:
+def expected_warnings_to_log() -> Iterator[None]:
     """Within the block known lines that anything writes to standard error go to ``log.txt`` alone, others through.
 
     For the start of a library in this process, parts of which write past Python's logging. What it starts keeps the

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.logging import RichHandler
 
-from gtpo_megatron.observability.known_warnings import FILE_ONLY, is_known
+from gtpo_megatron.observability.known_warnings import FILE_ONLY, is_known, is_silent
 from gtpo_megatron.run_folder.provenance import LOG_FILE
 
 PACKAGES = ("gtpo_megatron", "recipes", "launchers", "tools")
@@ -152,7 +152,7 @@ class _TerminalFilter(logging.Filter):
 
 
 class _PrefixFilter(logging.Filter):
-    """Adds the rank to every record, including those of other libraries."""
+    """Adds the rank to every record, including those of other libraries, and drops those that are for nobody."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__()
@@ -160,4 +160,4 @@ class _PrefixFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.prefix = self._prefix
-        return True
+        return not is_silent(record.getMessage())

@@ -8,7 +8,6 @@ import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +15,7 @@ from typing import Any, Protocol
 from gtpo_megatron.config.named_function import named_function
 from gtpo_megatron.config.output import LoggingConfig
 from gtpo_megatron.errors import ConfigError, DataError
-from gtpo_megatron.observability.loggers import MlflowSink, SwanLabSink, TensorBoardSink, TrackioSink, WandbSink
+from gtpo_megatron.observability.loggers import TensorBoardSink, WandbSink
 from gtpo_megatron.observability.metrics import check_name
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, JsonlSink, truncate_after
 
@@ -94,29 +93,8 @@ class MetricSinks:
         _log.error("metrics sink %s failed and is switched off, training goes on: %s", name, self.failures[name])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Library:
-    """A logger that is an extra.
-
-    Attributes:
-        field: of ``LoggingConfig`` that chooses it.
-        module: that must be installed.
-        install: what a person installs.
-    """
-
-    field: str
-    module: str
-    install: str
-
-
-_LIBRARIES = {
-    "tensorboard": _Library(field="tensorboard", module="tensorboard", install="tensorboard"),
-    "wandb": _Library(field="wandb_project", module="wandb", install="wandb"),
-    "mlflow": _Library(field="mlflow_experiment", module="mlflow", install="mlflow-skinny"),
-    "trackio": _Library(field="trackio_project", module="trackio", install="trackio"),
-    "swanlab": _Library(field="swanlab_project", module="swanlab", install="swanlab"),
-}
-"""By the name of the extra."""
+_FIELDS = {"tensorboard": "tensorboard", "wandb": "wandb_project"}
+"""A library, which is an extra too -> the field of ``LoggingConfig`` that chooses it."""
 
 
 def check_loggers(logging_config: LoggingConfig) -> None:
@@ -125,22 +103,22 @@ def check_loggers(logging_config: LoggingConfig) -> None:
     Raises:
         ConfigError: the library of a chosen logger is not installed, or a sink of one's own is not found.
     """
-    for extra in chosen_loggers(logging_config):
-        library = _LIBRARIES[extra]
-        if not _is_installed(library.module):
-            value = getattr(logging_config, library.field)
-            chosen = f"logging.{library.field} is on" if value is True else f"logging.{library.field}={value!r}"
+    for library in chosen_loggers(logging_config):
+        field = _FIELDS[library]
+        if not _is_installed(library):
+            value = getattr(logging_config, field)
+            chosen = f"logging.{field} is on" if value is True else f"logging.{field}={value!r}"
             raise ConfigError(
-                f"{chosen}, but {library.module} is not installed; install it "
-                f"(uv pip install {library.install}, the extra {extra}) or leave logging.{library.field} out"
+                f"{chosen}, but {library} is not installed; install it (uv pip install {library}) or leave "
+                f"logging.{field} out"
             )
     for name in logging_config.sinks:
         _sink_of_yours(name)
 
 
 def chosen_loggers(logging_config: LoggingConfig) -> list[str]:
-    """Names of the chosen extras."""
-    return [extra for extra, library in _LIBRARIES.items() if getattr(logging_config, library.field)]
+    """The libraries that are chosen."""
+    return [library for library, field in _FIELDS.items() if getattr(logging_config, field)]
 
 
 def _sink_of_yours(name: str) -> Callable[..., MetricSink]:
@@ -174,18 +152,12 @@ def open_sinks(
         truncate_after(folder / METRICS_FILE, last_row)
     first_step = None if last_row is None else last_row + 1
 
-    def shown(kind: Callable[..., MetricSink]) -> MetricSink:
-        return kind(folder, logging_config=logging_config, run_config=run_config)
-
     libraries: dict[str, Callable[[], MetricSink]] = {
         "tensorboard": lambda: TensorBoardSink(folder, first_step=first_step),
-        "wandb": lambda: shown(WandbSink),
-        "mlflow": lambda: shown(MlflowSink),
-        "trackio": lambda: shown(TrackioSink),
-        "swanlab": lambda: shown(SwanLabSink),
+        "wandb": lambda: WandbSink(folder, logging_config=logging_config, run_config=run_config),
     }
     makers: dict[str, Callable[[], MetricSink]] = {"jsonl": lambda: JsonlSink(folder / METRICS_FILE)}
-    makers |= {extra: libraries[extra] for extra in chosen_loggers(logging_config)}
+    makers |= {name: libraries[name] for name in chosen_loggers(logging_config)}
     for name in logging_config.sinks:
         makers[name] = partial(_sink_of_yours(name), folder, run_config=run_config, last_row=last_row)
     opened: dict[str, MetricSink] = {}

@@ -13,7 +13,7 @@ from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.rollout import WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.distributed.rendezvous import ONE_MACHINE
-from gtpo_megatron.observability.known_warnings import known_to_file
+from gtpo_megatron.observability.known_warnings import expected_warnings_to_log
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.run_supervisor import swept_process
 from gtpo_megatron.orchestration.stages.engines import Engines
@@ -119,7 +119,7 @@ def local_stages(
         actor = MegatronActor(config, global_rank=0, init_method=f"file://{folder}/store", run_folder=run_folder)
         stack.callback(actor.close)
         timers.starting("loading the engine")
-        with known_to_file():
+        with expected_warnings_to_log():
             engine = VllmEngine(
                 config.model.path,
                 config.rollout,

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gtpo_megatron.config.own_reward import run_with_own_reward
+from gtpo_megatron.config.default_reward import run_with_default_reward
 from gtpo_megatron.config.problems import parse_dataset
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.source import lacks_commit, pinned
@@ -44,7 +44,7 @@ def pin_data_sets(config: RunConfig, before: RunConfig | None) -> RunConfig:
             benchmarks=tuple(fixed(text, "benchmarks") for text in evaluation.benchmarks),
         ),
     )
-    return run_with_own_reward(fixed_sets)
+    return run_with_default_reward(fixed_sets)
 
 
 def pin_date(config: RunConfig, date: str) -> RunConfig:

@@ -13,7 +13,7 @@ from gtpo_megatron.sandbox.protocol import Job, Outcome, Sandbox
 from gtpo_megatron.untrusted.thinking import split_thinking
 
 if TYPE_CHECKING:
-    from gtpo_megatron.judge.client import Answer, Judge
+    from gtpo_megatron.judge.client import Judge, JudgeAnswer
 
 
 class NoSandbox:
@@ -32,11 +32,11 @@ class NoJudge:
 
     config = JudgeConfig()
 
-    async def chat(self, messages: Sequence[Mapping[str, str]]) -> "Answer":
+    async def chat(self, messages: Sequence[Mapping[str, str]]) -> "JudgeAnswer":
         """Raises DataError."""
         raise DataError(f"no judge for a question of {len(messages)} messages: the request was made without one")
 
-    async def classify(self, messages: Sequence[Mapping[str, str]]) -> "Answer":
+    async def classify(self, messages: Sequence[Mapping[str, str]]) -> "JudgeAnswer":
         """Raises DataError."""
         return await self.chat(messages)
 

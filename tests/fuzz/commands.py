@@ -24,6 +24,8 @@ REACHED = "all checks were passed"
 DEADLINE_S = 20.0
 """Of one command; the slowest takes a second on an idle machine."""
 MOST_LINES = 3
+TYROS = "For full helptext"
+"""In every error of tyro, which is a box and not a line."""
 
 _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ (INFO|WARNING) ")
 """Of a run, which says what it does before it refuses to go on."""
@@ -59,7 +61,7 @@ class Outcome:
         lines = [line for line in self.err.strip().splitlines() if not _LOG_LINE.match(line)]
         if not lines:
             return f"status {self.status} without a word"
-        if len(lines) > MOST_LINES:
+        if len(lines) > MOST_LINES and TYROS not in self.err:
             return f"{len(lines)} lines"
         return "a traceback in its words" if "Traceback" in self.err else ""
 

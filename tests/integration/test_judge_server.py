@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
 
 from gtpo_megatron.config.reward import JudgeConfig, RewardConfig
-from gtpo_megatron.judge.client import check_judge
+from gtpo_megatron.judge.check import check_judge
 from gtpo_megatron.judge.store import STORE_FILE
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rewards.reward import RewardScorer

@@ -33,9 +33,9 @@ from gtpo_megatron.companions.evaluate.verdict_file import (
     VerdictFile,
     recorded_date,
 )
+from gtpo_megatron.config.default_reward import evaluation_with_default_reward
 from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.config.named_function import source_sha256
-from gtpo_megatron.config.own_reward import evaluation_with_own_reward
 from gtpo_megatron.config.problems import DatasetRef
 from gtpo_megatron.config.reward import weighted_names
 from gtpo_megatron.config.serialize import to_plain
@@ -47,7 +47,7 @@ from gtpo_megatron.data.unique_rows import load_questions
 from gtpo_megatron.distributed.rendezvous import ONE_MACHINE
 from gtpo_megatron.errors import ConfigError, GTPOError
 from gtpo_megatron.machine_memory import memory
-from gtpo_megatron.observability.known_warnings import known_to_file
+from gtpo_megatron.observability.known_warnings import expected_warnings_to_log
 from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.orchestration.cpu_memory import check_free, engines_need, environments_need
 from gtpo_megatron.orchestration.loop.inputs import contamination_notes, rows_needed, template_notes
@@ -91,7 +91,7 @@ def evaluate_model(
         RolloutError, WorkerError: sampling or grading failed.
     """
     check_request(config)
-    config = evaluation_with_own_reward(config)
+    config = evaluation_with_default_reward(config)
     check_model_folder(model.folder)
     given = TemplateInputs(
         options=config.template_options,
@@ -393,7 +393,7 @@ def _engine(folder: Path, config: EvaluateConfig, stack: ExitStack, *, date: str
 
     os.environ.update(ONE_MACHINE | ENVIRONMENT | ({} if torch.cuda.is_available() else CPU_ENVIRONMENT))
     stack.enter_context(swept_process())  # before the import of vLLM, which reads the temporary folder
-    with known_to_file():
+    with expected_warnings_to_log():
         from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
         engine = VllmEngine(

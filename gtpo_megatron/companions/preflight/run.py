@@ -23,7 +23,7 @@ from gtpo_megatron.companions.preflight.probes import devices
 from gtpo_megatron.companions.preflight.probes.system import is_there
 from gtpo_megatron.companions.preflight.result import CheckResult, Status, assessed
 from gtpo_megatron.companions.preflight.runner import CheckRunner, chosen_checks
-from gtpo_megatron.config.own_reward import run_with_own_reward
+from gtpo_megatron.config.default_reward import run_with_default_reward
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError, GTPOError
 from gtpo_megatron.observability.logs import set_up_logs
@@ -186,7 +186,7 @@ class Preflight:
             stage_deadline_s=min(config.cluster.stage_deadline_s, STAGE_SHARE * options.seconds),
         )
         self.context = PreflightContext(
-            config=run_with_own_reward(replace(config, cluster=cluster)),
+            config=run_with_default_reward(replace(config, cluster=cluster)),
             output=options.output,
             seconds=options.seconds,
             seconds_left=self.runner.seconds_left,

@@ -1,7 +1,4 @@
-"""GTPO and GRPO-S, the algorithms of this project's paper.
-
-Equation numbers: [S n] arXiv 2508.04349v1, [I n] arXiv 2508.04349v6.
-"""
+"""GTPO and GRPO-S, the algorithms of this project's paper."""
 
 import math
 import re
@@ -25,7 +22,8 @@ class EntropyCreditSettings(SurrogateSettings):
     """What GTPO and GRPO-S share: rewards shaped by entropy relative to other responses.
 
     Attributes:
-        formulation: ``v1`` [S 2-8], ``v1_clipped`` [S 11-12], ``v2`` [S 13-19], ``v6`` [I 3-11].
+        formulation: version 1 of arXiv 2508.04349 has ``v1`` (equations 2-8 of it), ``v1_clipped`` (11-12) and ``v2``
+            (13-19), version 6 ``v6`` (3-11).
         kappa: bound of the clipped bonus, ``clip(., 1, alpha1 + alpha1 / kappa)``; ``v1_clipped`` needs it, ``v2``
             takes it for its positive side.
         entropy_scope: whose entropies a response is compared with: its group's or the whole batch's.
@@ -103,7 +101,9 @@ def _check_bonus(name: str, base: float, bonus: float, formulation: str, kappa: 
     if kappa <= 1:
         raise ConfigError(f"kappa={kappa!r}: must be greater than 1")
     if not math.isclose(base + bonus, 1.0, abs_tol=1e-9):
-        raise ConfigError(f"{name}1={base}, {name}2={bonus}: the clipped bonus needs {name}1 + {name}2 = 1 [S 11]")
+        raise ConfigError(
+            f"{name}1={base}, {name}2={bonus}: the clipped bonus needs {name}1 + {name}2 = 1 (version 1, equation 11)"
+        )
     if base < kappa / (kappa + 1) - 1e-12:
         raise ConfigError(
             f"{name}1={base}, kappa={kappa}: the clip interval [1, {name}1 + {name}1/kappa] = "
@@ -113,15 +113,15 @@ def _check_bonus(name: str, base: float, bonus: float, formulation: str, kappa: 
 
 @configuration
 class GTPOConfig(EntropyCreditSettings):
-    """Token-level shaping, GTPO [S 2-4, 11-16; I 3-7].
+    """GTPO: every token of a response has a reward of its own, by its entropy.
 
     Attributes:
         alpha1: weight of the outcome; 1 in ``v1`` and plain ``v2``.
         alpha2: weight of the entropy bonus; the ``alpha`` of ``v1``.
         entropy_axis: tokens that an entropy is compared with: the same ``position`` of other responses, in
             conversations the same place in the same ``turn`` (ours), the rest of its own ``response``, or the whole
-            ``matrix`` of its set [S sec. 5].
-        advantage_scope: tokens are standardised over the whole batch or their group [S 14].
+            ``matrix`` of its set (section 5 of version 1).
+        advantage_scope: tokens are standardised over the whole batch or their group (equation 14 of version 1).
         turn_reward_coef: weight of a turn's own reward in a conversation, which is added to the shaped reward of each
             of its tokens (ours); 0: the rewards of turns are in the outcome only, as their sum.
     """
@@ -140,7 +140,7 @@ class GTPOConfig(EntropyCreditSettings):
 
 @configuration
 class GRPOSConfig(EntropyCreditSettings):
-    """Sequence-level shaping, GRPO-S [S 5-8, 17-19; I 8-11].
+    """GRPO-S: every response has a reward of its own, by its mean entropy.
 
     Attributes:
         beta1: weight of the outcome; 1 in ``v1`` and plain ``v2``.

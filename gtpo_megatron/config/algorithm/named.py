@@ -1,12 +1,17 @@
 """Algorithms by name: ``GTPOConfig`` of this package, or ``module:Class`` or ``FILE.py:Class`` of anybody's."""
 
 import dataclasses
+import difflib
 
 from gtpo_megatron.config.algorithm import ALGORITHMS
 from gtpo_megatron.config.algorithm.base import AlgorithmConfig, penalty_ending_at
 from gtpo_megatron.config.configuration import require_decorator
 from gtpo_megatron.config.named_function import name_of, named_function
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.untrusted.text import MAX_SHOWN, shown
+
+CLOSE = 0.5
+"""Least similarity of a name that is suggested; low, since the names end alike: GRPO means GRPOConfig."""
 
 
 def algorithm_name(kind: type[AlgorithmConfig]) -> str:
@@ -24,8 +29,11 @@ def algorithm_class(name: object) -> type[AlgorithmConfig]:
     if name in known:
         return known[str(name)]
     if not isinstance(name, str) or ":" not in name:
+        folded = {one.casefold(): one for one in known}
+        close = difflib.get_close_matches(str(name)[:MAX_SHOWN].casefold(), folded, n=1, cutoff=CLOSE)
         raise ConfigError(
-            f"algorithm {name!r}: must be module:Class or FILE.py:Class of your own, or one of {', '.join(known)}"
+            f"algorithm {shown(name)}: must be module:Class or FILE.py:Class of your own, or one of {', '.join(known)}"
+            + (f"; did you mean {folded[close[0]]}?" if close else "")
         )
     kind = named_function(name, what="algorithm", example="mine:RLOOConfig")
     if not (isinstance(kind, type) and issubclass(kind, AlgorithmConfig)):

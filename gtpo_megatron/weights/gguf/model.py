@@ -43,12 +43,13 @@ def model_config(header: Header) -> dict[str, Any]:
     if fields.get(f"{name}.expert_count", int, 0):
         raise ConfigError(f"{place}: architecture {shown(name)} with experts is not converted; dense models are")
     heads, hidden = size("attention.head_count"), size("embedding_length")
-    rotated = size("rope.dimension_count", hidden // heads)
-    head_size = size("attention.key_length", rotated)
-    if rotated != head_size or size("attention.value_length", head_size) != head_size:
+    even = max(1, hidden // heads)  # absent keys are what llama.cpp takes them for
+    head_size, value_size = size("attention.key_length", even), size("attention.value_length", even)
+    rotated = size("rope.dimension_count", head_size)
+    if not rotated == head_size == value_size:
         raise ConfigError(
-            f"{place}: {rotated} of the {head_size} elements of a head are rotated, and values have "
-            f"{size('attention.value_length', head_size)}; models are converted where the three are equal"
+            f"{place}: {rotated} of the {head_size} elements of a head are rotated, and values have {value_size}; "
+            f"models are converted where the three are equal"
         )
     if head_size % 2:
         raise ConfigError(f"{place}: a head has {head_size} elements, which cannot be rotated in pairs")

@@ -54,14 +54,15 @@ def pairs():
 
 
 @pytest.mark.parametrize(("run", "kind"), list(pairs()))
-def test_an_algorithm_is_taken_or_the_remedy_works(run, kind):
+def test_an_algorithm_is_taken_or_the_remedy_works(capsys, monkeypatch, run, kind):
+    monkeypatch.setenv("COLUMNS", "1000")  # so that tyro breaks no line
     arguments, config, refusals = [*RUNS[run], "--algorithm", kind.__name__], None, []
     while config is None:
         try:
             config = parsed(arguments)
-        except ConfigError as error:
-            refusals.append(str(error))
-            remedy = REMEDY.search(str(error))
+        except (ConfigError, SystemExit) as error:  # of the whole run, or of one section
+            refusals.append(str(error) if isinstance(error, ConfigError) else capsys.readouterr().err)
+            remedy = REMEDY.search(refusals[-1])
             assert remedy, refusals
             assert len(refusals) <= MOST_REMEDIES, refusals
             arguments += remedy[1].split()

@@ -12,7 +12,7 @@ from gtpo_megatron.cli import dispatch
     ("arguments", "status", "message"),
     [
         ([], 2, ""),
-        (["tarin"], 2, "no command 'tarin'; there are train"),
+        (["tarin"], 2, "no command 'tarin'; did you mean train?"),
         (["train"], 2, "train needs a recipe first"),
         (["train", "recipes.tiny_cpu:gtpo", "--model.path", "/nowhere"], 2, "model.path=/nowhere"),
         (["report", "/nowhere"], 1, "/nowhere"),
@@ -45,7 +45,7 @@ def test_an_interrupt_says_how_to_go_on_where_there_is_a_way(name, said, capsys,
 def test_help_is_not_an_error(capsys):
     assert dispatch.run(["--help"]) == 0
     assert "train RECIPE" in capsys.readouterr().out
-    for arguments, part in (([], "lists every field"), (["recipes.tiny_cpu:gtpo"], "--algorithm.alpha2")):
+    for arguments, part in (([], "all of them"), (["recipes.tiny_cpu:gtpo"], "--algorithm.alpha2")):
         with pytest.raises(SystemExit) as stop:
             dispatch.run(["train", *arguments, "--help"])
         assert stop.value.code == 0

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from gtpo_megatron.config.default_reward import evaluation_with_default_reward, run_with_default_reward
 from gtpo_megatron.config.evaluate import EvaluateConfig, defaults_of_run
 from gtpo_megatron.config.generated import MAX_SIZE, GeneratedSet, own_reward, shares
-from gtpo_megatron.config.own_reward import evaluation_with_own_reward, run_with_own_reward
 from gtpo_megatron.config.problems import parse_dataset, parse_datasets
 from gtpo_megatron.errors import ConfigError
 from recipes import tiny_cpu
@@ -115,9 +115,9 @@ def run_on(path, **reward):
 
 
 def test_a_run_on_tasks_takes_their_scorer_and_its_threshold():
-    run = run_with_own_reward(run_on("reasoning-gym:chain_sum"))
+    run = run_with_default_reward(run_on("reasoning-gym:chain_sum"))
     assert (run.reward.function, run.algorithm.success_threshold) == (GYM_REWARD, 1.0)
-    assert run_with_own_reward(run) == run
+    assert run_with_default_reward(run) == run
     evaluation = defaults_of_run(
         replace(run, evaluation=replace(run.evaluation, path="reasoning-gym:chain_sum?seed=1"))
     )
@@ -127,11 +127,11 @@ def test_a_run_on_tasks_takes_their_scorer_and_its_threshold():
 
 def test_another_reward_or_other_rows_stay_as_they_are():
     for run in (run_on("train.jsonl"), run_on("reasoning-gym:gcd", function="mine:f")):
-        assert run_with_own_reward(run) == run
+        assert run_with_default_reward(run) == run
 
 
 def test_an_evaluation_on_tasks_takes_their_scorer():
-    config = evaluation_with_own_reward(EvaluateConfig(benchmarks=("reasoning-gym:gcd,reasoning-gym:lcm",)))
+    config = evaluation_with_default_reward(EvaluateConfig(benchmarks=("reasoning-gym:gcd,reasoning-gym:lcm",)))
     assert (config.reward.function, config.success_threshold) == (GYM_REWARD, 1.0)
     mixed = EvaluateConfig(benchmarks=("reasoning-gym:gcd", "aime24"))
-    assert evaluation_with_own_reward(mixed).reward.function == MATH_REWARD
+    assert evaluation_with_default_reward(mixed).reward.function == MATH_REWARD

@@ -11,7 +11,7 @@ import pytest
 
 from gtpo_megatron.config.reward import JudgeConfig, RewardConfig
 from gtpo_megatron.errors import ConfigError, DataError
-from gtpo_megatron.judge.client import check_judge
+from gtpo_megatron.judge.check import check_judge
 from gtpo_megatron.judge.store import STORE_FILE, JudgeStore, begin_session
 from gtpo_megatron.rewards.function import complaint, needs_answer, run_rewards
 from gtpo_megatron.rewards.request import RewardRequest

@@ -55,11 +55,15 @@ set_up_logs(run_folder=Path({str(tmp_path)!r}))
 for text in {SEEN + UNKNOWN!r}:
     warnings.warn(text)
     logging.getLogger("vllm").warning(text)
+logging.getLogger("vllm").warning("%s: Failed to load weights", "Llama3RotaryEmbedding")
+logging.getLogger("vllm").warning("%s: Failed to load weights", "QKVParallelLinear")
 """
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stderr
     logged = (tmp_path / LOG_FILE).read_text(encoding="utf-8")
     assert all(text.splitlines()[0] in logged for text in SEEN + UNKNOWN)
     assert all(text in shown for text in UNKNOWN)
+    assert "RotaryEmbedding" not in shown + logged
+    assert "QKVParallelLinear: Failed to load weights" in shown
     assert not any(text.splitlines()[0] in shown for text in SEEN)
 
 
@@ -69,12 +73,12 @@ def test_what_is_written_past_python(tmp_path, fails):
     code = f"""
 import os, subprocess, sys, time
 from pathlib import Path
-from gtpo_megatron.observability.known_warnings import known_to_file
+from gtpo_megatron.observability.known_warnings import expected_warnings_to_log
 from gtpo_megatron.observability.logs import set_up_logs
 set_up_logs(run_folder=Path({str(tmp_path)!r}))
 lines = {[line.splitlines()[0] for line in SEEN + UNKNOWN]!r}
 try:
-    with known_to_file():
+    with expected_warnings_to_log():
         for line in lines:
             os.write(2, line.encode() + b"\\n")
         child = subprocess.Popen([sys.executable, "-c", "import os, time; time.sleep(0.5); os.write(2, b'late words')"])
@@ -96,8 +100,8 @@ time.sleep(0.3)
 
 def test_nothing_of_the_terminal_has_changed_afterwards(capfd):
     code = (
-        "import os; from gtpo_megatron.observability.known_warnings import known_to_file; before = os.fstat(2)\n"
-        "with known_to_file(): pass\n"
+        "import os; from gtpo_megatron.observability.known_warnings import expected_warnings_to_log; before = os.fstat(2)\n"
+        "with expected_warnings_to_log(): pass\n"
         "assert os.fstat(2).st_ino == before.st_ino"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -110,9 +110,6 @@ def test_tensorboard_reads_back_what_was_written_and_hides_what_a_resumed_run_re
     [
         (LoggingConfig(tensorboard=True), "tensorboard", "logging.tensorboard is on"),
         (LoggingConfig(wandb_project="p"), "wandb", "logging.wandb_project='p'"),
-        (LoggingConfig(mlflow_experiment="e"), "mlflow", "logging.mlflow_experiment='e'"),
-        (LoggingConfig(trackio_project="p"), "trackio", "logging.trackio_project='p'"),
-        (LoggingConfig(swanlab_project="p"), "swanlab", "logging.swanlab_project='p'"),
     ],
 )
 def test_a_chosen_library_that_is_not_installed_is_a_configuration_error(tmp_path, monkeypatch, config, module, match):
@@ -122,7 +119,7 @@ def test_a_chosen_library_that_is_not_installed_is_a_configuration_error(tmp_pat
 
 
 def test_no_logger_is_imported_unless_chosen(tmp_path, monkeypatch):
-    for module in ("wandb", "torch.utils.tensorboard", "mlflow", "trackio", "swanlab"):
+    for module in ("wandb", "torch.utils.tensorboard"):
         monkeypatch.setitem(sys.modules, module, None)
     with open_sinks(tmp_path, QUIET, run_config={}) as sinks:
         sinks.write(1, {})

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from gtpo_megatron.config.own_reward import run_with_own_reward
+from gtpo_megatron.config.default_reward import run_with_default_reward
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.data.generated import generated_records
 from recipes import smollm2_cpu, tiny_cpu
@@ -31,7 +31,7 @@ def test_adapters_differ_in_what_is_trained_and_its_rate_only(module):
 
 
 def test_the_rows_grade_themselves():
-    graded = run_with_own_reward(smollm2_cpu.gtpo())
+    graded = run_with_default_reward(smollm2_cpu.gtpo())
     assert graded.reward.function == "gtpo_megatron.rewards.instructions:all_followed"
     assert graded.algorithm.success_threshold == 1
 

@@ -106,7 +106,7 @@ def test_a_run_needs_no_more_than_the_machine_has_and_the_archives_bring(tmp_pat
     named_by_pydantic = closure({"pydantic", "rich"})  # the wheels of these bring what they name
     python = bare_python(tmp_path / "bare", sorted(brought | named_by_pydantic | closure(set(needs.THERE))))
     command = ["-m", "gtpo_megatron.cli", "train", "recipes.tiny_cpu:gtpo", "--num-steps", "1"]
-    command += ["--evaluation.num-problems", "8", "--logging.tensorboard", "False", "--run-dir", str(tmp_path / "run")]
+    command += ["--evaluation.num-problems", "8", "--logging.no-tensorboard", "--run-dir", str(tmp_path / "run")]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [python, *command],

@@ -160,11 +160,6 @@ def test_no_logger_gets_the_scratch_runs(tmp_path, monkeypatch, fake):
         wandb_project="mine",
         wandb_entity="me",
         wandb_mode="offline",
-        mlflow_experiment="mine",
-        mlflow_uri="http://host:5000",
-        trackio_project="mine",
-        swanlab_project="mine",
-        swanlab_mode="local",
         sinks=("mine.py:Sink",),
         peak_tflops_per_rank=989.0,
     )

@@ -34,7 +34,8 @@ class Shape:
         split: its ``tokenizer.ggml.pre``.
         heads: query heads; an odd number is nothing special.
         groups: key-value heads.
-        head_size: of each.
+        head_size: size of each.
+        hidden: hidden size; 0: heads times their size.
         tied: the output layer is the embedding.
     """
 
@@ -44,12 +45,13 @@ class Shape:
     heads: int = 4
     groups: int = 2
     head_size: int = 16
+    hidden: int = 0
     tied: bool = False
 
 
 SHAPES = {
     "qwen2": Shape("Qwen2", "qwen2", "qwen2", tied=True),
-    "qwen3": Shape("Qwen3", "qwen3", "qwen2", heads=2, groups=1, head_size=128),
+    "qwen3": Shape("Qwen3", "qwen3", "qwen2", heads=2, groups=1, head_size=128, hidden=160),
     "llama": Shape("Llama", "llama", "llama-bpe", heads=3, groups=1, head_size=32),
     "llama_tied": Shape("Llama", "llama", "smollm", heads=9, groups=3, head_size=32, tied=True),
 }
@@ -60,7 +62,7 @@ def make_folder(folder: Path, shape: Shape, **changes) -> transformers.PreTraine
     torch.manual_seed(3)
     config = getattr(transformers, f"{shape.name}Config")(
         vocab_size=339,
-        hidden_size=shape.heads * shape.head_size,
+        hidden_size=shape.hidden or shape.heads * shape.head_size,
         intermediate_size=96,
         num_hidden_layers=2,
         num_attention_heads=shape.heads,
@@ -115,6 +117,9 @@ def write_gguf(
         writer.add_value_length(shape.head_size)
     _add_tokenizer(writer, shape.split)
     for key, value in keys.items():
+        if value is None:
+            del writer.kv_data[0][key.replace("__", ".")]
+            continue
         add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, bool: writer.add_bool}[
             type(value)
         ]

@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ from gtpo_megatron.weights.conversion import (
     megatron_to_hf,
 )
 from gtpo_megatron.weights.gguf.conversion import gguf_to_hf
+from gtpo_megatron.weights.gguf.header import read_header
+from gtpo_megatron.weights.gguf.model import model_architecture
 from gtpo_megatron.weights.gguf.source import gguf_file
 from gtpo_megatron.weights.weight_checks import check_weights
 from tests.unit.weights.gguf.files import LLAMA3_ROPE, SHAPES, TOKENIZER, make_folder, write_gguf
@@ -76,6 +79,24 @@ def test_the_folder_is_what_transformers_reads_of_the_file(shape, kind, tmp_path
     assert ("lm_head.weight" in load_file(tmp_path / "hf" / "model.safetensors")) == (not shape.tied)
     check_weights(tmp_path / "hf", architecture)
     check_round_trip(tmp_path / "hf", tmp_path)
+
+
+def test_absent_keys_are_what_llama_cpp_takes_them_for(tmp_path):
+    """Its converter writes no ``rope.dimension_count`` for Qwen3, where a head need not be hidden size by heads."""
+    absent = {
+        "qwen3": ["rope__freq_base"],
+        "qwen2": ["attention__head_count_kv", "rope__freq_base"],
+        "llama": ["attention__head_count_kv", "rope__freq_base", "rope__dimension_count", "vocab_size"],
+    }
+    for name, keys in absent.items():
+        shape = replace(SHAPES[name], groups=SHAPES[name].heads if "attention__head_count_kv" in keys else 1)
+        model = make_folder(tmp_path / name, shape, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+        written = {f"{name}__{key}": None for key in keys}
+        write_gguf(tmp_path / f"{name}.gguf", model, shape, F16, **written)
+        header = read_header(tmp_path / f"{name}.gguf")
+        assert not {f"{name}.{key.replace('__', '.')}" for key in keys} & header.keys.keys()
+        assert f"{name}.rope.dimension_count" not in header.keys
+        assert model_architecture(header) == read_architecture(tmp_path / name)
 
 
 def test_bfloat16_is_the_nearest_of_the_dequantized(tmp_path):
@@ -186,7 +207,7 @@ def test_a_model_that_would_be_another_is_refused(keys, message, tmp_path):
 def test_tensors_must_be_those_of_the_architecture(tmp_path):
     qwen2, llama = SHAPES["qwen2"], SHAPES["llama"]
     model = make_folder(tmp_path / "original", qwen2)
-    write_gguf(tmp_path / "biases.gguf", model, llama.__class__("Llama", "llama", "gpt-2", 4, 2, 16), F16)
+    write_gguf(tmp_path / "biases.gguf", model, replace(llama, split="gpt-2", heads=4, groups=2, head_size=16), F16)
     with pytest.raises(ConfigError, match=r"tensor blk.0.attn_k.bias \(6 in all\) is none of a llama model"):
         convert(tmp_path / "biases.gguf", tmp_path / "hf")
     with torch.no_grad():
@@ -199,7 +220,7 @@ def test_tensors_must_be_those_of_the_architecture(tmp_path):
 
 def test_an_unknown_tokenizer_is_refused(tmp_path):
     shape = SHAPES["llama"]
-    other = shape.__class__("Llama", "llama", "exaone", 3, 1, 32)
+    other = replace(shape, split="exaone")
     write_gguf(tmp_path / "model.gguf", make_folder(tmp_path / "original", shape), other, F16)
     with pytest.raises(ConfigError, match="split by 'exaone', is not converted"):
         convert(tmp_path / "model.gguf", tmp_path / "hf")

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 _SAID = "the rows have a reward of their own, %s (correct from %g on); reward.function names another one"
 
 
-def run_with_own_reward(config: RunConfig) -> RunConfig:
+def run_with_default_reward(config: RunConfig) -> RunConfig:
     """The run graded by the reward of its training rows, if they are generated and ``reward.function`` is the default.
 
     With it goes the threshold of a correct response, if that is the default too.
@@ -31,7 +31,7 @@ def run_with_own_reward(config: RunConfig) -> RunConfig:
     return replace(config, reward=replace(config.reward, function=name), algorithm=algorithm)
 
 
-def evaluation_with_own_reward(config: EvaluateConfig) -> EvaluateConfig:
+def evaluation_with_default_reward(config: EvaluateConfig) -> EvaluateConfig:
     """The same for an evaluation, whose benchmarks must all be generated alike."""
     sets = [ref.generated for ref in config.sets.values()]
     is_default = config.reward.function == _default(RewardConfig, "function") and not config.environment.name

@@ -1,4 +1,4 @@
-"""The real MLflow, Trackio and SwanLab on this machine's disk, without a network: each where it is installed."""
+"""The sinks of ``examples/own_sink`` with the real MLflow, Trackio and SwanLab, without a network: where installed."""
 
 import contextlib
 import importlib.util
@@ -7,11 +7,15 @@ import os
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from gtpo_megatron.observability.loggers import flat, shortened
-from gtpo_megatron.observability.metrics import check_name
+from gtpo_megatron.config.output import LoggingConfig
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.observability.sinks import check_loggers
+
+SINKS = Path(__file__).parents[3] / "examples" / "own_sink"
 
 
 def installed(module):
@@ -23,10 +27,10 @@ import json, math, sys
 from pathlib import Path
 from gtpo_megatron.config.output import LoggingConfig
 from gtpo_megatron.observability.sinks import open_sinks
-folder, first, settings = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+folder, first, sink = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 run_config = {"seed": 7, "model": {"path": "m", "dtype": "float32"}}
 last_row = first - 1 if first > 1 else None
-with open_sinks(folder, LoggingConfig(**settings), run_config=run_config, last_row=last_row) as sinks:
+with open_sinks(folder, LoggingConfig(sinks=(sink,)), run_config=run_config, last_row=last_row) as sinks:
     for step in (first, first + 1):
         sinks.write(step, {"policy/loss": step / 8, "rollout/reward_mean": math.nan if step == 2 else 0.5})
 assert sinks.failures == {}, sinks.failures
@@ -47,10 +51,10 @@ def python(code, *arguments, **environment):
     return done.stdout
 
 
-def two_sessions(folder, settings, **environment):
+def two_sessions(folder, sink, **environment):
     folder.mkdir()
     for first in (1, 3):
-        python(WRITE, folder, first, json.dumps(settings), **environment)
+        python(WRITE, folder, first, SINKS / sink, **environment)
 
 
 READ_MLFLOW = """
@@ -72,7 +76,7 @@ print(json.dumps([info.run_id, info.run_name, info.status, run.data.params, poin
 def test_mlflow_has_one_run_with_all_values_after_two_sessions(tmp_path):
     uri = f"file://{tmp_path}/store"
     allowed = {"MLFLOW_ALLOW_FILE_STORE": "true"}
-    two_sessions(tmp_path / "run", {"mlflow_experiment": "gtpo", "mlflow_uri": uri}, **allowed)
+    two_sessions(tmp_path / "run", "mlflow_sink.py:MlflowSink", MLFLOW_TRACKING_URI=uri, **allowed)
     run_id, name, status, params, points = json.loads(python(READ_MLFLOW, uri, **allowed))
     assert run_id == (tmp_path / "run" / "mlflow_run_id.txt").read_text().strip()
     assert (name, status) == ("run", "FINISHED")
@@ -84,7 +88,7 @@ def test_mlflow_has_one_run_with_all_values_after_two_sessions(tmp_path):
 @installed("trackio")
 def test_trackio_has_one_run_after_two_sessions(tmp_path):
     store = tmp_path / "store"
-    two_sessions(tmp_path / "run", {"trackio_project": "gtpo"}, TRACKIO_DIR=str(store), HF_HUB_OFFLINE="1")
+    two_sessions(tmp_path / "run", "trackio_sink.py:TrackioSink", TRACKIO_DIR=str(store), HF_HUB_OFFLINE="1")
     name = f"run-{(tmp_path / 'run' / 'trackio_run_id.txt').read_text().strip()}"
     [database] = store.rglob("gtpo*.db")
     with contextlib.closing(sqlite3.connect(database)) as connection:
@@ -96,18 +100,11 @@ def test_trackio_has_one_run_after_two_sessions(tmp_path):
 
 @installed("swanlab")
 def test_swanlab_writes_into_the_run_folder(tmp_path):
-    two_sessions(tmp_path / "run", {"swanlab_project": "gtpo", "swanlab_mode": "offline"})
+    two_sessions(tmp_path / "run", "swanlab_sink.py:SwanLabSink", SWANLAB_MODE="offline")
     assert list((tmp_path / "run" / "swanlog").glob("run-*"))
 
 
-def test_parameters_have_the_paths_of_their_fields():
-    assert flat({"a": {"b": 1, "c": {"d": None}}, "e": [1]}) == {"a.b": 1, "a.c.d": None, "e": [1]}
-
-
-def test_a_long_metric_name_is_cut_to_what_mlflow_takes_and_stays_its_own():
-    names = [f"evaluation/{'b' * length}_{end}" for length in (10, 230, 300, 5000) for end in ("mean", "max")]
-    short = [shortened(name) for name in names]
-    assert all(len(name) <= 250 for name in short)
-    assert len(set(short)) == len(names)
-    assert short[:2] == names[:2]
-    assert all(check_name(name) is None for name in short)
+def test_a_library_that_is_not_installed_is_found_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(ConfigError, match="mlflow"):
+        check_loggers(LoggingConfig(sinks=(f"{SINKS}/mlflow_sink.py:MlflowSink",)))
