@@ -95,7 +95,7 @@ def _lists(options: Any, parent: str = "--") -> Iterator[str]:
 
 
 @_MAPPINGS.primitive_rule
-def _json_object(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+def _json_object(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
     """A mapping is JSON; tyro would take each of its keys for an option."""
     if get_origin(info.type) is not Mapping:
         return None

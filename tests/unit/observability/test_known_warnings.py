@@ -100,7 +100,8 @@ time.sleep(0.3)
 
 def test_nothing_of_the_terminal_has_changed_afterwards(capfd):
     code = (
-        "import os; from gtpo_megatron.observability.known_warnings import expected_warnings_to_log; before = os.fstat(2)\n"
+        "import os; from gtpo_megatron.observability.known_warnings import expected_warnings_to_log\n"
+        "before = os.fstat(2)\n"
         "with expected_warnings_to_log(): pass\n"
         "assert os.fstat(2).st_ino == before.st_ino"
     )
