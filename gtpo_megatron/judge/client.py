@@ -219,4 +219,4 @@ def _classified(reply: object) -> JudgeAnswer:
 def _tokens(reply: Any) -> int:
     usage = reply.get("usage")
     total = usage.get("total_tokens") if isinstance(usage, dict) else None
-    return total if isinstance(total, int) else 0
+    return total if isinstance(total, int) and 0 <= total < 1 << 53 else 0  # which a float, a metric, holds exactly

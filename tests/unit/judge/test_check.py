@@ -160,7 +160,7 @@ def test_a_reward_model_has_no_chat_and_is_asked_for_a_score(status):
 
 
 def test_one_that_never_answers_the_question_costs_a_limit(monkeypatch):
-    monkeypatch.setattr(client, "ENDPOINT_PATIENCE_S", 0.5)
+    monkeypatch.setattr(check, "ENDPOINT_PATIENCE_S", 0.5)
     with (
         serving(Reply(wait_s=60.0)) as endpoint,
         pytest.raises(ConfigError, match="0.7 s|Timeout"),
@@ -200,7 +200,7 @@ def test_a_long_list_of_models_is_one_short_line():
 
 
 def test_before_a_run_an_endpoint_that_never_ends_its_list_costs_a_limit(monkeypatch):
-    monkeypatch.setattr(client, "ENDPOINT_PATIENCE_S", 0.5)
+    monkeypatch.setattr(check, "ENDPOINT_PATIENCE_S", 0.5)
     with serving(says("Score: 2")) as endpoint:
         endpoint.models_reply = Reply(endless=True)
         with pytest.raises(ConfigError, match=r"does not answer within 0.5 s; is the judge running\?"):
