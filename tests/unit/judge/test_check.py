@@ -6,7 +6,7 @@ import pytest
 
 from gtpo_megatron.config.reward import JudgeConfig
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.judge import check, client
+from gtpo_megatron.judge import check
 from gtpo_megatron.judge.check import check_judge
 from tests.unit.judge.endpoint import BUSY, Reply, says, scores, serving
 
