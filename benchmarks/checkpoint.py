@@ -92,9 +92,9 @@ def make_config(model: Path, options: Options) -> RunConfig:
 
 def fill_moments(optimizer: Any) -> None:
     """As after an update; zeros would share one page of memory."""
-    from gtpo_megatron.actor.checkpoint.rank_checkpoint import _ensure_moments
+    from gtpo_megatron.actor.checkpoint.optimizer_state import ensure_moments
 
-    _ensure_moments(optimizer)
+    ensure_moments(optimizer)
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         for state in part.optimizer.state.values():
             state["exp_avg"].normal_()

@@ -34,6 +34,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from gtpo_megatron.actor.checkpoint.adapter_state import check_kind, restore_adapters, sharded_adapters
 from gtpo_megatron.actor.checkpoint.megatron_load import drop_extra_states, is_extra_state, load, reason
+from gtpo_megatron.actor.checkpoint.optimizer_state import ensure_moments, padding_between_buckets, restore_optimizer
 from gtpo_megatron.actor.checkpoint.reference_state import (
     REFERENCE,
     REFERENCE_PREFIX,
@@ -56,10 +57,10 @@ class RankCheckpoint:
     """Saves and restores what a rank trains.
 
     Args:
-        chunks: the rank's parts of the model, in order.
-        adapters: what is trained of them, and saved; None: all weights.
-        optimizer: Megatron's.
-        schedule: Megatron's.
+        chunks: parts of the model on this rank, in order.
+        adapters: adapters that are trained, and saved; None: all weights are.
+        optimizer: Megatron's optimizer.
+        schedule: Megatron's schedule of the learning rate.
         reference: the reference policy, or the frozen weights below adapters, if any.
 
     All methods but ``is_written`` and ``close`` are called on all ranks at once.
@@ -94,7 +95,7 @@ class RankCheckpoint:
         Collectives: one gather of texts and Megatron's own over the world.
         """
         assert self._write is None, "finish comes first"
-        if mixed_up := _of_all_ranks(_padding_between_buckets(self._optimizer)):
+        if mixed_up := _of_all_ranks(padding_between_buckets(self._optimizer)):
             raise CheckpointError(
                 f"checkpoint {folder} would have wrong moments and master weights: {mixed_up}; Megatron stores a "
                 f"sharded optimizer with a pipeline and tied embeddings only if no bucket is padded: use another "
@@ -102,7 +103,7 @@ class RankCheckpoint:
             )
         results_queue()
         self._folder = folder
-        _ensure_moments(self._optimizer)
+        ensure_moments(self._optimizer)
         try:
             state = _without_copies(self._state(counters, is_loading=False))
             parts = frozenset(state)
@@ -172,8 +173,8 @@ class RankCheckpoint:
         the random states stay as they were seeded.
 
         Args:
-            folder: of the checkpoint.
-            checksums: by file name, checked before anything is read; each rank reads a part of the files.
+            folder: folder of the checkpoint.
+            checksums: checksums by file name, checked before anything is read; each rank reads a part of the files.
 
         Returns:
             The counters that were saved.
@@ -184,7 +185,7 @@ class RankCheckpoint:
         Collectives: one gather of texts and Megatron's own over the world.
         """
         _check_files(folder, checksums)
-        _ensure_moments(self._optimizer)
+        ensure_moments(self._optimizer)
         wanted = self._state({}, is_loading=True)
         nothing = {number: drop_extra_states(part) for number, part in wanted["model"].items()}
         stored, random_states = _read_own(folder, wanted.pop(RANDOM_KEY).unique_key)
@@ -199,10 +200,7 @@ class RankCheckpoint:
         else:
             for number, chunk in enumerate(self._chunks):
                 chunk.load_state_dict(state["model"][str(number)] | nothing[str(number)])
-        if any(isinstance(inner, torch.optim.Adam) for _, inner in _inner_optimizers(self._optimizer)):
-            _count_from_zero(state["optimizer"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        _let_offloaded_count(self._optimizer)
+        restore_optimizer(self._optimizer, state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
         if self._reference is not None:
             restore_reference(self._reference, state, self._chunks, folder)
@@ -365,92 +363,3 @@ def _of_all_ranks(trouble: str) -> str:
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, trouble)
     return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(found) if text)
-
-
-def _ensure_moments(optimizer: Any) -> None:
-    """Gives an optimizer that has made no update yet (or skipped all) the zeroed moments of its first.
-
-    Without them there is nothing to load into, and a checkpoint would lack what a load asks for.
-    """
-    for part, inner in _inner_optimizers(optimizer):
-        if not isinstance(inner, torch.optim.Adam):
-            if part.init_state_fn is not None:
-                part.init_state_fn(inner, part.config)
-            elif not inner.state:
-                _zero_offloaded_moments(inner)
-            continue
-        for parameter in (parameter for group in inner.param_groups for parameter in group["params"]):
-            if not inner.state[parameter]:
-                inner.state[parameter] = {
-                    "step": torch.tensor(0.0),  # Megatron's own function leaves it out, and torch's Adam needs it
-                    "exp_avg": torch.zeros_like(parameter.data),
-                    "exp_avg_sq": torch.zeros_like(parameter.data),
-                }
-
-
-def _zero_offloaded_moments(inner: Any) -> None:
-    """The same for Megatron's optimizer on the host, which comes without a function for it.
-
-    Its states appear in a step. This one has gradients and a rate of zero and is not counted: the optimizer's own
-    ``dummy_step`` takes random gradients, which a load overwrites and a save would not survive.
-    """
-    rates = [group["lr"] for group in inner.param_groups]
-    for group in inner.param_groups:
-        group["lr"] = 0.0
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
-            if hasattr(parameter, "decoupled_grad"):  # then this is what the step reads, and None after a skipped one
-                parameter.decoupled_grad = parameter.grad
-    inner.step()
-    inner.zero_grad()
-    for group, rate in zip(inner.param_groups, rates, strict=True):
-        group["lr"] = rate
-    # torch's Adam counts in every parameter's state, Transformer Engine's in the groups; later versions copy it up
-    for part in (inner, *inner.sub_optimizers):
-        for counted in (*part.state.values(), *part.param_groups):
-            if "step" in counted:
-                counted["step"] = counted["step"] * 0
-
-
-def _let_offloaded_count(optimizer: Any) -> None:
-    """Takes the loaded count out of the groups of Megatron's optimizer on the host.
-
-    Before every step they are written over those of the optimizers inside, which have the count too and go on with it:
-    in Megatron-core 0.16 the share on the GPU would count to the same number for ever.
-    """
-    for _, inner in _inner_optimizers(optimizer):
-        if hasattr(inner, "sub_optimizers"):
-            for group in inner.param_groups:
-                group.pop("step", None)
-
-
-def _padding_between_buckets(optimizer: Any) -> str:
-    """Describes a bucket of a sharded optimizer that is padded and not the last one; empty if there is none.
-
-    Megatron stores buckets without their padding and looks parameters up as if it were there. Several buckets are in a
-    buffer where the embedding is shared by the ends of a pipeline, which gives it one of its own.
-    """
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        for buffer in getattr(part, "buffers", []):
-            for number, bucket in enumerate(buffer.buckets[:-1]):
-                padding = bucket.grad_data.numel() - bucket.numel_unpadded
-                if padding:
-                    return f"bucket {number} of {len(buffer.buckets)} has {padding} elements of padding"
-    return ""
-
-
-def _inner_optimizers(optimizer: Any) -> list[tuple[Any, Any]]:
-    """Megatron's optimizers and the one inside each; a rank without parameters has none."""
-    parts = getattr(optimizer, "chained_optimizers", [optimizer])
-    return [(part, part.optimizer) for part in parts if getattr(part, "optimizer", None) is not None]
-
-
-def _count_from_zero(state: Any) -> None:
-    """Puts the count of torch's Adam back where it was 0, which Megatron does not store."""
-    if not isinstance(state, dict):
-        return
-    if "param_groups" in state and "state" in state:
-        state["state"].setdefault("common_step", torch.tensor(0.0))
-        return
-    for value in state.values():
-        _count_from_zero(value)

@@ -98,7 +98,7 @@ def groups_on_gpu(part):
 @pytest.mark.parametrize("fraction", [0.5, 1.0])
 @pytest.mark.parametrize("was_skipped", [False, True])
 def test_an_offloaded_optimizer_gets_zeroed_moments_and_goes_on_as_if_it_had_not(offloading, fraction, was_skipped):
-    from gtpo_megatron.actor.checkpoint.rank_checkpoint import _ensure_moments
+    from gtpo_megatron.actor.checkpoint.optimizer_state import ensure_moments
 
     untouched, its_parameters = offloading(fraction)
     part, parameters = offloading(fraction)
@@ -107,7 +107,7 @@ def test_an_offloaded_optimizer_gets_zeroed_moments_and_goes_on_as_if_it_had_not
         for parameter in parameters:
             parameter.decoupled_grad = None
     random_state = torch.get_rng_state()
-    _ensure_moments(part)
+    ensure_moments(part)
     assert torch.equal(torch.get_rng_state(), random_state)
     assert len(part.optimizer.state) == len(parameters)
     for parameter, value in zip(parameters, before, strict=True):
@@ -125,12 +125,12 @@ def test_an_offloaded_optimizer_gets_zeroed_moments_and_goes_on_as_if_it_had_not
 
 
 def test_moments_of_an_offloaded_optimizer_that_has_some_are_left_alone(offloading):
-    from gtpo_megatron.actor.checkpoint.rank_checkpoint import _ensure_moments
+    from gtpo_megatron.actor.checkpoint.optimizer_state import ensure_moments
 
     part, parameters = offloading(1.0)
     update(part, parameters)
     before = {name: value.clone() for name, value in part.optimizer.state[parameters[0]].items()}
-    _ensure_moments(part)
+    ensure_moments(part)
     after = part.optimizer.state[parameters[0]]
     assert before["step"] == 1
     assert before["exp_avg"].any()
@@ -138,7 +138,7 @@ def test_moments_of_an_offloaded_optimizer_that_has_some_are_left_alone(offloadi
 
 
 def test_what_is_left_on_the_gpu_goes_on_counting_after_a_load(offloading):
-    from gtpo_megatron.actor.checkpoint.rank_checkpoint import _let_offloaded_count
+    from gtpo_megatron.actor.checkpoint.optimizer_state import _let_offloaded_count
 
     part, parameters = offloading(0.5)
     update(part, parameters)
