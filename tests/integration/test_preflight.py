@@ -36,6 +36,7 @@ def statuses(report):
     return found
 
 
+@pytest.mark.slow
 def test_in_short(tmp_path):
     """What it runs of a run: start, collectives, push, generation, comparison, update, push, checkpoint, end."""
     only = ["--only", "collectives", "logprobs", "new-weights", "checkpoint", "network", "end"]
