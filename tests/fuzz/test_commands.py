@@ -4,7 +4,6 @@
 """
 
 import json
-import logging
 import random
 import shutil
 from collections import Counter
@@ -236,17 +235,6 @@ def world(tmp_path_factory) -> Iterator[World]:
     shutil.copytree(whole, root)
     with here(root):
         yield World(root=root, whole=whole, before=snapshot(root))
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_it_was():
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    for handler in [one for one in root.handlers if one not in handlers]:
-        root.removeHandler(handler)
-        handler.close()
-    root.setLevel(level)
 
 
 @pytest.mark.parametrize("name", TARGETS)
