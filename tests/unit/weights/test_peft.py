@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from gtpo_megatron.config.adapter import PROJECTIONS, AdapterConfig
 from gtpo_megatron.errors import ConfigError, WeightMappingError
-from gtpo_megatron.train import _check_adapter
+from gtpo_megatron.rollout.engine_checks import check_adapters
 from gtpo_megatron.weights.adapter_shapes import check_adaptable, num_parameters
 from gtpo_megatron.weights.adapters import chosen_projections, projections, tensor_shapes
 from gtpo_megatron.weights.architecture import read_architecture
@@ -211,14 +211,11 @@ def test_what_vllm_would_leave_out(tmp_path):
 
 
 def test_what_cannot_be_pushed_alone(tmp_path):
-    mixture = tiny_cpu.moe_gtpo()
     alone = AdapterConfig(rank=4, targets=PROJECTIONS[:4], push="adapters")
+    mixture = Path(tiny_cpu.moe_gtpo().model.path)
     with pytest.raises(ConfigError, match="vLLM's CPU build has no experts beside adapters; use push='merged'"):
-        _check_adapter(dataclasses.replace(mixture, adapter=alone), read_architecture(Path(mixture.model.path)))
-    dense = tiny_cpu.gtpo()
-    hf_to_megatron(MODEL, tmp_path / "converted", dense.parallel, progress=ConversionProgress())
-    dense = dataclasses.replace(
-        dense, adapter=alone, model=dataclasses.replace(dense.model, path=str(tmp_path / "converted"))
-    )
+        check_adapters(alone, read_architecture(mixture), mixture)
+    converted = tmp_path / "converted"
+    hf_to_megatron(MODEL, converted, tiny_cpu.gtpo().parallel, progress=ConversionProgress())
     with pytest.raises(ConfigError, match="cannot read a converted folder; name the Hugging Face folder"):
-        _check_adapter(dense, read_architecture(tmp_path / "converted"))
+        check_adapters(alone, read_architecture(converted), converted)
