@@ -35,9 +35,7 @@ ASSETS = Path(__file__).resolve().parent / "assets"
 
 MAX_PROMPT_TOKENS = 96
 MAX_RESPONSE_TOKENS = 128
-FLOAT32_LIMITS = GivenLimits(
-    scaled_nats=5e-5, mean_nats=5e-6, median_nats=5e-6, p99_nats=5e-5, kl_nats=1e-9, bound_nats=5e-4, beyond_frac=0.0
-)
+FLOAT32_LIMITS = GivenLimits(scaled_nats=5e-5, bound_nats=5e-4, beyond_frac=0.0)
 """Measured over 40 steps: mean 7e-7, 99% of the tokens 5e-6, all of them 5.1e-5; a push that went wrong: 1e-2."""
 
 SAMPLING = SamplingConfig(temperature=1.0, top_p=1.0, top_k=0, max_response_tokens=MAX_RESPONSE_TOKENS)

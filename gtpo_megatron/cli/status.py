@@ -138,7 +138,7 @@ def _numbers(status: RunStatus) -> str:
         ("length", "rollout/response_length_tokens", "{:.1f} tokens"),
         ("speed", "throughput/tokens_per_s", "{:,.0f} tokens/s"),
         ("log-prob gap, p99", "sync/logprob_gap_p99", "{:.1e} nats"),
-        ("its limit", "sync/logprob_gap_p99_limit", "{:.1e} nats"),
+        ("its bound", "sync/logprob_gap_bound", "{:.1e} nats"),
     )
     found = [
         f"{label} {form.format(status.last_row[name])}"

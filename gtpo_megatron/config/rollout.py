@@ -33,19 +33,11 @@ class GivenLimits:
 
     Attributes:
         scaled_nats: limit of ``sync/logprob_gap_scaled``.
-        mean_nats: limit of ``sync/logprob_gap_mean``.
-        median_nats: limit of ``sync/logprob_gap_p50``.
-        p99_nats: limit of ``sync/logprob_gap_p99``.
-        kl_nats: limit of ``sync/logprob_kl_nats``.
         bound_nats: a token with a larger gap is beyond the bound.
         beyond_frac: share of tokens that may be beyond the bound; 0: none.
     """
 
     scaled_nats: PositiveFloat
-    mean_nats: PositiveFloat
-    median_nats: PositiveFloat
-    p99_nats: PositiveFloat
-    kl_nats: PositiveFloat
     bound_nats: PositiveFloat
     beyond_frac: float
 

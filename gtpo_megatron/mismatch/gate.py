@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from gtpo_megatron.config.rollout import GivenLimits, LearntLimits, MismatchLimits
+from gtpo_megatron.config.rollout import GivenLimits, MismatchLimits
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import CheckpointError
-from gtpo_megatron.mismatch.statistics import GAP, KL, SCALED
+from gtpo_megatron.mismatch.statistics import GAP, SCALED
 from gtpo_megatron.observability.histogram import Histogram
 from gtpo_megatron.observability.metrics import Max, Mean, Metric, to_scalars
 from gtpo_megatron.untrusted.fields import as_record
@@ -17,18 +17,9 @@ from gtpo_megatron.untrusted.text import shown
 BEYOND = f"{GAP}_beyond_frac"
 """Metric of the share of tokens beyond the bound."""
 
-FIGURES = {
-    "scaled_nats": SCALED,
-    "mean_nats": f"{GAP}_mean",
-    "median_nats": f"{GAP}_p50",
-    "p99_nats": f"{GAP}_p99",
-    "kl_nats": KL,
-}
-"""The metric that each limit in nats is for."""
-
-ALLOWANCE = {"scaled_nats": 6.0, "mean_nats": 6.0, "median_nats": 6.0, "p99_nats": 40.0, "kl_nats": 20.0}
-"""Allowance of a figure over ``n`` tokens: ``1 + a / sqrt(n)``: about four standard errors for the tails that were
-measured. Of the 99th percentile only a hundredth of the tokens says anything."""
+ALLOWANCE = 6.0
+"""The limit of ``SCALED`` over ``n`` tokens is larger by ``1 + ALLOWANCE / sqrt(n)``: about four standard errors for
+the tails that were measured."""
 
 TAIL = 3.0
 """A learnt bound is so many times the largest 99th percentile of the samples."""
@@ -49,27 +40,24 @@ class Sample:
 
     Attributes:
         num_tokens: number of tokens under the figures.
-        scaled_nats, mean_nats, median_nats, p99_nats, kl_nats: see ``FIGURES``.
+        scaled_nats: error of the logits, ``SCALED``.
+        p99_nats: 99th percentile of the gaps.
         tail_frac: share of the tokens beyond ``TAIL`` times the 99th percentile.
     """
 
     num_tokens: int
     scaled_nats: float
-    mean_nats: float
-    median_nats: float
     p99_nats: float
-    kl_nats: float
     tail_frac: float
 
     @classmethod
     def of(cls, metrics: Mapping[str, Metric]) -> "Sample":
         """The figures among metrics that are merged over ranks."""
-        scalars = to_scalars({name: metrics[name] for name in (GAP, f"{GAP}_mean", SCALED, KL)})
-        histogram = histogram_of(metrics)
+        scalars = to_scalars({name: metrics[name] for name in (GAP, SCALED)})
+        histogram, p99_nats = histogram_of(metrics), scalars[f"{GAP}_p99"]
         num_tokens = histogram.num_values
-        figures = {name: scalars[metric] for name, metric in FIGURES.items()}
-        tail = histogram.count_above(TAIL * figures["p99_nats"]) / num_tokens if num_tokens else 0.0
-        return cls(num_tokens=num_tokens, tail_frac=tail, **figures)
+        tail = histogram.count_above(TAIL * p99_nats) / num_tokens if num_tokens else 0.0
+        return cls(num_tokens=num_tokens, scaled_nats=scalars[SCALED], p99_nats=p99_nats, tail_frac=tail)
 
 
 def histogram_of(metrics: Mapping[str, Metric]) -> Histogram:
@@ -80,47 +68,14 @@ def histogram_of(metrics: Mapping[str, Metric]) -> Histogram:
 
 
 FLOORS = {
-    "float32": GivenLimits(
-        scaled_nats=1e-5,
-        mean_nats=1e-5,
-        median_nats=1e-5,
-        p99_nats=1e-4,
-        kl_nats=1e-9,
-        bound_nats=5e-4,
-        beyond_frac=BEYOND_FRAC,
-    ),
-    "bfloat16": GivenLimits(
-        scaled_nats=0.01,
-        mean_nats=0.01,
-        median_nats=0.005,
-        p99_nats=0.15,
-        kl_nats=1e-3,
-        bound_nats=0.5,
-        beyond_frac=BEYOND_FRAC,
-    ),
+    "float32": GivenLimits(scaled_nats=1e-5, bound_nats=5e-4, beyond_frac=BEYOND_FRAC),
+    "bfloat16": GivenLimits(scaled_nats=0.01, bound_nats=0.5, beyond_frac=BEYOND_FRAC),
 }
-"""By the coarser dtype of sampler and trainer. A sharp policy has small gaps, and may meet prompts that it is less sure
-of: only ``scaled_nats`` does not change with that, and watches closely."""
+"""By the coarser dtype of sampler and trainer; a figure below them says nothing."""
 
 CEILINGS = {
-    "float32": GivenLimits(
-        scaled_nats=1e-3,
-        mean_nats=1e-3,
-        median_nats=1e-3,
-        p99_nats=1e-2,
-        kl_nats=1e-5,
-        bound_nats=0.05,
-        beyond_frac=BEYOND_FRAC,
-    ),
-    "bfloat16": GivenLimits(
-        scaled_nats=0.5,
-        mean_nats=0.5,
-        median_nats=0.4,
-        p99_nats=2.5,
-        kl_nats=0.3,
-        bound_nats=5.0,
-        beyond_frac=BEYOND_FRAC,
-    ),
+    "float32": GivenLimits(scaled_nats=1e-3, bound_nats=0.05, beyond_frac=BEYOND_FRAC),
+    "bfloat16": GivenLimits(scaled_nats=0.5, bound_nats=5.0, beyond_frac=BEYOND_FRAC),
 }
 """By the coarser dtype."""
 
@@ -150,33 +105,27 @@ def limits_at(
         return config
     scale = ROUTING_FACTOR if has_other_routing else 1.0
     floor, ceiling = (_scaled(table[coarser_dtype], scale) for table in (FLOORS, CEILINGS))
-    if not samples:
-        learnt = ceiling
-    else:
-        values = {name: _learnt(config, samples, name, floor, ceiling) for name in FIGURES}
-        largest = max(sample.p99_nats for sample in samples)
-        bound = min(max(TAIL * largest, floor.bound_nats), ceiling.bound_nats)
-        beyond_frac = max(BEYOND_FRAC, config.factor * max(sample.tail_frac for sample in samples))
-        learnt = replace(floor, bound_nats=bound, beyond_frac=beyond_frac, **values)
+    learnt = ceiling
+    if samples:
+        scaled = config.factor * max(floor.scaled_nats, *(sample.scaled_nats for sample in samples))
+        bound = max(floor.bound_nats, *(TAIL * sample.p99_nats for sample in samples))
+        learnt = GivenLimits(
+            scaled_nats=min(scaled, ceiling.scaled_nats),
+            bound_nats=min(bound, ceiling.bound_nats),
+            beyond_frac=max(BEYOND_FRAC, *(config.factor * sample.tail_frac for sample in samples)),
+        )
     fewest = max(1, min([num_tokens, *(sample.num_tokens for sample in samples)]))
-    allowed = {
-        name: getattr(learnt, name) * (1.0 + allowance / math.sqrt(fewest)) for name, allowance in ALLOWANCE.items()
-    }
     expected = learnt.beyond_frac * num_tokens
     beyond = expected + ALLOWED_ERRORS * math.sqrt(expected) + ALLOWED_TOKENS
-    return replace(learnt, beyond_frac=min(1.0, beyond / max(1, num_tokens)), **allowed)
-
-
-def _learnt(
-    config: LearntLimits, samples: Sequence[Sample], name: str, floor: GivenLimits, ceiling: GivenLimits
-) -> float:
-    largest = max(getattr(sample, name) for sample in samples)
-    return float(min(config.factor * max(largest, getattr(floor, name)), getattr(ceiling, name)))
+    return replace(
+        learnt,
+        scaled_nats=learnt.scaled_nats * (1.0 + ALLOWANCE / math.sqrt(fewest)),
+        beyond_frac=min(1.0, beyond / max(1, num_tokens)),
+    )
 
 
 def _scaled(limits: GivenLimits, scale: float) -> GivenLimits:
-    nats = [field.name for field in fields(limits) if field.name != "beyond_frac"]
-    return replace(limits, **{name: getattr(limits, name) * scale for name in nats})
+    return replace(limits, scaled_nats=limits.scaled_nats * scale, bound_nats=limits.bound_nats * scale)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,15 +185,18 @@ class MismatchGate:
             num_tokens=sample.num_tokens,
         )
         beyond = histogram.count_above(limits.bound_nats)
-        measured = {name: float(getattr(sample, name)) for name in FIGURES}
-        measured["beyond_frac"] = beyond / sample.num_tokens if sample.num_tokens else 0.0
-        broken = _broken(measured, limits) if sample.num_tokens else ()
+        broken = _broken(sample, beyond / sample.num_tokens, limits) if sample.num_tokens else ()
         if is_verified and not broken and sample.num_tokens:
             self._samples = [*self._samples[1 - NUM_SAMPLES :], sample]
         return GateResult(
             broken=broken,
-            metrics={BEYOND: Mean(beyond, sample.num_tokens), **_limit_metrics(limits)},
-            typical_nats=limits.p99_nats,
+            metrics={
+                BEYOND: Mean(beyond, sample.num_tokens),
+                f"{SCALED}_limit": Max(limits.scaled_nats),
+                f"{GAP}_bound": Max(limits.bound_nats),
+                f"{BEYOND}_limit": Max(limits.beyond_frac),
+            },
+            typical_nats=limits.bound_nats,
         )
 
     @property
@@ -268,26 +220,13 @@ class MismatchGate:
         self._samples = [as_record(Sample, sample, "mismatch: samples", CheckpointError) for sample in samples]
 
 
-def _broken(measured: Mapping[str, float], limits: GivenLimits) -> tuple[str, ...]:
-    """Figures beyond their limits, the farthest first; one that is NaN is the farthest."""
-
-    def excess(name: str) -> float:
-        if math.isnan(measured[name]) or not getattr(limits, name):
-            return math.inf
-        times = measured[name] / getattr(limits, name)
-        return math.sqrt(times) if name == "kl_nats" else times  # it grows with the square of the gaps
-
-    found = [name for name, value in measured.items() if math.isnan(value) or value > getattr(limits, name)]
-    return tuple(_phrase(name, measured[name], limits) for name in sorted(found, key=excess, reverse=True))
-
-
-def _phrase(name: str, value: float, limits: GivenLimits) -> str:
-    limit = getattr(limits, name)
-    if name == "beyond_frac":
-        return f"{value:.3%} of the tokens beyond {limits.bound_nats:.3g} nats (limit {limit:.3%})"
-    return f"{FIGURES[name]} {value:.3g} (limit {limit:.3g})"
-
-
-def _limit_metrics(limits: GivenLimits) -> dict[str, Metric]:
-    named: dict[str, Metric] = {f"{metric}_limit": Max(getattr(limits, name)) for name, metric in FIGURES.items()}
-    return named | {f"{GAP}_bound": Max(limits.bound_nats), f"{BEYOND}_limit": Max(limits.beyond_frac)}
+def _broken(sample: Sample, beyond_frac: float, limits: GivenLimits) -> tuple[str, ...]:
+    """A phrase for each figure beyond its limit; NaN is beyond any."""
+    broken = []
+    if not sample.scaled_nats <= limits.scaled_nats:
+        broken.append(f"{SCALED} {sample.scaled_nats:.3g} (limit {limits.scaled_nats:.3g})")
+    if beyond_frac > limits.beyond_frac:
+        broken.append(
+            f"{beyond_frac:.3%} of the tokens beyond {limits.bound_nats:.3g} nats (limit {limits.beyond_frac:.3%})"
+        )
+    return tuple(broken)

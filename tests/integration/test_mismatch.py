@@ -67,7 +67,7 @@ def test_a_run_stops_at_the_step_after_a_broken_push_and_says_where(tmp_path, dt
     rows = [row for row in read_metrics(folder / "metrics.jsonl") if row["step"] > 0]
     assert [row["step"] for row in rows] == [1, 2]  # the third step has no row: it was not learnt from
     for row in rows:
-        for name in ("gap_mean", "gap_scaled", "gap_p50", "gap_p99", "kl_nats", "gap_beyond_frac"):
+        for name in ("gap_scaled", "gap_beyond_frac"):
             assert row[f"sync/logprob_{name}"] <= row[f"sync/logprob_{name}_limit"]
 
 

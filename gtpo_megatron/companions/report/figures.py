@@ -88,8 +88,8 @@ _OF_POLICY = (
     Figure(
         "gap", "Sampler against trainer", "nats",
         "Difference between the log-probabilities that sampler and trainer give to the same sampled tokens, after each "
-        "weight push: the largest, which has no limit here, and what 99% of the tokens stay within, with its limit at "
-        "the last step.",
+        "weight push: the largest, and what 99% of the tokens stay within; and the bound, at the last step, "
+        "beyond which few tokens may be.",
         (Curve("sync/logprob_gap_max", "largest", is_smoothed=False),
          _GAP_99), _LOG),
 )
@@ -184,14 +184,14 @@ def _accuracy(runs: Sequence[RunData], label: str) -> Figure:
 
 
 def _with_limits(runs: Sequence[RunData], figure: Figure) -> Figure:
-    """Adds the runs' limits of the 99% to the figure of the log-prob gap; returns other figures unchanged.
+    """Adds the runs' bounds to the figure of the log-prob gap; returns other figures unchanged.
 
-    In the colour of the curve that it limits; with several runs, of a limit that all share, in red.
+    In the colour of the 99%; with several runs, of a bound that all share, in red.
     """
     if figure.key != "gap" or not figure.traces:
         return figure
     last = max(2, *(run.num_steps_done for run in runs))
-    limits = {index: own[-1] for index, run in enumerate(runs) if (own := run.values(f"{_GAP_99.metric}_limit"))}
+    limits = {index: own[-1] for index, run in enumerate(runs) if (own := run.values("sync/logprob_gap_bound"))}
     colors = {
         limit: _GAP_99.color if len(runs) == 1 else index if list(limits.values()).count(limit) == 1 else ALARM
         for index, limit in limits.items()
@@ -199,7 +199,7 @@ def _with_limits(runs: Sequence[RunData], figure: Figure) -> Figure:
     lines = [
         line(
             [(1, limit), (last, limit)],
-            name=f"limit of the 99%, {limit:.2g}",
+            name=f"bound, {limit:.2g}",
             color=color,
             dash="dash",
             mode="lines",

@@ -96,10 +96,10 @@ def _reward(run: RunData) -> _Card:
 
 
 def _gap(run: RunData) -> _Card:
-    gaps, limits = run.values("sync/logprob_gap_p99"), run.values("sync/logprob_gap_p99_limit")
+    gaps, bounds = run.values("sync/logprob_gap_p99"), run.values("sync/logprob_gap_bound")
     if not gaps:
         return _UNMEASURED
-    of_limit = f"; limit {min(limits):.1e}" if limits else ""
+    of_limit = f"; bound {min(bounds):.1e}" if bounds else ""
     return f"{max(gaps):.1e}", f"nats at most at 99% of the tokens of a step{of_limit}"
 
 

@@ -45,10 +45,6 @@ VALID = {
     LearntLimits: {},
     GivenLimits: {
         "scaled_nats": 0.1,
-        "mean_nats": 0.1,
-        "median_nats": 0.1,
-        "p99_nats": 1.0,
-        "kl_nats": 0.01,
         "bound_nats": 1.0,
         "beyond_frac": 0.0,
     },

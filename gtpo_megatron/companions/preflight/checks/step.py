@@ -14,7 +14,7 @@ from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.mismatch.gate import MismatchGate
-from gtpo_megatron.mismatch.statistics import GAP, KL
+from gtpo_megatron.mismatch.statistics import GAP, KL, SCALED
 from gtpo_megatron.observability.metrics import Metric, to_scalars
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.weights.adapter_shapes import num_parameters
@@ -240,7 +240,7 @@ def mismatch(what: str, metrics: Mapping[str, Metric], gate: MismatchGate) -> Ch
         or f"mean {figures['mean_nats']:.2g} nats, 99% within {figures['p99_nats']:.2g}, all within "
         f"{figures['max_nats']:.2g}, KL {scalars[KL]:.2g}",
         is_good=not assessment.broken,
-        expected=f"mean at most {limits[f'{GAP}_mean_limit']:.2g}, 99% {limits[f'{GAP}_p99_limit']:.2g}",
+        expected=f"an error of the logits of at most {limits[f'{SCALED}_limit']:.2g} nats",
         remedy="the sampler is not the trainer's policy: docs/mismatch.md has the usual causes",
         figures=figures,
     )

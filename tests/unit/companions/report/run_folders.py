@@ -54,7 +54,7 @@ def step_metrics(step):
         "credit/effective_frac_incorrect": 0.25,
         "sync/logprob_gap_max": 3e-5 if step != 7 else 8.5e-5,
         "sync/logprob_gap_p99": 2e-6 if step != 7 else 7.5e-6,
-        "sync/logprob_gap_p99_limit": 1e-4,
+        "sync/logprob_gap_bound": 1e-4,
         "sync/logprob_gap_mean": 1e-6,
         "throughput/tokens_per_s": 2500.0,
         "throughput/score_tokens_per_s": 30_000.0,

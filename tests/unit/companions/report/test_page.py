@@ -428,7 +428,7 @@ def test_plotly_accepts_every_figure(tmp_path):
 
 def test_a_limit_is_named_by_what_it_limits_and_has_its_colour(tmp_path):
     traces = {trace["name"]: trace for trace in report(tmp_path, make_run(tmp_path / "run")).figures["gap"]["data"]}
-    assert traces["limit of the 99%, 0.0001"]["line"]["color"] == traces["99%"]["line"]["color"]
+    assert traces["bound, 0.0001"]["line"]["color"] == traces["99%"]["line"]["color"]
     assert traces["99%"]["line"]["color"] != traces["largest"]["line"]["color"]
 
 

@@ -86,7 +86,7 @@ def test_the_entropies_come_from_where_the_configuration_says(source, scoring):
     report, calls = one_step(source, gap=1e-6)
     assert calls == [scoring, "credit", "update", "push"]
     assert report.metrics["sync/logprob_gap_max"].value == pytest.approx(1e-6, rel=0.1)
-    assert report.metrics["sync/logprob_gap_p99_limit"] == Max(5e-5)
+    assert report.metrics["sync/logprob_gap_scaled_limit"] == Max(5e-5)
 
 
 @pytest.mark.parametrize(("source", "num_updates", "size"), [("actor", 2, 1), ("rollout", 1, 0)])
@@ -102,13 +102,13 @@ def test_the_ranks_get_rows_by_the_updates_that_they_will_make(source, num_updat
 
 def test_a_gap_stops_the_step_before_its_update():
     error, calls = one_step("actor", gap=0.1)
-    assert "sync/logprob_gap_mean 0.1 (limit 5e-06)" in str(error)
+    assert "sync/logprob_gap_scaled 0.15 (limit 5e-05)" in str(error)
     assert calls == ["score"]
 
 
 def test_without_a_scoring_pass_a_gap_stops_the_step_before_its_push():
     error, calls = one_step("rollout", gap=float("nan"))
-    assert "sync/logprob_gap_mean nan (limit 5e-06)" in str(error)
+    assert "sync/logprob_gap_scaled nan (limit 5e-05)" in str(error)
     assert calls == ["adopt", "credit", "update"]
 
 
