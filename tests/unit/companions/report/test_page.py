@@ -76,7 +76,7 @@ def test_a_whole_run_has_its_settings_headlines_and_every_figure(tmp_path):
         "mean@8, +11.0 points; 95% intervals [28.0, 33.0] and [39.0, 44.0]",
         "0.280 → 0.630",  # means of the first and the last five steps
         "7.5e-06",
-        "limit 1.0e-04",
+        "bound 1.0e-04",
         "4:30",  # 40 steps of 6.5 s and two evaluations of 5 s
         "formulation: v6",
     ):
