@@ -212,6 +212,13 @@ def fingerprint(config: RunConfig) -> str:
 GONE: dict[str, dict[str, Any]] = {
     "DataConfig": {"contamination_ngram_words": 13},
     "GivenLimits": {"mean_nats": 5e-6, "median_nats": 5e-6, "p99_nats": 5e-5, "kl_nats": 1e-9},
+    "LoggingConfig": {
+        "mlflow_experiment": None,
+        "mlflow_uri": "",
+        "trackio_project": None,
+        "swanlab_project": None,
+        "swanlab_mode": "cloud",
+    },
     "OptimizerConfig": {"max_skipped_updates": 3},
     "ProfileConfig": {"with_stack": False, "with_memory": False},
     "GTPOConfig": {"weight_source": "entropy", "weight_seed": 0, "shaped_sides": "both"},
