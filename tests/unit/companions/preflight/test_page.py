@@ -10,7 +10,7 @@ import subprocess
 import pytest
 from rich.console import Console
 
-from gtpo_megatron.companions.preflight.page import Report, document, write_page
+from gtpo_megatron.companions.preflight.page import Report, document, plain, write_page
 from gtpo_megatron.companions.preflight.result import CheckResult, assessed, not_here, noted
 from gtpo_megatron.companions.preflight.run import JSON_FILE, show, write_report
 
@@ -49,6 +49,18 @@ def test_texts_are_escaped_and_failures_come_first():
     assert page.index("What has not passed") < page.index("<table>")
     assert "mend &lt;b&gt; it" in page
     assert "What has not passed" not in document(report())
+
+
+def test_a_long_text_is_folded_away_and_in_the_json():
+    long = dataclasses.replace(BAD, detail="Traceback <b>")
+    assert "<details><summary>more</summary><pre>Traceback &lt;b&gt;</pre></details>" in document(report(long))
+    assert (plain(long)["detail"], "detail" in plain(BAD)) == ("Traceback <b>", False)
+
+
+def test_a_check_has_one_anchor_over_all_groups():
+    page = document(report(BAD, line("push", not_here("another", "no GPU"), "other")))
+    assert page.count("id='push'") == 1
+    assert page.count("<th scope='row'>push</th>") == 1
 
 
 def test_json_has_every_line(tmp_path):
