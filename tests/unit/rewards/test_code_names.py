@@ -13,7 +13,7 @@ from gtpo_megatron.sandbox.packages import DEFAULT
 from tests.sandboxes import needs_bubblewrap
 from tests.unit.rewards.test_code_tests import fenced, graded
 
-KINDS = ["unsafe", pytest.param("bubblewrap", marks=needs_bubblewrap)]
+KINDS = ["unsafe", pytest.param("bubblewrap", marks=[needs_bubblewrap, pytest.mark.slow])]
 
 
 def opened(kind, packages=""):

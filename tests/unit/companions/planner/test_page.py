@@ -51,6 +51,7 @@ def test_chunks_fill_the_page_only_when_asked_for(paper):
     assert page(paper, show_all=True).count("VPP") > 100
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_the_page_says_what_helps():
     plan = make_plan(request(gpu_memory=40, micro_batch_tokens=16384))
     text = page(plan)
@@ -80,6 +81,7 @@ def test_a_step_without_scoring_has_no_column_for_it():
     assert "score 0, train" in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_a_mixture_of_experts_says_what_is_assumed_of_it():
     plan = make_plan(request("Qwen/Qwen3-30B-A3B"))
     text = " ".join(page(plan).split())
