@@ -21,8 +21,8 @@ from typing import Any
 import psutil
 import tyro
 
-from gtpo_megatron.rewards.processes.pool import RewardPool
 from gtpo_megatron.rewards.request import RewardRequest
+from gtpo_megatron.rewards.reward_pool import RewardPool
 
 SHARE = "gtpo_megatron.rewards.code_tests:share_of_tests"
 NUM_TESTS = 3

@@ -25,8 +25,8 @@ from gtpo_megatron.companions.evaluate.verdict_file import VERDICTS_FILE
 from gtpo_megatron.config.evaluate import EngineConfig, EvaluateConfig
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.config.rollout import SamplingConfig
-from gtpo_megatron.rewards.processes.pool import RewardPool
 from gtpo_megatron.rewards.request import RewardRequest
+from gtpo_megatron.rewards.reward_pool import RewardPool
 from recipes.tiny_cpu import ASSETS
 
 

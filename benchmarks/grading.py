@@ -23,8 +23,8 @@ from typing import Any
 import psutil
 import tyro
 
-from gtpo_megatron.rewards.processes.pool import RewardPool
 from gtpo_megatron.rewards.request import RewardRequest
+from gtpo_megatron.rewards.reward_pool import RewardPool
 
 MATH = "gtpo_megatron.rewards.math_answer:math_answer"
 HANGING = "So it is \\boxed{9^{9^{9^{9}}}+1}."

@@ -13,11 +13,11 @@ LONG = tuple(
     f"tests/{name}.py"
     for name in (
         # make test: what waits, starts browsers or draws many examples
-        "unit/conversations/test_environment_processes",
+        "unit/conversations/test_environment_pool",
         "unit/weights/push/test_plan",
         "unit/weights/test_conversion",
         "unit/recipes/test_math_run",
-        "unit/rewards/processes/test_pool",
+        "unit/rewards/test_reward_pool",
         "unit/weights/test_reshard",
         "unit/companions/report/test_watch",
         "unit/companions/report/test_in_browser",

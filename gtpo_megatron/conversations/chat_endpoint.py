@@ -17,7 +17,7 @@ from typing import Any
 
 from gtpo_megatron.conversations.chat_form import chat_answer, chat_request_from, error_body
 from gtpo_megatron.conversations.exchange import Exchange
-from gtpo_megatron.conversations.frames import MAX_FRAME_BYTES
+from gtpo_megatron.conversations.messages import MAX_MESSAGE_BYTES
 from gtpo_megatron.conversations.token_form import token_answer, token_request_from
 from gtpo_megatron.errors import GTPOError, StageOrderError
 from gtpo_megatron.untrusted.json_text import parse_json
@@ -183,7 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.LENGTH_REQUIRED, "the request has no Content-Length")
             return None
         try:
-            if 0 <= size <= MAX_FRAME_BYTES:
+            if 0 <= size <= MAX_MESSAGE_BYTES:
                 return self.rfile.read(size)
             left = min(size, DISCARDED_BYTES)
             while left > 0 and (data := self.rfile.read(min(left, 1 << 16))):
@@ -191,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
         except TimeoutError:
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"nothing came of the rest in {self.timeout:g} s")
             return None
-        self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{size} bytes, more than {MAX_FRAME_BYTES}")
+        self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{size} bytes, more than {MAX_MESSAGE_BYTES}")
         return None
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:

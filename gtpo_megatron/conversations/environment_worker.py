@@ -1,4 +1,4 @@
-"""The child's side of an environment pool: many episodes in one event loop, until its parent ends.
+"""The worker of an environment pool: many episodes in one event loop.
 
 Environments that are async wait in the loop together. Each other one has a thread of its own, for the whole episode, so
 that it may keep what belongs to a thread; of these ``CALLS_AT_ONCE`` are called at the same time.
@@ -8,22 +8,21 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from gtpo_megatron.conversations.chat_endpoint import keep_from_proxies
 from gtpo_megatron.conversations.environment import Episode, NamedEnvironment, resolve_environment
-from gtpo_megatron.conversations.frames import Frame, FrameReader, Kind, packed
-from gtpo_megatron.conversations.openai_form import opening_json, reply_json, turn_of_json
-from gtpo_megatron.errors import ConfigError, DataError, GTPOError
-from gtpo_megatron.supervision.worker import limit_memory
+from gtpo_megatron.conversations.messages import MAX_MESSAGE_BYTES, message_of_json, opening_json, reply_json
+from gtpo_megatron.errors import DataError, GTPOError
 from gtpo_megatron.untrusted.text import printable
+from gtpo_megatron.user_code.frames import Frame, Kind
+from gtpo_megatron.user_code.worker import Channel
 
 T = TypeVar("T")
 
@@ -37,29 +36,15 @@ STACK_BYTES = 1 << 20
 """Of a thread; it counts to the worker's memory, and an engine has hundreds of episodes."""
 
 
-def main() -> None:
-    """Entry point of the child, whose argument is JSON: a descriptor, the environment's name and the limits."""
-    told = json.loads(sys.argv[1])
-    connection = socket.socket(fileno=told["descriptor"])
-    connection.set_inheritable(False)  # or what the environment starts would keep the pipe open
+def load(arguments: Mapping[str, Any]) -> "EnvironmentService":
+    """Imports the environment.
+
+    Raises:
+        ConfigError: it cannot be imported, or a tool of it cannot be described.
+    """
     threading.stack_size(STACK_BYTES)
     keep_from_proxies()
-    try:
-        environment = resolve_environment(told["name"])
-    except ConfigError as error:
-        connection.sendall(packed(Kind.READY, body=json.dumps({"error": str(error)}).encode()))
-        return
-    if told["memory_limit_mib"]:
-        limit_memory(told["memory_limit_mib"])
-    os.register_at_fork(after_in_child=connection.close)  # a fork has no part in the conversation
-    worker = _Worker(environment, connection, timeout_s=told["timeout_s"])
-    try:
-        asyncio.run(worker.serve())
-    except BaseException:  # noqa: BLE001 - SystemExit of a task that the environment has made, for instance
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(1)  # without waiting for threads that hang
+    return EnvironmentService(resolve_environment(arguments["name"]), timeout_s=arguments["timeout_s"])
 
 
 class _Served:
@@ -91,35 +76,44 @@ class _Served:
         return returned
 
 
-class _Worker:
-    """Serves the episodes that the pool opens."""
+class EnvironmentService:
+    """Serves the episodes that the pool opens.
 
-    def __init__(self, environment: NamedEnvironment, connection: socket.socket, *, timeout_s: float) -> None:
+    Attributes:
+        facts: none.
+    """
+
+    facts: Mapping[str, Any] = {}
+
+    def __init__(self, environment: NamedEnvironment, *, timeout_s: float) -> None:
         self._environment = environment
         self._where = f"environment {environment.name!r}"
-        self._connection = connection
         self._timeout_s = timeout_s
-        self._process_id = os.getpid()
-        self._reader = FrameReader()
         self._served: dict[int, _Served] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(CALLS_AT_ONCE)
         self._ended = asyncio.Event()
 
-    async def serve(self) -> None:
-        """Says that it is ready, and serves until the pool closes the connection."""
-        asyncio.get_running_loop().add_reader(self._connection, self._receive)
-        self._send(Kind.READY, body={"process_id": self._process_id})
+    def serve(self, channel: Channel) -> None:
+        """Serves until the pool has gone; ends this process."""
+        self._channel = channel
+        try:
+            asyncio.run(self._serve())
+        except BaseException:  # noqa: BLE001 - SystemExit of a task that the environment has made, for instance
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(1)  # without waiting for threads that hang
+
+    async def _serve(self) -> None:
+        asyncio.get_running_loop().add_reader(self._channel, self._receive)
         await self._ended.wait()
 
     def _receive(self) -> None:
-        self._leave_if_forked()
-        data = b""
-        with contextlib.suppress(OSError):
-            data = self._connection.recv(1 << 16)
-        if not data:
+        frames = self._channel.receive()
+        if frames is None:
             self._ended.set()
-        for frame in self._reader.feed(data):
+        for frame in frames or ():
             if frame.kind is Kind.OPEN:
                 served = self._served[frame.episode] = _Served(frame.episode, self._environment)
                 task = asyncio.create_task(self._serve_episode(served))
@@ -137,11 +131,10 @@ class _Worker:
             if not served.hangs:
                 await self._limited(served, served.episode.close(), "close")
         except Exception as error:  # noqa: BLE001 - of close: the episode is over; the log says so
-            with contextlib.suppress(OSError, ValueError):  # the environment may have closed it
-                sys.stderr.write(f"{error}\n")
+            sys.stderr.write(f"{error}\n")
         served.thread.shutdown(wait=False)
         del self._served[served.number]
-        self._send(Kind.CLOSED, served.number)
+        self._channel.send(Kind.CLOSED, served.number)
 
     async def _answer(self, served: _Served, frame: Frame) -> bool:
         """Makes a call and sends what comes of it; whether the episode goes on."""
@@ -149,15 +142,14 @@ class _Worker:
             given = json.loads(frame.body)
             if frame.kind is Kind.OPEN:
                 opening = await self._limited(served, served.episode.open(given), "reset")
-                self._tell(Kind.OPENING, served, opening_json(opening))
+                self._send(Kind.ANSWER, served, {"opening": opening_json(opening)})
                 return True
-            message = turn_of_json(given, "the policy's message")
-            reply = await self._limited(served, served.episode.step(message), "step")
-            self._tell(Kind.REPLY, served, reply_json(reply))
+            reply = await self._limited(served, served.episode.step(message_of_json(given)), "step")
+            self._send(Kind.DONE if reply.done else Kind.ANSWER, served, {"reply": reply_json(reply)})
             return not reply.done
         except MemoryError:
             self._fail(served, f"{self._where}: MemoryError: the episode needs more memory than its worker has left")
-            self._send(Kind.RETIRES, body={"reason": "it has run out of memory"})
+            self._channel.send(Kind.RETIRES, body={"reason": "it has run out of memory"})
         except GTPOError as error:
             self._fail(served, str(error))
         except (TypeError, ValueError, RecursionError) as error:  # of JSON, from which numbers and depth may be barred
@@ -174,7 +166,7 @@ class _Worker:
         """
         async with self._slots if served.episode.may_block else contextlib.nullcontext():
             served.began_at = time.monotonic()
-            self._send(Kind.BEGUN, served.number)
+            self._channel.send(Kind.BEGUN, served.number)
             task = asyncio.ensure_future(call)
             end = time.monotonic() + self._timeout_s
             while not task.done() and (left := end - time.monotonic()) > 0:
@@ -189,42 +181,21 @@ class _Worker:
                 task.exception()  # which nobody else would read
             if served.episode.may_block or not task.done():
                 served.hangs = True
-                self._send(Kind.RETIRES, body={"reason": f"a call of {what} goes on in it"})
+                self._channel.send(Kind.RETIRES, body={"reason": f"a call of {what} goes on in it"})
             raise DataError(f"{self._where}: {what} took longer than {self._timeout_s:g} s")
 
     def _fail(self, served: _Served, reason: str) -> None:
-        self._tell(Kind.FAILED, served, {"reason": reason})
+        self._send(Kind.FAILED, served, {"reason": reason})
 
-    def _tell(self, kind: Kind, served: _Served, body: dict[str, Any]) -> None:
+    def _send(self, kind: Kind, served: _Served, body: dict[str, Any]) -> None:
         """Sends what has come of a call, and what the engine is told of the episode beside it.
 
         Raises:
             DataError: it is too long; the line names the environment.
             TypeError, ValueError, RecursionError: JSON does not have it.
         """
-        try:
-            self._send(kind, served.number, {"seconds": served.seconds, **served.episode.told, **body})
-        except DataError as error:
-            raise DataError(f"{self._where}: a message cannot be sent: {error}") from error
-
-    def _send(self, kind: Kind, episode: int = 0, body: dict[str, Any] | None = None) -> None:
-        """Sends a frame; the pool reads at all times, so this does not wait for long.
-
-        Raises:
-            DataError: it is too long.
-            TypeError, ValueError, RecursionError: JSON does not have it.
-        """
-        self._leave_if_forked()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):  # the environment may have closed them
-                stream.flush()  # what was printed belongs to what went before
-        frame = packed(kind, episode, b"" if body is None else json.dumps(body).encode())
-        try:
-            self._connection.sendall(frame)
-        except OSError:
-            os._exit(1)  # the parent has gone, or the environment has closed the pipe
-
-    def _leave_if_forked(self) -> None:
-        """Ends a fork of the environment's that has returned into this code."""
-        if os.getpid() != self._process_id:
-            os._exit(1)
+        text = json.dumps({"seconds": served.seconds, **served.episode.told, **body}).encode()
+        if len(text) > MAX_MESSAGE_BYTES:
+            problem = f"{len(text)} bytes of JSON, more than {MAX_MESSAGE_BYTES}"
+            raise DataError(f"{self._where}: a message cannot be sent: {problem}")
+        self._channel.send_json(kind, served.number, text)

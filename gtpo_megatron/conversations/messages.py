@@ -4,8 +4,11 @@ A page with an environment of one's own needs these records only; they import ne
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
+
+MAX_MESSAGE_BYTES = 4 << 20
+"""Most bytes of a row, a message, an opening or a reply as JSON; more than a context holds."""
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -103,3 +106,71 @@ class Reply:
     token_ids: tuple[int, ...] = ()
     parts: Mapping[str, float] = field(default_factory=dict)
     """Parts of the reward, by name: metrics of the run, as those of a reward function."""
+
+
+def message_json(message: Message) -> dict[str, Any]:
+    """A message for another process, as JSON has it; :func:`message_of_json` reads it."""
+    calls = [{**_fields_of(call), "arguments": dict(call.arguments)} for call in message.tool_calls]
+    return {
+        **_fields_of(message),
+        "tool_calls": calls,
+        "sampled": None if message.sampled is None else asdict(message.sampled),
+    }
+
+
+def message_of_json(value: Mapping[str, Any]) -> Message:
+    """A message from what :func:`message_json` wrote."""
+    sampled = value["sampled"]
+    return Message(
+        **{
+            **value,
+            "tool_calls": tuple(ToolCall(**call) for call in value["tool_calls"]),
+            "malformed_calls": tuple(value["malformed_calls"]),
+            "sampled": None if sampled is None else Sampled(**_with_tuples(sampled, "token_ids", "logprobs")),
+        }
+    )
+
+
+def opening_json(opening: Opening) -> dict[str, Any]:
+    """An opening for another process, as JSON has it; :func:`opening_of_json` reads it."""
+    return {
+        **_fields_of(opening),
+        "messages": [message_json(one) for one in opening.messages],
+        "tools": [dict(one) for one in opening.tools],
+    }
+
+
+def opening_of_json(value: Mapping[str, Any]) -> Opening:
+    """An opening from what :func:`opening_json` wrote."""
+    messages = tuple(message_of_json(one) for one in value["messages"])
+    return Opening(**{**_with_tuples(value, "tools", "token_ids"), "messages": messages})
+
+
+def reply_json(reply: Reply) -> dict[str, Any]:
+    """A reply for another process, as JSON has it; :func:`reply_of_json` reads it."""
+    return {
+        **_fields_of(reply),
+        "messages": [message_json(one) for one in reply.messages],
+        "parts": dict(reply.parts),
+    }
+
+
+def reply_of_json(value: Mapping[str, Any]) -> Reply:
+    """A reply from what :func:`reply_json` wrote."""
+    messages = tuple(message_of_json(one) for one in value["messages"])
+    return Reply(**{**_with_tuples(value, "token_ids"), "messages": messages})
+
+
+def plain(value: object) -> object:
+    """A mapping that is no dict as one, as ``default`` of ``json.dumps``."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"a value of the type {type(value).__name__}")
+
+
+def _fields_of(record: Any) -> dict[str, Any]:
+    return {one.name: getattr(record, one.name) for one in fields(record)}
+
+
+def _with_tuples(value: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {**value, **{name: tuple(value[name]) for name in names}}

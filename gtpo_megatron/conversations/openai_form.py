@@ -1,14 +1,10 @@
-"""Messages as OpenAI writes them, and checks of what an environment returns.
-
-The one form serves users who have plain dicts, and the pipe to environments' processes.
-"""
+"""Messages as OpenAI writes them, and checks of what an environment returns."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
 from typing import Any, get_args
 
-from gtpo_megatron.conversations.messages import Message, Opening, Reply, Role, Sampled, ToolCall
+from gtpo_megatron.conversations.messages import Message, Opening, Reply, Role, ToolCall, plain
 from gtpo_megatron.data.messages import REASONING_KEYS
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.rewards.grade import checked
@@ -48,45 +44,6 @@ def message_from(value: object, where: str) -> Message:
         call_id=_or_empty(value, "tool_call_id", ""),
     )
     return _checked_message(message, where)
-
-
-def openai_message(message: Message) -> dict[str, Any]:
-    """A message as OpenAI's dict, whose call arguments are objects, as chat templates expect; without empty keys."""
-    calls = [
-        {
-            **({"id": call.call_id} if call.call_id else {}),
-            "type": "function",
-            "function": {"name": call.name, "arguments": dict(call.arguments)},
-        }
-        for call in message.tool_calls
-    ]
-    rest = {
-        "reasoning_content": message.reasoning,
-        "tool_calls": calls,
-        "malformed_calls": list(message.malformed_calls),
-        "name": message.tool,
-        "tool_call_id": message.call_id,
-    }
-    return {"role": message.role, "content": message.content} | {key: value for key, value in rest.items() if value}
-
-
-def turn_json(message: Message) -> dict[str, Any]:
-    """A turn of the policy as JSON has it; :func:`turn_of_json` reads it."""
-    return openai_message(message) | ({"sampled": asdict(message.sampled)} if message.sampled else {})
-
-
-def turn_of_json(value: Mapping[str, Any], where: str) -> Message:
-    """A turn from what :func:`turn_json` wrote.
-
-    Raises:
-        DataError: as :func:`message_from`.
-    """
-    rest = dict(value)
-    sampled = rest.pop("sampled", None)
-    if sampled is None:
-        return message_from(rest, where)
-    sampled |= {key: tuple(sampled[key]) for key in ("token_ids", "logprobs")}
-    return replace(message_from(rest, where), sampled=Sampled(**sampled))
 
 
 def opening_from(returned: object, where: str) -> Opening:
@@ -160,58 +117,6 @@ def token_ids_from(value: object, where: str) -> tuple[int, ...]:
     raise DataError(f"{where}: got {shown(value)}, expected token ids")
 
 
-def opening_json(opening: Opening) -> dict[str, Any]:
-    """An opening as JSON has it; :func:`opening_of_json` reads it."""
-    return {
-        "messages": [openai_message(one) for one in opening.messages],
-        "tools": [dict(one) for one in opening.tools],
-        "token_ids": opening.token_ids,
-    }
-
-
-def opening_of_json(value: Mapping[str, Any], where: str) -> Opening:
-    """An opening from what :func:`opening_json` wrote, checked anew.
-
-    Raises:
-        DataError: as :func:`opening_from`.
-    """
-    return opening_from(
-        Opening(messages=value.get("messages", ()), tools=value.get("tools", ()), token_ids=value.get("token_ids", ())),
-        where,
-    )
-
-
-def reply_json(reply: Reply) -> dict[str, Any]:
-    """A reply as JSON has it; :func:`reply_of_json` reads it."""
-    return {
-        "messages": [openai_message(one) for one in reply.messages],
-        "reward": reply.reward,
-        "done": reply.done,
-        "num_tool_errors": reply.num_tool_errors,
-        "token_ids": reply.token_ids,
-        "parts": dict(reply.parts),
-    }
-
-
-def reply_of_json(value: Mapping[str, Any], where: str) -> Reply:
-    """A reply from what :func:`reply_json` wrote, checked anew.
-
-    Raises:
-        DataError: as :func:`reply_from`.
-    """
-    return reply_from(
-        Reply(
-            messages=value.get("messages", ()),
-            reward=value.get("reward", 0.0),
-            done=value.get("done", False),
-            num_tool_errors=value.get("num_tool_errors", 0),
-            token_ids=value.get("token_ids", ()),
-            parts=value.get("parts", {}),
-        ),
-        where,
-    )
-
-
 def _messages_from(value: object, where: str) -> tuple[Message, ...]:
     if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray):
         raise DataError(f"{where} returned {shown(value)} as messages; expected a list")
@@ -264,13 +169,6 @@ def _checked_tools(value: object, where: str) -> tuple[Mapping[str, Any], ...]:
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{where} returned tools that JSON does not have: {error}") from error
     return tuple(value)
-
-
-def plain(value: object) -> object:
-    """A mapping that is no dict as one, as ``default`` of ``json.dumps``."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"a value of the type {type(value).__name__}")
 
 
 def _call_from(value: object, where: str) -> ToolCall:

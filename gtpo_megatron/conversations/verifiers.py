@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from gtpo_megatron.config.generated import options_of
-from gtpo_megatron.conversations.frames import MAX_FRAME_BYTES
+from gtpo_megatron.conversations.messages import MAX_MESSAGE_BYTES
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError
 from gtpo_megatron.rewards.request import Reward
 from gtpo_megatron.sentence import print_sentence
@@ -176,7 +176,7 @@ class TasksetAgent:
         async with self._connecting:
             if self._sender is None:
                 loop = asyncio.get_running_loop()
-                lines = asyncio.StreamReader(limit=MAX_FRAME_BYTES)
+                lines = asyncio.StreamReader(limit=MAX_MESSAGE_BYTES)
                 await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), self._process.stdout)
                 self._reader = asyncio.create_task(self._read(lines))
                 self._sender, _ = await loop.connect_write_pipe(asyncio.Protocol, self._process.stdin)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -75,6 +75,16 @@ class RewardRequest:
     judge: "Judge | NoJudge" = field(default_factory=NoJudge, repr=False, compare=False)
     judge_budget: int = 0
     _parsed: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
+
+    def to_json(self) -> str:
+        """All but the sandbox and the judge, which no process shares, as JSON; :meth:`from_json` reads it."""
+        return json.dumps({one.name: getattr(self, one.name) for one in fields(self) if one.compare}, default=dict)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "RewardRequest":
+        """The request of a parsed :meth:`to_json`."""
+        prompt = value["prompt"]
+        return cls(**{**value, "prompt": prompt if isinstance(prompt, str) else tuple(prompt)})
 
     @property
     def columns(self) -> Mapping[str, Any]:

@@ -15,8 +15,8 @@ from gtpo_megatron.judge.client import JudgeSetup
 from gtpo_megatron.judge.store import STORE_FILE, begin_session
 from gtpo_megatron.rewards.function import resolve_rewards, takes_several
 from gtpo_megatron.rewards.grade import RewardCaller, Verdict
-from gtpo_megatron.rewards.processes.pool import RewardPool
 from gtpo_megatron.rewards.request import RewardRequest
+from gtpo_megatron.rewards.reward_pool import RewardPool
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from gtpo_megatron.batch import ENDED_UNGRADED, ENVIRONMENT_SECONDS, REQUESTS_RE
 from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.problems import DataConfig
 from gtpo_megatron.conversations.environment import resolve_environment
-from gtpo_megatron.conversations.environment_processes import EnvironmentPool, Event
+from gtpo_megatron.conversations.environment_pool import EnvironmentPool, Event
 from gtpo_megatron.conversations.messages import Message, Opening, Reply, Sampled
 from gtpo_megatron.conversations.template_bridge import TemplateBridge
 from gtpo_megatron.data.chat_template import TemplateInputs, today

@@ -127,7 +127,8 @@ def is_named(fault: Fault, pid: int, line: str, stages: set[str]) -> bool:
     names = {
         "engine worker": r"worker \d of rollout engine",
         "checkpoint writer": r"checkpoint writer of rank \d|rank \d: its writer",
-        "grading worker": r"reward process, in start: a reward worker did not start",  # later it is replaced
+        # later it is replaced
+        "grading worker": r"reward process, in start: reward function .*: a worker did not start",
     }
     if fault.stage == "start" and fault.kind.startswith("rank"):
         names[fault.kind] = r"rank \d"  # before they have told their numbers nobody knows which

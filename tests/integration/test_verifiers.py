@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gtpo_megatron.conversations.environment import resolve_environment
-from gtpo_megatron.conversations.environment_processes import EnvironmentPool
+from gtpo_megatron.conversations.environment_pool import EnvironmentPool
 from gtpo_megatron.conversations.messages import Message, ToolCall
 from gtpo_megatron.conversations.verifiers import main
 from gtpo_megatron.errors import ConfigError
@@ -18,7 +18,7 @@ from gtpo_megatron.supervision.process_tree import command_line, descendants
 from tests.integration.runs import Run, steps
 from tests.integration.test_evaluate import finish, launch
 from tests.unit.companions.evaluate.makers import saved_verdicts
-from tests.unit.conversations.test_environment_processes import wait
+from tests.unit.conversations.test_environment_pool import wait
 
 PYTHON = Path(__file__).parents[2] / ".venv-verifiers/bin/python"
 NAME = f"verifiers:gtpo-adder?python={PYTHON}"

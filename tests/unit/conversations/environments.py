@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from gtpo_megatron.conversations.messages import Message, Opening, Reply
+from gtpo_megatron.conversations.messages import Message, Opening, Reply, reply_json
 from gtpo_megatron.conversations.tools import ToolEnvironment
 from tests.unit.rewards.reward_functions import obey
 
@@ -64,7 +64,7 @@ class Obedient:
         elif word == "fork":  # the child comes back too
             os.fork()
         elif word == "lie":  # an answer that nobody has asked for
-            write_frame(7, int(rest))
+            write_frame(6, int(rest))
         elif word == "unasked-close":
             write_frame(9, int(rest))
         elif word == "garbage":
@@ -83,10 +83,10 @@ def write_frame(kind, episode):
     """Writes to the worker's connection, which an environment has no business with."""
     import gc
 
-    from gtpo_megatron.conversations.frames import _HEADER
+    from gtpo_megatron.user_code.frames import _HEADER
 
-    body = json.dumps({"seconds": 0.0, "messages": [{"role": "user", "content": "lie"}]}).encode()
-    connection = next(one for one in gc.get_objects() if type(one).__name__ == "_Worker")._connection
+    body = json.dumps({"seconds": 0.0, "reply": reply_json(Reply(messages=(Message(role="user"),)))}).encode()
+    connection = next(one for one in gc.get_objects() if type(one).__name__ == "Channel")._connection
     connection.sendall(_HEADER.pack(len(body), kind, episode) + body)
 
 

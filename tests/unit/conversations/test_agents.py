@@ -6,10 +6,10 @@ import pytest
 
 from gtpo_megatron.conversations.agents import is_agent
 from gtpo_megatron.conversations.environment import resolve_environment
-from gtpo_megatron.conversations.environment_processes import EnvironmentPool
+from gtpo_megatron.conversations.environment_pool import EnvironmentPool
 from gtpo_megatron.conversations.messages import Message, Sampled
 from tests.unit.conversations import agents, environments
-from tests.unit.conversations.test_environment_processes import wait
+from tests.unit.conversations.test_environment_pool import wait
 
 HERE = "tests.unit.conversations.agents"
 

@@ -13,8 +13,7 @@ import pytest
 from gtpo_megatron.conversations import chat_endpoint
 from gtpo_megatron.conversations.chat_endpoint import ChatEndpoint
 from gtpo_megatron.conversations.exchange import Ended, Exchange
-from gtpo_megatron.conversations.frames import MAX_FRAME_BYTES
-from gtpo_megatron.conversations.messages import Message, Sampled, ToolCall
+from gtpo_megatron.conversations.messages import MAX_MESSAGE_BYTES, Message, Sampled, ToolCall
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 HELLO = [{"role": "user", "content": "hello"}]
@@ -209,7 +208,7 @@ def test_what_an_episode_cannot_have_is_refused_in_one_line(endpoint, exchange, 
 def test_other_addresses_and_lengths_are_refused(endpoint, exchange):
     assert ask(endpoint, exchange, {}, path="/v1/responses")[0] == 404
     assert ask(endpoint, exchange, b"", method="GET", path="/v1/models")[1]["data"][0]["id"] == "policy"
-    assert ask(endpoint, exchange, b" " * (MAX_FRAME_BYTES + 1))[0] == 413
+    assert ask(endpoint, exchange, b" " * (MAX_MESSAGE_BYTES + 1))[0] == 413
     assert ask(endpoint, exchange, b"", headers={"Content-Length": "-1"})[0] == 413
     assert ask(endpoint, exchange, b"", headers={"Content-Length": "many"})[0] == 411
 
@@ -223,7 +222,7 @@ def test_every_refusal_is_noted_until_a_new_turn_mends_it(endpoint, exchange, th
         ask(endpoint, exchange, {}, path="/v1/responses"),
         ask(endpoint, exchange, b"", method="GET", path="/v1/models/policy"),
         ask(endpoint, exchange, b"", method="PUT"),
-        ask(endpoint, exchange, b" " * (MAX_FRAME_BYTES + 1)),
+        ask(endpoint, exchange, b" " * (MAX_MESSAGE_BYTES + 1)),
         ask(endpoint, exchange, b"", headers={"Content-Length": "many"}),
         ask(endpoint, exchange, {"messages": [*HELLO, *HELLO]}),
     ]

@@ -5,18 +5,20 @@ import json
 import pytest
 
 from gtpo_megatron.conversations.environment import Episode, resolve_environment
-from gtpo_megatron.conversations.messages import Message, Opening, Reply, Sampled, ToolCall
-from gtpo_megatron.conversations.openai_form import (
-    message_from,
-    openai_message,
-    opening_from,
+from gtpo_megatron.conversations.messages import (
+    Message,
+    Opening,
+    Reply,
+    Sampled,
+    ToolCall,
+    message_json,
+    message_of_json,
     opening_json,
     opening_of_json,
     reply_json,
     reply_of_json,
-    turn_json,
-    turn_of_json,
 )
+from gtpo_megatron.conversations.openai_form import message_from, opening_from
 from gtpo_megatron.errors import ConfigError, DataError
 
 HERE = "tests.unit.conversations.environments"
@@ -56,11 +58,11 @@ def test_an_async_one_and_one_that_a_function_makes_are_played_too(name):
 
 def test_tokens_cross_the_pipe_as_they_are():
     opening, reply = Opening(token_ids=(1, 2)), Reply(token_ids=(3,))
-    assert opening_of_json(json.loads(json.dumps(opening_json(opening))), "here") == opening
-    assert reply_of_json(json.loads(json.dumps(reply_json(reply))), "here") == reply
+    assert opening_of_json(json.loads(json.dumps(opening_json(opening)))) == opening
+    assert reply_of_json(json.loads(json.dumps(reply_json(reply)))) == reply
     sampled = Sampled(num_prompt_tokens=2, num_tokens=1, is_cut=True, token_ids=(4,), logprobs=(-0.5,))
     turn = Message(role="assistant", content="x", sampled=sampled)
-    assert turn_of_json(json.loads(json.dumps(turn_json(turn))), "here") == turn
+    assert message_of_json(json.loads(json.dumps(message_json(turn)))) == turn
 
 
 def test_tools_are_played_in_both_shapes():
@@ -171,11 +173,16 @@ FULL = Message(
 )
 
 
-def test_openais_form_and_back_is_the_same_message():
-    result = Message(role="tool", content="3", tool="f", call_id="c")
-    for message in (FULL, result, Message(role="user"), Message(role="system", content="x")):
-        assert message_from(openai_message(message), "here") == message
-    assert openai_message(FULL)["tool_calls"][1] == {"type": "function", "function": {"name": "g", "arguments": {}}}
+def test_openais_form_is_a_message():
+    calls = [
+        {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": [1, {"b": None}]}}},
+        {"type": "function", "function": {"name": "g", "arguments": {}}},
+    ]
+    full = {"role": "assistant", "content": "né", "reasoning_content": "why", "tool_calls": calls}
+    assert message_from(full | {"malformed_calls": ["no brace"]}, "here") == FULL
+    result = {"role": "tool", "content": "3", "name": "f", "tool_call_id": "c"}
+    assert message_from(result, "here") == Message(role="tool", content="3", tool="f", call_id="c")
+    assert message_from({"role": "user", "content": ""}, "here") == Message(role="user")
     written = {"function": {"name": "f", "arguments": '{"a": 1}'}}  # as OpenAI's service has it
     made = message_from({"role": "assistant", "content": None, "tool_calls": [written]}, "here")
     assert made == Message(role="assistant", tool_calls=(ToolCall(name="f", arguments={"a": 1}),))
@@ -184,7 +191,7 @@ def test_openais_form_and_back_is_the_same_message():
 def test_openings_and_replies_survive_the_pipe():
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     opening = Opening(messages=(FULL, Message(role="user", content="x")), tools=(tool,))
-    assert opening_of_json(opening_json(opening), "here") == opening
+    assert opening_of_json(opening_json(opening)) == opening
     reply = Reply(messages=(Message(role="user"),), reward=-0.1, num_tool_errors=2, parts={"a": 1.0})
-    assert reply_of_json(reply_json(reply), "here") == reply
+    assert reply_of_json(reply_json(reply)) == reply
     assert {one.name for one in dataclasses.fields(Reply)} == reply_json(reply).keys()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gtpo_megatron.supervision.process_tree import process_ids
-from tests.unit.conversations.test_environment_processes import HERE, opened, pool_of, say
-from tests.unit.rewards.processes.test_pool import gone, session_of
+from tests.unit.conversations.test_environment_pool import HERE, opened, pool_of, say
+from tests.unit.rewards.test_reward_pool import gone, session_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -50,7 +50,7 @@ def test_nothing_survives_a_parent_that_is_killed(tmp_path, rest):
     script = tmp_path / "script.py"
     script.write_text(
         "import os\n"
-        "from gtpo_megatron.conversations.environment_processes import EnvironmentPool\n"
+        "from gtpo_megatron.conversations.environment_pool import EnvironmentPool\n"
         "from gtpo_megatron.conversations.messages import Message\n"
         "from gtpo_megatron.supervision.process_tree import descendants\n"
         f"pool = EnvironmentPool('{HERE}:Obedient', num_workers=1, timeout_s=60.0, memory_limit_mib=0)\n"

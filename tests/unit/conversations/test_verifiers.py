@@ -4,19 +4,17 @@ tests/integration/test_verifiers.py."""
 import json
 import sys
 import time
-from dataclasses import replace
 
 import pytest
 
 from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.conversations.environment import resolve_environment
-from gtpo_megatron.conversations.environment_crew import Limits
-from gtpo_megatron.conversations.environment_processes import EnvironmentPool
+from gtpo_megatron.conversations.environment_pool import EnvironmentPool, worker_settings
 from gtpo_megatron.conversations.messages import Message
 from gtpo_megatron.conversations.verifiers import LOAD_LIMIT_S, main, parse_taskset
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.supervision.process_tree import descendants
-from tests.unit.conversations.test_environment_processes import wait
+from tests.unit.conversations.test_environment_pool import wait
 
 STAND_IN = """\
 #!%s
@@ -182,5 +180,8 @@ def test_one_that_is_late_fails_alone_and_one_that_does_not_hear_is_replaced(pyt
 
 
 def test_a_worker_has_the_time_that_its_taskset_may_take_to_load():
-    limits = Limits(name="verifiers:mine?python=python", timeout_s=1.0, memory_limit_mib=0)
-    assert limits.start_s == LOAD_LIMIT_S + replace(limits, name="mine.py:Game").start_s
+    limit, usual = (
+        worker_settings(name, timeout_s=1.0, memory_limit_mib=0).start_limit_s
+        for name in ("verifiers:mine?python=python", "mine.py:Game")
+    )
+    assert limit == LOAD_LIMIT_S + usual

@@ -11,7 +11,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from gtpo_megatron.config.problems import parse_dataset
-from gtpo_megatron.conversations.openai_form import message_from, openai_message
+from gtpo_megatron.conversations.openai_form import message_from
 from gtpo_megatron.data.chat_template import CLOCK, TemplateInputs, load_tokenizer, render_prompt
 from gtpo_megatron.data.messages import REASONING_KEYS
 from gtpo_megatron.data.prompts import load_problems
@@ -227,11 +227,15 @@ def test_a_call_without_arguments_is_one_of_arrow_too(tmp_path):
 def test_an_environment_may_open_with_the_messages_of_its_row(shape, tmp_path):
     [row] = read_rows(parse_dataset(written(tmp_path, messages=SHAPES[shape]), "data"))
     for message in row.prompt:
-        opened = openai_message(message_from(message, "reset"))
-        assert (opened["role"], opened["content"]) == (message["role"], message["content"])
-        assert opened.get("tool_calls", []) == message.get("tool_calls", [])
-        thought = next((message[key] for key in REASONING_KEYS if message.get(key)), "")
-        assert opened.get("reasoning_content", "") == thought
+        opened = message_from(message, "reset")
+        assert (opened.role, opened.content) == (message["role"], message["content"])
+        calls = [{"name": one.name, "arguments": one.arguments} for one in opened.tool_calls]
+        wanted = [one["function"] for one in message.get("tool_calls", [])]
+        assert calls == [{"name": one["name"], "arguments": one["arguments"]} for one in wanted]
+        assert [one.call_id for one in opened.tool_calls] == [
+            one.get("id", "") for one in message.get("tool_calls", [])
+        ]
+        assert opened.reasoning == next((message[key] for key in REASONING_KEYS if message.get(key)), "")
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import pytest
 from gtpo_megatron.config.reward import RewardConfig, weighted_names
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.rewards.function import Form, check_threshold, complaint, needs_answer, resolve_rewards
-from gtpo_megatron.rewards.processes.pool import RewardPool
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rewards.reward import RewardScorer
+from gtpo_megatron.rewards.reward_pool import RewardPool
 
 HERE = "tests.unit.rewards.reward_forms"
 CHAT = ({"role": "system", "content": "Be short."}, {"role": "user", "content": "1+1?"})

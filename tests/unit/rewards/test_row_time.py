@@ -6,8 +6,8 @@ import pytest
 
 from gtpo_megatron.rewards.code_tests import SHARE_OF_LIMIT, limit_s
 from gtpo_megatron.rewards.function import states
-from gtpo_megatron.rewards.processes.pool import RewardPool
 from gtpo_megatron.rewards.request import RewardRequest
+from gtpo_megatron.rewards.reward_pool import RewardPool
 from gtpo_megatron.sandbox.choose import UnsafeSandbox
 from tests.unit.rewards.test_code_tests import fenced, graded
 

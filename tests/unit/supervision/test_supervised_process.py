@@ -3,7 +3,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.unit.rewards.processes.test_pool import gone
+from tests.unit.rewards.test_reward_pool import gone
 
 ROOT = Path(__file__).resolve().parents[3]
 

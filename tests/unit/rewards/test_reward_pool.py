@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gtpo_megatron.errors import ConfigError, WorkerError
-from gtpo_megatron.rewards.processes.pool import RewardPool
 from gtpo_megatron.rewards.request import RewardRequest
+from gtpo_megatron.rewards.reward_pool import RewardPool
 from gtpo_megatron.supervision.process_tree import descendants, process_ids, process_stat
 
 OBEY = "tests.unit.rewards.reward_functions:obey"
@@ -167,7 +167,7 @@ def test_no_child_survives_a_pool_that_is_killed(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import os\n"
-        "from gtpo_megatron.rewards.processes.pool import RewardPool\n"
+        "from gtpo_megatron.rewards.reward_pool import RewardPool\n"
         "from gtpo_megatron.rewards.request import RewardRequest\n"
         f"pool = RewardPool({OBEY!r}, num_workers=1, timeout_s=60.0)\n"
         f"pool.grade([RewardRequest(response='daemon {told}')])\n"
@@ -281,7 +281,7 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path, rest):
     script = tmp_path / "script.py"
     script.write_text(
         "import time\n"
-        "from gtpo_megatron.rewards.processes.pool import RewardPool\n"
+        "from gtpo_megatron.rewards.reward_pool import RewardPool\n"
         "from gtpo_megatron.rewards.request import RewardRequest\n"
         f"pool = RewardPool({OBEY!r}, num_workers=1, timeout_s=2.0 if {rest == 'hang-in-c'} else 60.0)\n"
         f"pool.grade([RewardRequest(response='tell-pid {told}')])\n"

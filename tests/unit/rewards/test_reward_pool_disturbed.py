@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from gtpo_megatron.rewards.processes.pool import RewardPool
 from gtpo_megatron.rewards.request import RewardRequest
+from gtpo_megatron.rewards.reward_pool import RewardPool
 from gtpo_megatron.supervision.process_tree import descendants
 
 OBEY = "tests.unit.rewards.reward_functions:obey"

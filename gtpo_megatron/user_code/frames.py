@@ -1,6 +1,6 @@
-"""What goes over the pipe between an environment pool and its workers: frames of bounded length.
+"""What goes over the pipe between a pool and its workers.
 
-A frame is plain JSON behind a header, so nothing that a worker sends can run code in the engine's process.
+A frame is plain JSON behind a header, so nothing that a worker sends can run code in the pool's process.
 """
 
 import struct
@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from gtpo_megatron.errors import DataError
 
-MAX_FRAME_BYTES = 4 << 20
-"""Most bytes of a row, a message, an opening or a reply; more than a context holds."""
+LARGEST_FRAME = 1 << 30
+"""Bytes of a body; a header that names more is none."""
 
 _HEADER = struct.Struct("!IBq")  # length of the body, kind, episode
 
@@ -19,23 +19,25 @@ class Kind(IntEnum):
     """What a frame is."""
 
     READY = 1
-    """A worker has imported the environment; the body has its process id, or an error."""
+    """A worker has imported the user's code; the body has its process id, or an error."""
     OPEN = 2
-    """The pool begins an episode; the body is a row."""
+    """The pool begins an episode."""
     STEP = 3
-    """The pool has a message of the policy."""
+    """The pool asks an episode to go on."""
     END = 4
-    """The pool has no more messages for the episode."""
+    """The pool has no more questions for the episode."""
     BEGUN = 5
-    """A worker calls the environment now."""
-    OPENING = 6
-    REPLY = 7
+    """A worker calls the user's code; the body may have a limit in place of the usual one, and may come later."""
+    ANSWER = 6
+    """The result of a call, after which the episode waits for the next one."""
+    DONE = 7
+    """The result of the last call of an episode."""
     FAILED = 8
-    """The body says why, and the seconds."""
+    """The episode has ended with an error; the body has the reason."""
     CLOSED = 9
     """A worker has forgotten the episode."""
     RETIRES = 10
-    """A worker takes no more episodes: something runs or stays in it that it cannot end. The body says what."""
+    """A worker takes no more episodes: something runs or stays in it that it cannot end. The body has the reason."""
 
 
 class Frame(NamedTuple):
@@ -52,8 +54,8 @@ def packed(kind: Kind, episode: int = 0, body: bytes = b"") -> bytes:
     Raises:
         DataError: it is too long.
     """
-    if len(body) > MAX_FRAME_BYTES:
-        raise DataError(f"{len(body)} bytes of JSON, more than {MAX_FRAME_BYTES}")
+    if len(body) > LARGEST_FRAME:
+        raise DataError(f"{len(body)} bytes of JSON, more than {LARGEST_FRAME}")
     return _HEADER.pack(len(body), kind, episode) + body
 
 
@@ -73,7 +75,7 @@ class FrameReader:
         frames: list[Frame] = []
         while len(self._bytes) >= _HEADER.size:
             length, kind, episode = _HEADER.unpack_from(self._bytes)
-            if length > MAX_FRAME_BYTES or kind not in Kind.__members__.values():
+            if length > LARGEST_FRAME or kind not in Kind.__members__.values():
                 raise DataError(f"the worker sent a frame of kind {kind} and {length} bytes, which is none")
             end = _HEADER.size + length
             if len(self._bytes) < end:

@@ -1,9 +1,7 @@
 """Environments in worker processes, for an engine's loop that never waits for them.
 
-An episode stays in its worker, with many others. What is wrong with it fails it alone: an error, a lie, a call that is
-late, too little memory. If a worker ends, does not answer or is too large, its episodes fail, since their state was in
-it; those that were being called are at fault as far as can be told, and all others are :attr:`Event.is_lost`. An
-episode that was not yet begun goes to another worker.
+What is wrong with an episode fails it alone: an error, a wrong answer, a call that is late, too little memory. What
+becomes of the episodes of a worker that ends, :mod:`gtpo_megatron.user_code.worker_pool` says.
 """
 
 import contextlib
@@ -12,21 +10,90 @@ import queue
 import time
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from gtpo_megatron.conversations.environment_crew import Crew, Event, Limits
-from gtpo_megatron.conversations.messages import Message
-from gtpo_megatron.conversations.openai_form import plain, turn_json
-from gtpo_megatron.errors import ConfigError, StageOrderError, WorkerError
+from gtpo_megatron.conversations.environment_worker import CANCEL_PATIENCE_S
+from gtpo_megatron.conversations.messages import (
+    MAX_MESSAGE_BYTES,
+    Message,
+    Opening,
+    Reply,
+    message_json,
+    opening_of_json,
+    plain,
+    reply_of_json,
+)
+from gtpo_megatron.conversations.verifiers import LOAD_LIMIT_S, is_of_verifiers
+from gtpo_megatron.errors import DataError, StageOrderError, WorkerError
+from gtpo_megatron.supervision.supervised_process import START_LIMIT_S
+from gtpo_megatron.user_code.worker_handle import EpisodeEvent, WorkerSettings
+from gtpo_megatron.user_code.worker_pool import WorkerPool
 
-__all__ = ["EnvironmentPool", "Event"]
+SILENCE_PATIENCE_S = 2.0
+"""Time beyond the limit of a call in which a worker that enforces it must have been heard."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """What has become of an opening or of a message.
+
+    Attributes:
+        episode: its number.
+        opening: what the episode begins with; None if this is none.
+        reply: the environment's answer; None if this is none.
+        failure: why the episode has ended, in a line; "" if it has not failed.
+        is_lost: it has failed through no fault of its own, as far as can be told: it shared a worker.
+        seconds: that the environment took.
+        is_graded_last: of an opening: the reward is asked for after the last turn only, so that an episode which a
+            limit ends has none.
+        num_refused: requests of an agent that were refused in the episode so far; None: it has none.
+        refusal: why the first of them was.
+    """
+
+    episode: int
+    opening: Opening | None = None
+    reply: Reply | None = None
+    failure: str = ""
+    is_lost: bool = False
+    seconds: float = 0.0
+    is_graded_last: bool = False
+    num_refused: int | None = None
+    refusal: str = ""
+
+    @classmethod
+    def of(cls, found: EpisodeEvent, episode: int) -> "Event":
+        """The event of an episode that its caller knows by another number."""
+        body = found.body
+        return cls(
+            episode=episode,
+            opening=opening_of_json(body["opening"]) if "opening" in body else None,
+            reply=reply_of_json(body["reply"]) if "reply" in body else None,
+            failure=found.failure,
+            is_lost=found.is_lost,
+            seconds=body.get("seconds", found.seconds),
+            is_graded_last=body.get("is_graded_last", False),
+            num_refused=body.get("num_refused"),
+            refusal=body.get("refusal", ""),
+        )
+
+
+def worker_settings(name: str, *, timeout_s: float, memory_limit_mib: int) -> WorkerSettings:
+    """The settings of an environment's workers; a taskset of verifiers has time to be loaded."""
+    return WorkerSettings(
+        service="gtpo_megatron.conversations.environment_worker",
+        arguments={"name": name, "timeout_s": timeout_s},
+        name=f"environment {name!r}",
+        kind="environment",
+        timeout_s=timeout_s,
+        patience_s=CANCEL_PATIENCE_S + SILENCE_PATIENCE_S,
+        start_limit_s=START_LIMIT_S + (LOAD_LIMIT_S if is_of_verifiers(name) else 0.0),
+        memory_limit_mib=memory_limit_mib,
+    )
 
 
 class EnvironmentPool:
-    """Runs the episodes of an environment in child processes.
-
-    Children are new interpreters that import the environment by name, so the pool works in scripts, tests and Ray
-    actors. They and all their descendants end with the parent, even if it is killed. The methods are for one thread.
+    """Runs the episodes of an environment in worker processes; the methods are for one thread.
 
     Args:
         name: ``module:Name`` or ``FILE.py:Name``, see :mod:`gtpo_megatron.conversations.environment`.
@@ -41,20 +108,17 @@ class EnvironmentPool:
     """
 
     def __init__(self, name: str, *, num_workers: int, timeout_s: float, memory_limit_mib: int) -> None:
-        if num_workers < 1 or timeout_s <= 0 or memory_limit_mib < 0:
-            raise ConfigError(
-                f"num_workers={num_workers}, timeout_s={timeout_s}, memory_limit_mib={memory_limit_mib}: need at least "
-                f"1 worker, more than 0 s and at least 0 MiB"
-            )
-        self._crew = Crew(Limits(name=name, timeout_s=timeout_s, memory_limit_mib=memory_limit_mib))
+        self._events: queue.SimpleQueue[EpisodeEvent | None] = queue.SimpleQueue()
+        settings = worker_settings(name, timeout_s=timeout_s, memory_limit_mib=memory_limit_mib)
+        self._workers = WorkerPool(settings, self._events.put)
         # Also if the pool is garbage-collected without close(), and at exit.
-        self._end = weakref.finalize(self, self._crew.end)
+        self._end = weakref.finalize(self, self._workers.end)
         self._numbers: dict[int, int] = {}  # by episode, its number in the workers, where none is given twice
         self._episodes: dict[int, int] = {}  # the other way round
         self._asked: set[int] = set()  # numbers of those that wait for an event
         self._num_opened = 0
         try:
-            self._crew.start(num_workers)
+            self._workers.start(num_workers)
         except BaseException:
             self.close()
             raise
@@ -62,7 +126,7 @@ class EnvironmentPool:
     @property
     def process_ids(self) -> list[int]:
         """Process ids of the workers' current supervisors; workers are their children."""
-        return self._crew.supervisor_ids
+        return self._workers.supervisor_ids
 
     def open(self, episode: int, row: Mapping[str, Any]) -> None:
         """Begins an episode; its event has an opening or a failure.
@@ -82,7 +146,7 @@ class EnvironmentPool:
         self._episodes[self._num_opened] = episode
         self._asked.add(self._num_opened)
         with self._failing(self._num_opened, "the row"):
-            self._crew.open(self._num_opened, _json(row))
+            self._workers.open(self._num_opened, _json(row))
 
     def step(self, episode: int, message: Message) -> None:
         """Hands a turn of the policy to an episode; its event has a reply or a failure.
@@ -97,7 +161,7 @@ class EnvironmentPool:
             raise StageOrderError(f"episode {episode} {state}; it takes a message after an opening, or a reply")
         self._asked.add(number)
         with self._failing(number, "the policy's message"):
-            self._crew.step(number, _json(turn_json(message)))
+            self._workers.step(number, _json(message_json(message)))
 
     def end(self, episode: int) -> None:
         """Ends an episode that is neither done nor failed, if it is under way; no event of it comes any more."""
@@ -105,7 +169,7 @@ class EnvironmentPool:
         if number is not None:
             del self._episodes[number]
             self._asked.discard(number)
-            self._crew.close(number)
+            self._workers.close(number)
 
     def poll(self, timeout_s: float) -> list[Event]:
         """The events since the last call; an episode that is done or has failed is under way no more.
@@ -125,23 +189,23 @@ class EnvironmentPool:
         while True:
             left = 0.0 if found else max(0.0, deadline - time.monotonic())
             try:
-                event = self._crew.events.get(block=left > 0, timeout=left or None)
+                event = self._events.get(block=left > 0, timeout=left or None)
             except queue.Empty:
                 return found
             if event is None:
-                self._crew.check()
+                self._workers.check()
                 continue
             if (episode := self._episodes.get(event.episode)) is None:  # it was ended meanwhile
                 continue
             self._asked.discard(event.episode)
-            if event.failure or (event.reply is not None and event.reply.done):
+            if event.is_last:
                 del self._numbers[episode], self._episodes[event.episode]
-            found.append(event.of(episode))
+            found.append(Event.of(event, episode))
 
     def close(self) -> None:
         """Ends the workers; the pool cannot be used afterwards."""
         self._end()
-        self._crew.join()
+        self._workers.join()
 
     def __enter__(self) -> "EnvironmentPool":
         return self
@@ -154,13 +218,22 @@ class EnvironmentPool:
         """Makes a value that cannot be sent the failure of its episode."""
         if not self._end.alive:
             raise WorkerError("the environment pool is closed; make a new one")
-        self._crew.check()
+        self._workers.check()
         try:
             yield
         except (TypeError, ValueError, RecursionError) as error:  # DataError of its length too
-            self._crew.close(number)
-            self._crew.events.put(Event(episode=number, failure=f"{what} cannot be sent to the environment: {error}"))
+            self._workers.close(number)
+            failure = f"{what} cannot be sent to the environment: {error}"
+            self._events.put(EpisodeEvent(episode=number, is_last=True, failure=failure))
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(dict(value), default=plain).encode()
+    """A value for the environment.
+
+    Raises:
+        DataError: it is too long.
+    """
+    body = json.dumps(dict(value), default=plain).encode()
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise DataError(f"{len(body)} bytes of JSON, more than {MAX_MESSAGE_BYTES}")
+    return body

@@ -1,6 +1,6 @@
 """The time of a batch, dealt by a clock of the test's own."""
 
-from gtpo_megatron.rewards.processes.worker_process import BatchBudget
+from gtpo_megatron.rewards.reward_pool import BatchBudget
 
 
 class Clock:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from gtpo_megatron.conversations.environment_processes import EnvironmentPool
+from gtpo_megatron.conversations.environment_pool import EnvironmentPool
 from gtpo_megatron.conversations.messages import Message, ToolCall
 from gtpo_megatron.errors import ConfigError, StageOrderError, WorkerError
 from gtpo_megatron.supervision.process_tree import descendants
-from tests.unit.rewards.processes.test_pool import gone
+from tests.unit.rewards.test_reward_pool import gone
 
 HERE = "tests.unit.conversations.environments"
 ROOT = Path(__file__).resolve().parents[3]
@@ -448,7 +448,7 @@ def test_an_environment_that_no_worker_can_import_is_a_config_error():
 def test_a_module_that_ends_its_worker_is_a_worker_error_at_the_start_and_later(tmp_path, monkeypatch):
     page = tmp_path / "deadly_environment.py"
     page.write_text("import os\nos._exit(7)\n")
-    with pytest.raises(WorkerError, match="ended with status 7 before it was ready"):
+    with pytest.raises(WorkerError, match="a worker did not start: it ended with status 7"):
         EnvironmentPool(f"{page}:Name", num_workers=1, timeout_s=1.0, memory_limit_mib=0)
     page.write_text("class Name:\n    def reset(self, row):\n        return ''\n    def step(self, message): ...\n")
     with EnvironmentPool(f"{page}:Name", num_workers=1, timeout_s=5.0, memory_limit_mib=0) as pool:

@@ -1,0 +1,434 @@
+"""The pool's side of one worker: its process, and the thread that serves it and ends it at a limit."""
+
+import logging
+import math
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from gtpo_megatron.errors import ConfigError, DataError, GTPOError, WorkerError
+from gtpo_megatron.supervision.process_tree import memory_bytes, process_stat
+from gtpo_megatron.supervision.supervised_process import EXIT_PATIENCE_S, START_LIMIT_S, SupervisedProcess
+from gtpo_megatron.untrusted.fields import Fields
+from gtpo_megatron.untrusted.json_text import parse_json
+from gtpo_megatron.user_code.frames import Frame, FrameReader, Kind, packed
+
+logger = logging.getLogger(__name__)
+
+WATCH_EVERY_S = 0.5
+"""Interval of memory readings while a worker is asked something; a shorter call may not be measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSettings:
+    """What the workers of a pool run, and their limits.
+
+    Attributes:
+        service: module of the service, see ``user_code.worker``.
+        arguments: of its ``load``, as JSON has them.
+        name: the user's code in messages, such as ``environment 'FILE.py:Name'``.
+        kind: what prints, and whose thread it is, such as ``environment``.
+        timeout_s: longest call.
+        patience_s: time beyond it in which a worker may end a late call itself, before the worker is ended.
+        start_limit_s: time in which a worker must have imported the user's code.
+        memory_limit_mib: memory beyond that after the import, with shared mappings and child processes; 0: no limit.
+    """
+
+    service: str
+    arguments: Mapping[str, Any]
+    name: str
+    kind: str
+    timeout_s: float
+    patience_s: float
+    start_limit_s: float = START_LIMIT_S
+    memory_limit_mib: int
+
+
+class Cause(Enum):
+    """Why a worker has ended."""
+
+    NO_START = auto()
+    DIED = auto()
+    LATE = auto()
+    OUT_OF_TIME = auto()
+    """A call had time left, but not the batch that it belongs to."""
+    MEMORY = auto()
+    OTHER = auto()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerExit:
+    """The end of a worker.
+
+    Attributes:
+        cause: kind of it.
+        reason: clause for messages, without its subject; "" of a worker that has been retired.
+        status: exit status of one that died.
+        limit_s: seconds that a late call had.
+        was_stopped: a signal had stopped one that was late.
+        error: why no other worker would start; None: another one may.
+    """
+
+    cause: Cause
+    reason: str = ""
+    status: int = 0
+    limit_s: float = 0.0
+    was_stopped: bool = False
+    error: GTPOError | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeEvent:
+    """Outcome of a call.
+
+    Attributes:
+        episode: its number.
+        body: the worker's answer, as JSON has it.
+        is_last: the episode has ended.
+        failure: reason in a line; "" of an episode that has not failed.
+        is_lost: it has failed through no fault of its own, as far as can be told: it shared a worker.
+        seconds: duration of a call that a worker's end has ended.
+        exit: end of its worker, by which it has failed; None of all others.
+    """
+
+    episode: int
+    body: Mapping[str, Any] = field(default_factory=dict)
+    is_last: bool = False
+    failure: str = ""
+    is_lost: bool = False
+    seconds: float = 0.0
+    exit: WorkerExit | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class AssignedEpisode:
+    """An episode as the pool's side of its worker has it.
+
+    Attributes:
+        first: body of its first call, to begin it elsewhere; empty once it has begun.
+        deadline: gives a time of ``time.monotonic``, by which a call that begins must have ended; None: its limit alone.
+        was_moved: another worker ended before it began.
+        is_open: it has had an answer.
+        is_asked: a call waits for its answer.
+        is_over: nobody waits for it; its worker has not closed it yet.
+        began_at: start of the call under way.
+        limit_s: seconds that it may take.
+        patience_s: seconds after these in which the worker may end it itself.
+        ends_by: result of ``deadline`` for it.
+    """
+
+    first: bytes
+    deadline: Callable[[], float] | None = None
+    was_moved: bool = False
+    is_open: bool = False
+    is_asked: bool = True
+    is_over: bool = False
+    began_at: float | None = None
+    limit_s: float = math.inf
+    patience_s: float = 0.0
+    ends_by: float = math.inf
+
+    @property
+    def late_at(self) -> float:
+        """Time at which the call under way is late; infinite without one."""
+        return math.inf if self.began_at is None else self.began_at + self.limit_s + self.patience_s
+
+
+class WorkerHandle:
+    """One worker. Its methods are called with the pool's lock held; its thread calls the three functions without it.
+
+    Args:
+        settings: of the pool.
+        lock: of the pool.
+        on_event: takes the outcome of a call.
+        on_retire: takes this and a reason, when the worker takes no more episodes.
+        on_exit: takes this and the end of the worker, whose processes have ended.
+
+    Attributes:
+        episodes: those that it has, by number.
+        process: the worker, under its supervisor.
+        thread: serves it.
+        has_started: it has imported the user's code, or never will.
+        facts: what the service has told of that code.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        lock: threading.RLock,
+        *,
+        on_event: Callable[[EpisodeEvent], None],
+        on_retire: "Callable[[WorkerHandle, str], None]",
+        on_exit: "Callable[[WorkerHandle, WorkerExit], None]",
+    ) -> None:
+        self.episodes: dict[int, AssignedEpisode] = {}
+        self.has_started = threading.Event()
+        self.facts: Mapping[str, Any] = {}
+        self._settings = settings
+        self._lock = lock
+        self._on_event, self._on_retire, self._on_exit = on_event, on_retire, on_exit
+        self._connection, theirs = socket.socketpair()
+        self._connection.setblocking(False)
+        with theirs:
+            self.process = SupervisedProcess(
+                "gtpo_megatron.user_code.worker",
+                {
+                    "service": settings.service,
+                    "arguments": settings.arguments,
+                    "memory_limit_mib": settings.memory_limit_mib,
+                },
+                descriptor=theirs.fileno(),
+                what=f"the {settings.kind}",
+            )
+        self._wake = os.eventfd(0)
+        self._outbox = bytearray()
+        self._reader = FrameReader()
+        self._end: WorkerExit | None = None
+        self._prints_anew = False
+        self._retires = False
+        self._process_id = 0
+        self._memory_limit = 0
+        self._heard_at = self._watched_at = time.monotonic()
+        self.thread = threading.Thread(target=self._run, name=settings.kind, daemon=True)
+        self.thread.start()
+
+    @property
+    def num_open(self) -> int:
+        """Episodes that somebody waits for."""
+        return sum(not one.is_over for one in self.episodes.values())
+
+    def open(self, number: int, episode: AssignedEpisode) -> None:
+        """Begins an episode."""
+        self.episodes[number] = episode
+        self._prints_anew = True
+        self._put(packed(Kind.OPEN, number, episode.first))
+
+    def step(self, number: int, body: bytes) -> None:
+        """Asks an episode to go on."""
+        self.episodes[number].is_asked = True
+        self._put(packed(Kind.STEP, number, body))
+
+    def close(self, number: int) -> None:
+        """Lets the worker close an episode; nobody waits for it."""
+        if not self.episodes[number].is_over:
+            self.episodes[number].is_over = True
+            self._put(packed(Kind.END, number))
+
+    def end(self, reason: str = "") -> None:
+        """Lets the thread end the worker."""
+        if self._end is None:
+            self._end = WorkerExit(cause=Cause.OTHER, reason=reason)
+        self._rouse()
+
+    def _put(self, frame: bytes) -> None:
+        self._outbox += frame
+        self._rouse()
+
+    def _rouse(self) -> None:
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
+
+    def _run(self) -> None:
+        """Serves the worker until it ends, and then ends what it has started."""
+        try:
+            how = self._serve()
+        except ConfigError as error:
+            how = WorkerExit(cause=Cause.NO_START, error=error)
+        except Exception:
+            logger.exception("the thread beside a worker of %s has failed", self._settings.name)
+            how = WorkerExit(cause=Cause.OTHER, reason="was ended, since the thread beside it has failed (see the log)")
+        self.process.end()
+        if self._process_id == 0 and how.error is None:
+            failure = f"{self._settings.name}: a worker did not start: it {how.reason}; see its output on stderr"
+            how = WorkerExit(cause=Cause.NO_START, error=WorkerError(failure))
+        with self._lock:
+            self._connection.close()
+            os.close(self._wake)
+            self._wake = -1
+        self._on_exit(self, how)
+        self.has_started.set()
+
+    def _serve(self) -> WorkerExit:
+        """Serves the worker; returns why it is to end.
+
+        Raises:
+            ConfigError: it cannot import the user's code.
+        """
+        output = self.process.output
+        poll = select.poll()
+        for descriptor in (self._connection.fileno(), output.descriptor, self._wake):
+            poll.register(descriptor, select.POLLIN)
+        was_busy = False
+        while True:
+            with self._lock:
+                if self._end is not None:
+                    return self._end
+                if self._retires and not self.episodes:
+                    return WorkerExit(cause=Cause.OTHER)
+                is_busy = not self._process_id or any(one.is_asked or one.is_over for one in self.episodes.values())
+                if self._prints_anew:  # what is there was printed before the episode that is sent now
+                    self._prints_anew = False
+                    output.pass_on(is_new=True)
+                has_more = self._send()
+                ends = [min(one.late_at, one.ends_by) for one in self.episodes.values() if one.began_at is not None]
+            wait_s = max(0.0, min([WATCH_EVERY_S, *(end - time.monotonic() for end in ends)]))
+            if is_busy and not was_busy:
+                self._heard_at = time.monotonic()
+            was_busy = is_busy
+            poll.modify(self._connection.fileno(), select.POLLIN | (select.POLLOUT if has_more else 0))
+            ready = {descriptor for descriptor, _ in poll.poll(1000 * wait_s + 1 if is_busy else None)}
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
+            if output.descriptor in ready and not output.pass_on():
+                poll.unregister(output.descriptor)
+            how = self._receive() if self._connection.fileno() in ready else None
+            if how is None and is_busy:
+                with self._lock:
+                    how = self._overdue()
+                how = how or self._too_large()
+            if how is not None:
+                return how
+
+    def _send(self) -> bool:
+        """Sends what the pipe takes now; whether there is more."""
+        while self._outbox:
+            try:
+                del self._outbox[: self._connection.send(self._outbox)]
+            except BlockingIOError:
+                return True
+            except OSError:  # the reader sees the same, and says so
+                self._outbox.clear()
+        return False
+
+    def _receive(self) -> WorkerExit | None:
+        """Takes what has arrived; why the worker is to end, if it is."""
+        try:
+            data = self._connection.recv(1 << 18)
+        except BlockingIOError:
+            return None
+        except OSError:
+            data = b""
+        if not data:
+            status = self.process.end(EXIT_PATIENCE_S)
+            return WorkerExit(cause=Cause.DIED, reason=f"ended with status {status}", status=status)
+        self._heard_at = time.monotonic()
+        self.process.output.pass_on()  # output was written before the frame
+        try:
+            for frame in self._reader.feed(data):
+                self._take(frame)
+        except DataError as error:
+            return WorkerExit(cause=Cause.OTHER, reason=f"was ended ({error})")
+        return None
+
+    def _take(self, frame: Frame) -> None:
+        """Takes a frame.
+
+        Raises:
+            DataError: a worker does not send such a frame now.
+            ConfigError: the worker cannot import the user's code.
+        """
+        if frame.kind is Kind.READY:
+            body = self._fields(frame)
+            if error := body.get("error", str, ""):
+                raise ConfigError(error)
+            self.facts = body.raw["facts"]
+            self._process_id = body.get("process_id", int)
+            if self._settings.memory_limit_mib:
+                self._memory_limit = memory_bytes(self._process_id) + (self._settings.memory_limit_mib << 20)
+            self.has_started.set()
+        elif frame.kind is Kind.RETIRES:
+            if not self._retires:
+                self._retires = True
+                self._on_retire(self, self._fields(frame).get("reason", str))
+        elif (event := self._take_of_episode(frame)) is not None:
+            self._on_event(event)
+
+    def _take_of_episode(self, frame: Frame) -> EpisodeEvent | None:
+        with self._lock:
+            episode = self.episodes.get(frame.episode)
+            if episode is None:
+                raise DataError(f"it sent {frame.kind.name} for an episode that it has not got")
+            if frame.kind is Kind.CLOSED:
+                if not episode.is_over:
+                    raise DataError("it closed an episode that had not ended")
+                del self.episodes[frame.episode]
+                return None
+            if episode.is_over:
+                return None
+            is_result = frame.kind in (Kind.ANSWER, Kind.DONE)
+            is_right = (is_result or frame.kind in (Kind.BEGUN, Kind.FAILED)) and episode.is_asked
+            if not is_right or (is_result and episode.began_at is None):
+                raise DataError(f"it sent {frame.kind.name} for an episode that had not asked for it")
+            if frame.kind is Kind.BEGUN:
+                self._begin(episode, frame)
+                return None
+            event = self._event(frame)
+            episode.is_open, episode.is_asked, episode.began_at = True, False, None
+            if event.is_last and frame.kind is Kind.ANSWER:  # it cannot be read
+                self.close(frame.episode)
+            episode.is_over |= event.is_last
+        return event
+
+    def _begin(self, episode: AssignedEpisode, frame: Frame) -> None:
+        if episode.began_at is None:
+            episode.began_at, episode.first = time.monotonic(), b""
+            episode.limit_s, episode.patience_s = self._settings.timeout_s, self._settings.patience_s
+            episode.ends_by = math.inf if episode.deadline is None else episode.deadline()
+        if frame.body:
+            body = self._fields(frame)
+            episode.limit_s, episode.patience_s = body.get("limit_s", float), body.get("patience_s", float)
+
+    def _event(self, frame: Frame) -> EpisodeEvent:
+        """What a frame says; a failure if it cannot be read."""
+        try:
+            body = self._fields(frame)
+            failure = body.get("reason", str) if frame.kind is Kind.FAILED else ""
+        except DataError as error:
+            return EpisodeEvent(episode=frame.episode, is_last=True, failure=str(error))
+        is_last = frame.kind is not Kind.ANSWER
+        return EpisodeEvent(episode=frame.episode, body=body.raw, is_last=is_last, failure=failure)
+
+    def _fields(self, frame: Frame) -> Fields:
+        return Fields(parse_json(frame.body, self._settings.name, half_pairs=True), self._settings.name)
+
+    def _overdue(self) -> WorkerExit | None:
+        """Why the worker is to end, if it is late."""
+        now, settings = time.monotonic(), self._settings
+        silent_s = now - self._heard_at
+        if not self._process_id:
+            reason = f"took longer than {settings.start_limit_s:g} s"
+            return WorkerExit(cause=Cause.NO_START, reason=reason) if silent_s > settings.start_limit_s else None
+        calls = [one for one in self.episodes.values() if one.began_at is not None]
+        for one in calls:
+            if now > min(one.late_at, one.ends_by):
+                return self._late(one.limit_s, Cause.LATE if one.late_at <= one.ends_by else Cause.OUT_OF_TIME)
+        if not calls and silent_s > settings.timeout_s + settings.patience_s:
+            return self._late(settings.timeout_s, Cause.LATE)
+        return None
+
+    def _late(self, limit_s: float, cause: Cause) -> WorkerExit:
+        stat = process_stat(self._process_id)
+        return WorkerExit(
+            cause=cause,
+            reason=f"did not answer within {limit_s:g} s",
+            limit_s=limit_s,
+            was_stopped=stat is not None and stat.state == "T",
+        )
+
+    def _too_large(self) -> WorkerExit | None:
+        """Why the worker is to end, if it and its descendants need too much memory."""
+        now = time.monotonic()
+        if not self._memory_limit or now - self._watched_at < WATCH_EVERY_S:
+            return None
+        self._watched_at = now
+        if memory_bytes(self._process_id) <= self._memory_limit:
+            return None
+        return WorkerExit(
+            cause=Cause.MEMORY, reason=f"needed more than {self._settings.memory_limit_mib} MiB of memory"
+        )

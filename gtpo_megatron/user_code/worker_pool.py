@@ -1,0 +1,191 @@
+"""Workers that serve the episodes of a pool, each replaced when it ends or breaks a limit.
+
+An episode stays in its worker, maybe beside others. If the worker ends, does not answer or is too large, its episodes
+fail: those that were being called are at fault as far as can be told, and all others are :attr:`EpisodeEvent.is_lost`.
+An episode that had not begun goes to another worker, once.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gtpo_megatron.errors import ConfigError, GTPOError
+from gtpo_megatron.user_code.worker_handle import (
+    AssignedEpisode,
+    Cause,
+    EpisodeEvent,
+    WorkerExit,
+    WorkerHandle,
+    WorkerSettings,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerPool:
+    """The workers of a pool, and those that are to be replaced and still have episodes.
+
+    Workers are new interpreters that import the user's code by name, so a pool works in scripts, tests and Ray actors.
+    They and all their descendants end with this process, even if it is killed.
+
+    Args:
+        settings: of each worker.
+        on_event: takes the outcomes of calls, in the workers' threads; None: ``check`` raises.
+
+    Attributes:
+        lock: of the pool; a thread may take it again, as a finalizer does that runs in one that has it.
+        error: what has kept a worker from starting; None: nothing.
+    """
+
+    def __init__(self, settings: WorkerSettings, on_event: Callable[[EpisodeEvent | None], None]) -> None:
+        self.lock = threading.RLock()
+        self._settings = settings
+        self._on_event = on_event
+        self._has_ended = False
+        self._workers: list[WorkerHandle] = []
+        self._retired: list[WorkerHandle] = []
+        self.error: GTPOError | None = None
+
+    def start(self, num_workers: int) -> Mapping[str, Any]:
+        """Starts the workers, and waits until all have imported the user's code; returns what the service tells of it.
+
+        Raises:
+            ConfigError: they cannot import it, or a number is out of range.
+            WorkerError: one does not start.
+        """
+        settings = self._settings
+        if num_workers < 1 or settings.timeout_s <= 0 or settings.memory_limit_mib < 0:
+            raise ConfigError(
+                f"num_workers={num_workers}, timeout_s={settings.timeout_s}, memory_limit_mib="
+                f"{settings.memory_limit_mib}: need at least 1 worker, more than 0 s and at least 0 MiB"
+            )
+        with self.lock:
+            first, *_ = workers = [self._new_worker() for _ in range(num_workers)]
+            self._workers += workers
+        for worker in workers:
+            worker.has_started.wait()
+            self.check()
+        return first.facts
+
+    def check(self) -> None:
+        """Raises what has kept a worker from starting, if one did not."""
+        if self.error is not None:
+            raise self.error
+
+    @property
+    def supervisor_ids(self) -> list[int]:
+        """Process ids of the workers' supervisors."""
+        with self.lock:
+            return [worker.process.supervisor_id for worker in self._workers]
+
+    def open(self, number: int, body: bytes, *, deadline: Callable[[], float] | None = None) -> None:
+        """Begins an episode in the worker that has the fewest.
+
+        Args:
+            number: of the episode, which no other one gets.
+            body: of its first call.
+            deadline: see ``AssignedEpisode``.
+        """
+        self._assign(number, AssignedEpisode(first=body, deadline=deadline))
+
+    def step(self, number: int, body: bytes) -> None:
+        """Asks an episode to go on, unless it has just failed."""
+        with self.lock:
+            for worker in self._with_episode(number):
+                worker.step(number, body)
+
+    def close(self, number: int) -> None:
+        """Ends an episode, if it is in a worker."""
+        with self.lock:
+            for worker in self._with_episode(number):
+                worker.close(number)
+
+    def end(self) -> None:
+        """Ends all workers and what they have started."""
+        with self.lock:
+            self._has_ended = True
+            workers = [*self._workers, *self._retired]
+            for worker in workers:
+                worker.end()
+        for worker in workers:
+            worker.process.end()
+
+    def join(self) -> None:
+        """Waits until nothing runs beside the workers; after ``end``."""
+        for worker in (*self._workers, *self._retired):
+            if worker.thread is not threading.current_thread():
+                worker.thread.join()
+
+    def _new_worker(self) -> WorkerHandle:
+        return WorkerHandle(
+            self._settings, self.lock, on_event=self._on_event, on_retire=self._replace, on_exit=self._handle_exit
+        )
+
+    def _assign(self, number: int, episode: AssignedEpisode) -> None:
+        with self.lock:
+            min(self._workers, key=lambda worker: worker.num_open).open(number, episode)
+
+    def _with_episode(self, number: int) -> list[WorkerHandle]:
+        return [worker for worker in (*self._workers, *self._retired) if number in worker.episodes]
+
+    def _replace(self, worker: WorkerHandle, reason: str) -> None:
+        """Starts another worker in the place of one that takes no more episodes."""
+        with self.lock:
+            if self._has_ended or worker not in self._workers:
+                return
+            logger.warning("a worker of %s is to be replaced: %s", self._settings.name, reason)
+            self._workers[self._workers.index(worker)] = self._new_worker()
+            self._retired.append(worker)
+            if len(self._retired) > len(self._workers):  # or memory would have no limit
+                self._retired[0].end("was to be replaced, and made room for the next one")
+
+    def _handle_exit(self, worker: WorkerHandle, how: WorkerExit) -> None:
+        """Fails the episodes of a worker that has ended, moves those that it had not begun, and replaces it."""
+        events: list[EpisodeEvent | None] = []
+        with self.lock:
+            if self._has_ended:
+                return
+            if how.error is not None:
+                self.error = how.error
+                events.append(None)
+            else:
+                if worker in self._workers:
+                    logger.warning("a worker of %s was replaced: it %s", self._settings.name, how.reason)
+                    self._workers[self._workers.index(worker)] = self._new_worker()
+                else:
+                    self._retired.remove(worker)
+                events += self._failures(worker, how)
+        for event in events:
+            self._on_event(event)
+
+    def _failures(self, worker: WorkerHandle, how: WorkerExit) -> list[EpisodeEvent]:
+        """The failed episodes of a worker that has ended; those that it had not begun are moved."""
+        left = {number: one for number, one in worker.episodes.items() if not one.is_over}
+        worker.episodes.clear()
+        seconds = {number: time.monotonic() - one.began_at for number, one in left.items() if one.began_at is not None}
+        called = set(seconds)
+        if how.cause is Cause.LATE:  # a loop that is blocked: the calls that it should have ended by now
+            called = {number for number in called if seconds[number] > left[number].limit_s} or called
+        failures = []
+        for number, one in left.items():
+            if not one.is_open and one.began_at is None and not one.was_moved:
+                one.was_moved = True
+                self._assign(number, one)
+                continue
+            if number in called:
+                when = "during this call" + (f", or one of {len(called) - 1} others" if len(called) > 1 else "")
+            else:
+                when = "during a call of another episode" if called else "while it was not called"
+            failures.append(
+                EpisodeEvent(
+                    episode=number,
+                    is_last=True,
+                    failure=f"{self._settings.name}: its worker {how.reason} {when}",
+                    is_lost=number not in called,
+                    seconds=seconds.get(number, 0.0),
+                    exit=how,
+                )
+            )
+        return failures
