@@ -112,7 +112,7 @@ class AssignedEpisode:
 
     Attributes:
         first: body of its first call, to begin it elsewhere; empty once it has begun.
-        deadline: gives a time of ``time.monotonic``, by which a call that begins must have ended; None: its limit alone.
+        deadline: gives the time by which a call that begins now must have ended; None: there is none.
         was_moved: another worker ended before it began.
         is_open: it has had an answer.
         is_asked: a call waits for its answer.
@@ -267,22 +267,19 @@ class WorkerHandle:
         was_busy = False
         while True:
             with self._lock:
-                if self._end is not None:
-                    return self._end
-                if self._retires and not self.episodes:
-                    return WorkerExit(cause=Cause.OTHER)
-                is_busy = not self._process_id or any(one.is_asked or one.is_over for one in self.episodes.values())
+                if (how := self._told_to_end()) is not None:
+                    return how
                 if self._prints_anew:  # what is there was printed before the episode that is sent now
                     self._prints_anew = False
                     output.pass_on(is_new=True)
                 has_more = self._send()
-                ends = [min(one.late_at, one.ends_by) for one in self.episodes.values() if one.began_at is not None]
-            wait_s = max(0.0, min([WATCH_EVERY_S, *(end - time.monotonic() for end in ends)]))
+                wait_s = self._wait_s()
+            is_busy = wait_s is not None
             if is_busy and not was_busy:
                 self._heard_at = time.monotonic()
             was_busy = is_busy
             poll.modify(self._connection.fileno(), select.POLLIN | (select.POLLOUT if has_more else 0))
-            ready = {descriptor for descriptor, _ in poll.poll(1000 * wait_s + 1 if is_busy else None)}
+            ready = {descriptor for descriptor, _ in poll.poll(None if wait_s is None else 1000 * wait_s + 1)}
             if self._wake in ready:
                 os.eventfd_read(self._wake)
             if output.descriptor in ready and not output.pass_on():
@@ -294,6 +291,19 @@ class WorkerHandle:
                 how = how or self._too_large()
             if how is not None:
                 return how
+
+    def _told_to_end(self) -> WorkerExit | None:
+        if self._end is None and self._retires and not self.episodes:
+            return WorkerExit(cause=Cause.OTHER)
+        return self._end
+
+    def _wait_s(self) -> float | None:
+        """Seconds until it must be looked at again; None of a worker that has been asked nothing."""
+        episodes = self.episodes.values()
+        if self._process_id and not any(one.is_asked or one.is_over for one in episodes):
+            return None
+        ends = [min(one.late_at, one.ends_by) for one in episodes if one.began_at is not None]
+        return max(0.0, min([WATCH_EVERY_S, *(end - time.monotonic() for end in ends)]))
 
     def _send(self) -> bool:
         """Sends what the pipe takes now; whether there is more."""
