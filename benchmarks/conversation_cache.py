@@ -104,9 +104,9 @@ def sampled(engine: Any, requests: list[SampleRequest], sampling: SamplingConfig
     start = time.perf_counter()
     batch = engine.generate(requests, sampling, seed=0)
     seconds = time.perf_counter() - start
-    turns = batch.environment_rewards.parts["turns"].mean()
+    turns = sum(result.parts["turns"] for result in batch.results) / len(batch.results)
     own = int(batch.loss_mask.sum())
-    return {"s": seconds, "prompt": counted.prompt, "cached": counted.cached, "turns": float(turns), "sampled": own}
+    return {"s": seconds, "prompt": counted.prompt, "cached": counted.cached, "turns": turns, "sampled": own}
 
 
 def main() -> None:

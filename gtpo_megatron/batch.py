@@ -61,6 +61,25 @@ class PromptBatch:
             raise ShapeError(f"{len(self.problems)} problems but {len(self.group_ids)} group_ids; one label a prompt")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeResult:
+    """An environment's account of a response, so far or at its end.
+
+    Attributes:
+        reward: sum of the turns' rewards.
+        turn_rewards: reward of each of the policy's turns, discounted; () if turns have no rewards of their own.
+        parts: parts of the reward, and counts of what happened, by name.
+        failure: reason of a missing reward; "" if there is one.
+        refusal: reason of an agent's first refused request; "" if none was refused.
+    """
+
+    reward: float = 0.0
+    turn_rewards: tuple[float, ...] = ()
+    parts: Mapping[str, float] = field(default_factory=dict)
+    failure: str = ""
+    refusal: str = ""
+
+
 def mask_of_lengths(lengths: Tensor, width: int) -> Tensor:
     """``[B, width]`` bool, True on the first ``lengths[i]`` columns of each row; int64 ``[B]``."""
     return torch.arange(width, device=lengths.device) < lengths[:, None]
@@ -89,7 +108,7 @@ class RolloutBatch:
             ``N`` tokens to, in the order of the router. Rows follow one another without padding, each with the tokens
             that the sampler has run: all of prompt and response but the last (:attr:`routed_lengths`). None if the
             sampler was not asked for it.
-        environment_rewards: what the environment gave each response; None if there is none.
+        results: the environment's account of each response; () without an environment, and once rewards are made of it.
     """
 
     prompt_ids: Tensor
@@ -104,7 +123,7 @@ class RolloutBatch:
     token_entropy: Tensor | None = None
     token_versions: Tensor | None = None
     routed_experts: Tensor | None = None
-    environment_rewards: "RewardBatch | None" = None
+    results: tuple[EpisodeResult, ...] = ()
 
     def __post_init__(self) -> None:
         batch = self.response_ids.shape[0]
@@ -137,9 +156,8 @@ class RolloutBatch:
                 f"token_versions {tuple(self.token_versions.shape)}, response_ids {tuple(self.response_ids.shape)}: "
                 f"one version a token is needed"
             )
-        given = self.environment_rewards
-        if given is not None and given.rewards.shape != (self.num_responses,):
-            raise ShapeError(f"environment_rewards of {len(given.rewards)} responses, expected {self.num_responses}")
+        if self.results and len(self.results) != self.num_responses:
+            raise ShapeError(f"results of {len(self.results)} responses, expected {self.num_responses}")
         if self.routed_experts is not None:
             num_run = int(self.routed_lengths.sum())
             if self.routed_experts.ndim != 3 or len(self.routed_experts) != num_run:
@@ -203,7 +221,7 @@ def take_rows(
 
     Raises:
         ShapeError: no batch, different policy versions, or only some batches have the sampler's entropies or routing,
-            or an environment's rewards.
+            or an environment's results.
     """
     _check_fit(batches, may_mix=may_mix)
     found: list[tuple[list[int], list[int]]] = [([], []) for _ in batches]
@@ -250,7 +268,9 @@ def take_rows(
         if is_mixed
         else None,
         routed_experts=_take_routed(batches, places),
-        environment_rewards=_take_rewards(batches, places),
+        results=tuple(batches[batch].results[row] for batch, row in places)
+        if any(batch.results for batch in batches)
+        else (),
     )
 
 
@@ -262,14 +282,6 @@ def _take_routed(batches: Sequence[RolloutBatch], places: Sequence[tuple[int, in
     ends = [[0, *batch.routed_lengths.cumsum(0).tolist()] for batch in batches]
     chosen = [routed[batch][ends[batch][row] : ends[batch][row + 1]] for batch, row in places]  # type: ignore[index]
     return torch.cat(chosen) if chosen else routed[0][:0]
-
-
-def _take_rewards(batches: Sequence[RolloutBatch], places: Sequence[tuple[int, int]]) -> "RewardBatch | None":
-    given = [batch.environment_rewards for batch in batches if batch.environment_rewards is not None]
-    if not given:
-        return None
-    firsts = [0, *torch.tensor([batch.num_responses for batch in batches]).cumsum(0).tolist()]
-    return RewardBatch.joined(given).select([firsts[batch] + row for batch, row in places])
 
 
 def _index(rows: list[int]) -> slice | Tensor:
@@ -287,8 +299,8 @@ def _check_fit(batches: Sequence[RolloutBatch], *, may_mix: bool) -> None:
         raise ShapeError("some batches carry the sampler's entropies and some do not")
     if len({batch.routed_experts is not None for batch in batches}) != 1:
         raise ShapeError("some batches carry the sampler's routing and some do not")
-    if len({batch.environment_rewards is not None for batch in batches}) != 1:
-        raise ShapeError("some batches carry an environment's rewards and some do not")
+    if len({bool(batch.results) for batch in batches if batch.num_responses}) > 1:
+        raise ShapeError("some batches carry an environment's results and some do not")
 
 
 def _token_versions(batch: RolloutBatch) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from gtpo_megatron.batch import ENDED_UNGRADED, ENVIRONMENT_SECONDS, REQUESTS_REFUSED
+from gtpo_megatron.batch import ENDED_UNGRADED, ENVIRONMENT_SECONDS, REQUESTS_REFUSED, EpisodeResult
 from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.problems import DataConfig
 from gtpo_megatron.conversations.environment import resolve_environment
@@ -16,11 +16,11 @@ from gtpo_megatron.conversations.messages import Message, Opening, Reply, Sample
 from gtpo_megatron.conversations.template_bridge import TemplateBridge
 from gtpo_megatron.data.chat_template import TemplateInputs, today
 from gtpo_megatron.errors import DataError, RolloutError
-from gtpo_megatron.rollout.in_flight import Answer, Outcome
+from gtpo_megatron.rollout.in_flight import Answer
 from gtpo_megatron.rollout.requests import SampleRequest
 
 TURNS, TOOL_ERRORS, MALFORMED = "turns", "tool_errors", "malformed_calls"
-"""Parts of every outcome beside the seconds: turns of the policy, calls of tools that failed as the environment counts
+"""Parts of every result beside the seconds: turns of the policy, calls of tools that failed as the environment counts
 them, and calls that could not be read, which an environment may pass over. Those of ``batch.py`` are in some only."""
 
 
@@ -57,14 +57,15 @@ class _Account:
     seconds: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
 
-    def outcome(self, failure: str = "") -> Outcome:
+    def result(self, failure: str = "") -> EpisodeResult:
+        """The account so far, or of an episode that has failed."""
         counts = {
             **{TURNS: self.num_turns, TOOL_ERRORS: self.num_tool_errors, ENVIRONMENT_SECONDS: self.seconds},
             **{ENDED_UNGRADED: self.is_ungraded, REQUESTS_REFUSED: self.num_refused},
             MALFORMED: None if self.writes_tokens else self.num_malformed,  # who writes tokens reads the calls
         }
         own = {name: float(value) for name, value in counts.items() if value is not None}
-        return Outcome(
+        return EpisodeResult(
             reward=self.reward,
             turn_rewards=tuple(self.turn_rewards),
             parts={**self.parts, **own},
@@ -158,7 +159,7 @@ class Conversation:
             try:
                 found[event.episode] = self._answer(account, event)
             except DataError as error:  # the chat template refuses what the environment says
-                found[event.episode] = Answer(context_ids=None, outcome=account.outcome(str(error)))
+                found[event.episode] = Answer(context_ids=None, result=account.result(str(error)))
         return found
 
     def forget(self, episode: int) -> None:
@@ -175,16 +176,16 @@ class Conversation:
             return self._opened(account, event.opening)
         if event.reply is not None:
             return self._replied(account, event.reply)
-        return Answer(context_ids=None, outcome=account.outcome(event.failure))
+        return Answer(context_ids=None, result=account.result(event.failure))
 
     def _opened(self, account: _Account, opening: Opening) -> Answer:
         account.tools, account.writes_tokens = opening.tools, bool(opening.token_ids)
         tokens = self._known(opening.token_ids) or self._bridge.opening(opening)
         if len(tokens) > self._max_prompt_tokens:
             failure = f"the opening has {len(tokens)} tokens, data.max_prompt_tokens={self._max_prompt_tokens}"
-            return Answer(context_ids=None, outcome=account.outcome(failure))
+            return Answer(context_ids=None, result=account.result(failure))
         account.num_tokens = len(tokens)
-        return Answer(context_ids=tokens, outcome=account.outcome())
+        return Answer(context_ids=tokens, result=account.result())
 
     def _replied(self, account: _Account, reply: Reply) -> Answer:
         account.turn_rewards.append(self._config.discount ** (account.num_turns - 1) * reply.reward)
@@ -194,13 +195,13 @@ class Conversation:
         if reply.done and account.is_ungraded:
             account.is_ungraded = False
         if reply.done or account.num_turns >= self._config.max_turns:
-            return Answer(context_ids=None, outcome=account.outcome())
+            return Answer(context_ids=None, result=account.result())
         assert account.last_turn is not None, "an environment replies to a turn"
         tokens = self._known(reply.token_ids) or self._bridge.next_turn(
             account.last_turn, reply.messages, stop_ids=account.stop_ids
         )
         account.num_tokens += len(tokens)
-        return Answer(context_ids=tokens, outcome=account.outcome())
+        return Answer(context_ids=tokens, result=account.result())
 
     def _known(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Token ids that an environment has written, of which the model knows all."""

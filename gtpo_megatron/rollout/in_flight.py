@@ -9,30 +9,12 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gtpo_megatron.batch import EpisodeResult
 from gtpo_megatron.errors import RolloutError, WeightSyncError
 from gtpo_megatron.rollout.requests import SampleRequest
 
 LOOK_S = 0.5
 """Longest wait for an environment before the time limit is looked at again."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """The environment's account of an episode, so far or at its end.
-
-    Attributes:
-        reward: sum of the turns' rewards.
-        turn_rewards: of each of the policy's turns, discounted; () if its turns have no rewards of their own.
-        parts: parts of the reward, and counts of what happened, by name.
-        failure: why there is no reward; "": there is one.
-        refusal: why the first request of an agent was refused; "": none was.
-    """
-
-    reward: float = 0.0
-    turn_rewards: tuple[float, ...] = ()
-    parts: dict[str, float] = field(default_factory=dict)
-    failure: str = ""
-    refusal: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,11 +24,11 @@ class Answer:
     Attributes:
         context_ids: tokens that the policy reads before its next turn: all of the prompt before the first one, then
             what others say. None: the episode has ended.
-        outcome: so far.
+        result: the environment's account so far.
     """
 
     context_ids: tuple[int, ...] | None
-    outcome: Outcome
+    result: EpisodeResult
 
 
 class Environment(Protocol):
@@ -98,14 +80,14 @@ class Episode:
         request: that it answers.
         turns: so far; none if its environment could not begin.
         is_cut: an answer did not fit into the length limit.
-        outcome: the environment's; None without one.
+        result: the environment's account; None without one.
         idle_s: seconds of its life in which the engine sampled nothing, because all episodes waited for environments.
     """
 
     request: SampleRequest
     turns: list[Turn] = field(default_factory=list)
     is_cut: bool = False
-    outcome: Outcome | None = None
+    result: EpisodeResult | None = None
     idle_s: float = 0.0
 
     @property
@@ -318,7 +300,7 @@ class InFlight:
         """Begins the turn after an answer, or ends the episode."""
         episode = self._episodes[key]
         self._waiting.discard(key)
-        episode.outcome = answer.outcome
+        episode.result = answer.result
         context = answer.context_ids
         if context is not None:
             used = episode.num_response_tokens + len(context) if episode.turns else 0

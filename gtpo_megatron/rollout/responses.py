@@ -1,17 +1,16 @@
 """Converts what vLLM sampled to a `RolloutBatch`."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gtpo_megatron.batch import ENVIRONMENT_WAIT, RewardBatch, RolloutBatch
+from gtpo_megatron.batch import ENVIRONMENT_WAIT, EpisodeResult, RolloutBatch
 from gtpo_megatron.data.routing import expert_dtype
 from gtpo_megatron.errors import RolloutError
-from gtpo_megatron.rollout.in_flight import Episode, Outcome
+from gtpo_megatron.rollout.in_flight import Episode
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.weights.experts import Experts
 
@@ -37,7 +36,6 @@ def to_rollout_batch(
     """
     rows = [_row(episode, entropies) for episode in episodes]
     found = {version for row in rows for version, is_own in zip(row.versions, row.is_own, strict=True) if is_own}
-    talks = [episode for episode in episodes if episode.outcome is not None]
     return RolloutBatch(
         prompt_ids=_padded([episode.prompt_ids for episode in episodes], torch.int64),
         prompt_lengths=torch.tensor([len(episode.prompt_ids) for episode in episodes]),
@@ -51,7 +49,7 @@ def to_rollout_batch(
         token_entropy=_padded([row.entropies for row in rows]) if entropies is not None else None,
         token_versions=_padded([row.versions for row in rows], torch.int64) if len(found) > 1 else None,
         routed_experts=torch.cat(list(routing)) if routing is not None else None,
-        environment_rewards=_rewards(talks) if talks else None,
+        results=tuple(_result(episode) for episode in episodes if episode.result is not None),
     )
 
 
@@ -91,26 +89,10 @@ def _is_truncated(episode: Episode) -> bool:
     return bool(episode.turns) and episode.turns[-1].completion.finish_reason == "length"
 
 
-def _rewards(talks: Sequence[Episode]) -> RewardBatch:
-    outcomes = [episode.outcome or Outcome() for episode in talks]
-    names = sorted({name for outcome in outcomes for name in outcome.parts})
-    failures = [outcome.failure for outcome in outcomes]
-    return RewardBatch(
-        rewards=torch.tensor([0.0 if outcome.failure else outcome.reward for outcome in outcomes]),
-        failed=torch.tensor([bool(failure) for failure in failures]),
-        turn_rewards=tuple(outcome.turn_rewards for outcome in outcomes),
-        parts={name: torch.tensor([outcome.parts.get(name, torch.nan) for outcome in outcomes]) for name in names}
-        | {ENVIRONMENT_WAIT: torch.tensor([episode.idle_s for episode in talks])},
-        info=infos if any(infos := tuple(_info(outcome) for outcome in outcomes)) else (),
-    )
-
-
-def _info(outcome: Outcome) -> str:
-    """Why there is no reward, or why a request was refused all the same, as JSON; "" of most."""
-    told = {"failure": outcome.failure} if outcome.failure else {}
-    if outcome.refusal and outcome.refusal not in outcome.failure:
-        told["refused"] = outcome.refusal
-    return json.dumps(told, ensure_ascii=False) if told else ""
+def _result(episode: Episode) -> EpisodeResult:
+    """The environment's account, with the time in which the engine waited."""
+    assert episode.result is not None
+    return replace(episode.result, parts={**episode.result.parts, ENVIRONMENT_WAIT: episode.idle_s})
 
 
 def returned_routing(request: SampleRequest, completion: Any, num_tokens: int, *, experts: Experts) -> Tensor:

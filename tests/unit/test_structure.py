@@ -77,8 +77,6 @@ OWN_JSON = {
     "gtpo_megatron/companions/preflight/children.py": "from the child that it has started",
     "gtpo_megatron/orchestration/run_supervisor.py": "from the driver that has started it",
     "gtpo_megatron/rewards/request.py": "what data/rows.py has just made of a row",
-    "gtpo_megatron/companions/evaluate/conversations.py": "why an episode failed, as responses.py has just written it",
-    "gtpo_megatron/orchestration/stages/grading.py": "why a request was refused, as responses.py has just written it",
     "gtpo_megatron/rollout/conversation.py": "what data/rows.py has just made of a row",
     "gtpo_megatron/conversations/environment.py": "what data/rows.py has just made of a row",
     "gtpo_megatron/rewards/grade.py": "what it has just made of a value",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gtpo_megatron.batch import ENVIRONMENT_SECONDS, ENVIRONMENT_WAIT, RolloutBatch
 from gtpo_megatron.config.rollout import SamplingConfig
+from gtpo_megatron.orchestration.stages.environment_rewards import reward_batch
 from gtpo_megatron.rewards.grade import Verdict
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.rollout.response_stream import QUEUE_FACTOR, SampledResponse
@@ -71,23 +72,23 @@ class ConversationSource:
 
 def _played(index: int, episode: RolloutBatch) -> PlayedResponse:
     """A batch of one response."""
-    rewards = episode.environment_rewards
-    assert rewards is not None
-    info = rewards.info[0] if rewards.info else ""
-    failure = json.loads(info)["failure"] if bool(rewards.failed) else None
-    parts = {name: float(part) for name, part in rewards.parts.items() if bool(part.isfinite())}
-    for time in (ENVIRONMENT_SECONDS, ENVIRONMENT_WAIT):  # in which two evaluations differ
-        parts.pop(time, None)
+    (result,) = episode.results
+    rewards = reward_batch(episode.results)  # in float32, as training has them
+    is_refused = bool(result.refusal) and result.refusal not in result.failure
     return PlayedResponse(
         index=index,
         token_ids=tuple(episode.response_ids[0, : int(episode.response_lengths)].tolist()),
         is_truncated=bool(episode.truncated),
         num_own_tokens=int(episode.own_lengths),
         verdict=Verdict(
-            kind="ok" if failure is None else "error",
+            kind="error" if result.failure else "ok",
             reward=float(rewards.rewards),
-            parts=parts,
-            info=info if "refused" in json.loads(info or "{}") else "",
-            failure=failure,
+            parts={
+                name: float(part)
+                for name, part in rewards.parts.items()
+                if name not in (ENVIRONMENT_SECONDS, ENVIRONMENT_WAIT)  # in which two evaluations differ
+            },
+            info=json.dumps({"refused": result.refusal}, ensure_ascii=False) if is_refused else "",
+            failure=result.failure or None,
         ),
     )

@@ -19,6 +19,7 @@ from gtpo_megatron.orchestration.on_ray.placement import Placement, place
 from gtpo_megatron.orchestration.on_ray.ranks import REWARD_NAME, RayRanks, RayRewards, RayTransfer
 from gtpo_megatron.orchestration.on_ray.start import ProcessStarter, bring_up, bring_up_engine, end_in_order, rank_name
 from gtpo_megatron.orchestration.run_supervisor import RunSupervisor
+from gtpo_megatron.orchestration.stages.environment_rewards import EnvironmentRewards
 from gtpo_megatron.orchestration.stages.processes import OnProcesses, RunProcesses, ignore_processes
 from gtpo_megatron.orchestration.stages.stages import MemorySharing, Stages
 from gtpo_megatron.orchestration.stages.trainer import Trainer
@@ -96,7 +97,9 @@ def ray_stages(
         engine = RayEngines(fleet, push_again=lambda version: weight_sync.push(version=version))
         yield Stages(
             engine=engine,
-            reward=RayRewards(processes[REWARD_NAME], deadline_s=deadline_s),
+            reward=EnvironmentRewards()
+            if config.environment.name
+            else RayRewards(processes[REWARD_NAME], deadline_s=deadline_s),
             trainer=trainer,
             weight_sync=weight_sync,
             memory_sharing=MemorySharing(

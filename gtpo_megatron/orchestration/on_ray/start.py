@@ -71,14 +71,18 @@ class ProcessStarter:
         self._common = (to_plain(config), str(self._run_folder), str(Path.cwd()))
 
     def all(self, deadline: Deadline) -> None:
-        """Starts one actor per rank, one per engine, and the reward process, within ``deadline``, that of the start."""
+        """Starts one actor per rank, one per engine, and the reward process, within ``deadline``, that of the start.
+
+        An environment gives its rewards in the engines: then there is no reward process.
+        """
         for index in range(self._config.parallel.num_ranks):
             self._processes[rank_name(index)] = self._rank(index)
         for index in range(self._config.rollout.num_engines):
             self.engine(index, deadline)
-        self._processes[REWARD_NAME] = self._start(
-            RewardProcess, self._placement.reward, threads=1, num_gpus=0, environment={}
-        )
+        if not self._config.environment.name:
+            self._processes[REWARD_NAME] = self._start(
+                RewardProcess, self._placement.reward, threads=1, num_gpus=0, environment={}
+            )
 
     def engine(self, index: int, deadline: Deadline) -> None:
         """Starts or replaces an engine within ``deadline``."""

@@ -1,24 +1,19 @@
 """(3) Decodes responses and grades them."""
 
-import json
-import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
-from gtpo_megatron.batch import REQUESTS_REFUSED, Problem, PromptBatch, RewardBatch, RolloutBatch
+from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, RolloutBatch
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.conversations.graded_text import GradedText
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.errors import ShapeError
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.rewards.request import RewardRequest
-from gtpo_megatron.rewards.reward import RewardScorer, report_failures
-
-logger = logging.getLogger(__name__)
+from gtpo_megatron.rewards.reward import RewardScorer
 
 GRADING_SHARE = 0.75
 """Fraction of the stage's deadline after which rows without a verdict count as failed."""
@@ -51,27 +46,15 @@ class RewardGrader:
         self._scorer = scorer
 
     def grade(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
-        """Grades every response, with a few groups' tokens in memory at a time; an environment has graded its own.
+        """Grades every response, with a few groups' tokens in memory at a time.
 
         Raises:
             ShapeError: the group of a response is not among the prompts.
         """
         responses: list[DecodedResponse | None] = [None] * len(rollouts.places)
-        given: list[RewardBatch] = []
-        order: list[int] = []
         for indices, group in rollouts.in_turn():
-            if group.environment_rewards is not None:
-                given.append(group.environment_rewards)
-                order += indices
-                continue
             for index, response in zip(indices, self.decode(group), strict=True):
                 responses[index] = response
-        if given:
-            rewards = RewardBatch.joined(given).select(torch.tensor(order).argsort().tolist())
-            reasons = rewards.info or ("",) * len(order)
-            failures = [text if bool(no) else None for text, no in zip(reasons, rewards.failed, strict=True)]
-            _report_refusals(rewards)
-            return replace(rewards, failures=report_failures(failures))
         return self.grade_decoded([response for response in responses if response is not None], prompts)
 
     def decode(self, rollouts: RolloutBatch) -> list[DecodedResponse]:
@@ -106,23 +89,6 @@ class RewardGrader:
         self._scorer.close()
 
 
-def _report_refusals(rewards: RewardBatch) -> None:
-    """Logs how many requests of agents were refused, and why the first was: a framework may catch the error."""
-    counts = rewards.parts.get(REQUESTS_REFUSED, torch.zeros(0)).nan_to_num()
-    rows = counts.nonzero().flatten().tolist()
-    if rows:
-        told = json.loads((rewards.info or ("",) * len(counts))[rows[0]] or "{}")
-        logger.warning(
-            "%d requests of agents were refused, in %d of %d episodes, %d of which have no reward: %s (row %d first)",
-            int(counts.sum()),
-            len(rows),
-            len(counts),
-            int(rewards.failed[rows].sum()),
-            told.get("refused", told.get("failure", "")),
-            rows[0],
-        )
-
-
 def _request(response: DecodedResponse, problem: Problem, *, opens_thinking: bool) -> RewardRequest:
     return RewardRequest(
         response=response.text,
@@ -139,8 +105,7 @@ def _request(response: DecodedResponse, problem: Problem, *, opens_thinking: boo
 def build_grader(config: RunConfig, run_folder: Path | None) -> RewardGrader:
     """Builds the grader of a run; in its folder, the judge's answers are kept."""
     scorer = RewardScorer(
-        # an environment grades: no processes wait beside it
-        replace(config.reward, num_workers=0) if config.environment.name else config.reward,
+        config.reward,
         budget_s=GRADING_SHARE * config.cluster.stage_deadline_s,
         folder=run_folder,
         responses_per_step=config.data.prompts_per_step * config.rollout.group_size,

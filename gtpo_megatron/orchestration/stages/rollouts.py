@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gtpo_megatron.batch import RolloutBatch, RolloutShard, take_rows
+from gtpo_megatron.batch import EpisodeResult, RolloutBatch, RolloutShard, take_rows
 from gtpo_megatron.data.sharding import shard_by_updates
 from gtpo_megatron.errors import RolloutError
 
@@ -46,6 +46,7 @@ class RolloutHandle:
         truncated: ``[B]`` bool.
         is_multi_version: ``[B]`` bool, True if several versions of the weights generated the response.
         engines: ``[B]`` int64, index of the engine that sampled each.
+        results: an environment's account of each response; () without one.
         policy_version: oldest version of the weights that generated them.
     """
 
@@ -59,6 +60,7 @@ class RolloutHandle:
     is_multi_version: Tensor
     engines: Tensor
     policy_version: int
+    results: tuple[EpisodeResult, ...] = ()
 
     @classmethod
     def of(cls, *chunk: RolloutBatch, reference: Any = None) -> "RolloutHandle":
@@ -69,6 +71,7 @@ class RolloutHandle:
             places=tuple((0, row) for row in range(len(columns["group_ids"]))),
             engines=torch.zeros_like(columns["group_ids"]),
             policy_version=min(batch.policy_version for batch in chunk),
+            results=tuple(result for batch in chunk for result in batch.results),
             **columns,
         )
 
@@ -94,17 +97,17 @@ class RolloutHandle:
             self,
             objects=tuple(self.objects[number] for number in kept),
             places=tuple((renumbered[number], row) for number, row in found),
+            results=tuple(self.results[row] for row in rows) if self.results else (),
             **{name: getattr(self, name)[index] for name in _COLUMNS},
         )
 
     def fetch(self) -> RolloutBatch:
-        """The responses, in this process, without what an environment gave: it is graded.
+        """The responses, in this process, without an environment's results, which are here.
 
-        So those from a checkpoint, which has none of it, are like the others.
+        So those from a checkpoint, which has none, are like the others.
         """
         batches, places = _found(_read(self.objects), self.places)
-        batches = [replace(batch, environment_rewards=None) for batch in batches]
-        return take_rows(batches, places, may_mix=True)
+        return take_rows([replace(batch, results=()) for batch in batches], places, may_mix=True)
 
     def in_turn(self) -> Iterator[tuple[list[int], RolloutBatch]]:
         """Yields per group (and engine) the indices of its responses and the responses.
@@ -122,7 +125,8 @@ class RolloutHandle:
                 yield from _by_batch(chunk, [(index, self.places[index][1]) for index in indices[number]])
 
 
-_COLUMNS = [field.name for field in fields(RolloutHandle) if field.name not in ("objects", "places", "policy_version")]
+_NO_COLUMNS = ("objects", "places", "policy_version", "results")
+_COLUMNS = [field.name for field in fields(RolloutHandle) if field.name not in _NO_COLUMNS]
 
 
 def shards(
@@ -139,6 +143,7 @@ def shards(
         Per replica a function that fetches its shard, in the process that calls it.
     """
     lengths = (rollouts.prompt_lengths + rollouts.response_lengths).tolist()
+    rollouts = replace(rollouts, results=())  # of which no replica reads any
     return [
         partial(_fetch_shard, rollouts.select(rows), rows, rollouts.prompt_groups, rollouts.policy_version)
         for rows in shard_by_updates(lengths, rollouts.group_ids.tolist(), updates, num_replicas)
@@ -177,6 +182,9 @@ def joined(rollouts: Sequence[RolloutHandle], *, max_spread: int = 0) -> Rollout
         objects=tuple(objects),
         places=tuple(places),
         policy_version=versions[0],
+        results=tuple(result for handle in parts for result in handle.results)
+        if all(handle.results for handle in parts)  # those from a checkpoint have rewards already
+        else (),
         **{name: torch.cat([getattr(handle, name) for handle in parts]) for name in _COLUMNS},
     )
 
@@ -196,7 +204,7 @@ def in_chunks(batch: RolloutBatch) -> list[Chunk]:
 
 
 def _num_bytes(batch: RolloutBatch) -> int:
-    """Of the tensors; what an environment said is small beside them."""
+    """Of the tensors; an environment's results are small beside them."""
     tensors = (getattr(batch, field.name) for field in fields(batch))
     return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
 

@@ -164,16 +164,16 @@ def test_calls_are_answered_and_the_last_turn_is_graded(made, tokenizer):
     assert tokenizer.decode(second.context_ids) == (
         "\n<|im_start|>user\n<tool_response>\n14\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
-    assert second.outcome.parts["tool_errors"] == 0
+    assert second.result.parts["tool_errors"] == 0
     wrong = said(conversation, tokenizer, CALL % "2+")
     assert "Error: ValueError: '2+' is no sum" in tokenizer.decode(wrong.context_ids)
     broken = said(conversation, tokenizer, "<tool_call>\n{</tool_call><|im_end|>")
-    assert (broken.outcome.parts["tool_errors"], broken.outcome.parts["malformed_calls"]) == (2, 1)
+    assert (broken.result.parts["tool_errors"], broken.result.parts["malformed_calls"]) == (2, 1)
     last = said(conversation, tokenizer, "\\boxed{14}<|im_end|>")
-    assert (last.context_ids, last.outcome.reward, last.outcome.failure) == (None, 1.0, "")
-    assert last.outcome.parts["turns"] == 4
-    assert last.outcome.parts["environment_s"] > 0
-    assert "requests_refused" not in last.outcome.parts, "there is no agent"
+    assert (last.context_ids, last.result.reward, last.result.failure) == (None, 1.0, "")
+    assert last.result.parts["turns"] == 4
+    assert last.result.parts["environment_s"] > 0
+    assert "requests_refused" not in last.result.parts, "there is no agent"
 
 
 def test_a_game_that_a_limit_ends_has_the_reward_that_it_had_then(made, tokenizer, tmp_path):
@@ -181,10 +181,10 @@ def test_a_game_that_a_limit_ends_has_the_reward_that_it_had_then(made, tokenize
     conversation = made(f"{tmp_path / 'game.py'}:Game", max_turns=2)
     opened(conversation)
     first = said(conversation, tokenizer, CALL % "1")
-    assert (first.context_ids is None, first.outcome.reward) == (False, 1.5)
+    assert (first.context_ids is None, first.result.reward) == (False, 1.5)
     last = said(conversation, tokenizer, CALL % "2")
-    assert (last.context_ids, last.outcome.reward, last.outcome.turn_rewards) == (None, 3.0, (1.5, 1.5))
-    assert "ended_ungraded" not in last.outcome.parts, "its reward is its attribute"
+    assert (last.context_ids, last.result.reward, last.result.turn_rewards) == (None, 3.0, (1.5, 1.5))
+    assert "ended_ungraded" not in last.result.parts, "its reward is its attribute"
 
 
 @pytest.mark.parametrize("name", ["recipes.calculator:Calculator", AGENT])
@@ -195,10 +195,10 @@ def test_an_episode_that_a_limit_ends_before_it_is_graded_says_so(made, tokenize
         opened(conversation)
         last = said(conversation, tokenizer, CALL % "2+3*4")
         if max_turns == 2:
-            assert last.outcome.parts["ended_ungraded"] == 1.0, "so far"
+            assert last.result.parts["ended_ungraded"] == 1.0, "so far"
             last = said(conversation, tokenizer, "\\boxed{14}<|im_end|>")
-        assert (last.context_ids, last.outcome.reward, last.outcome.failure) == (None, reward, "")
-        assert last.outcome.parts["ended_ungraded"] == ungraded
+        assert (last.context_ids, last.result.reward, last.result.failure) == (None, reward, "")
+        assert last.result.parts["ended_ungraded"] == ungraded
 
 
 def test_refused_requests_of_an_agent_are_in_its_outcome(made, tokenizer):
@@ -206,7 +206,7 @@ def test_refused_requests_of_an_agent_are_in_its_outcome(made, tokenizer):
     found = {}
     for episode, forms in enumerate(("ask stop", "stop choice ask", "ask")):
         opened(conversation, episode, Problem(problem_id="p", prompt_ids=(1,), answer="", prompt=forms))
-        found[forms] = said(conversation, tokenizer, "hi<|im_end|>", episode).outcome
+        found[forms] = said(conversation, tokenizer, "hi<|im_end|>", episode).result
     assert {forms: one.parts["requests_refused"] for forms, one in found.items()} == {
         "ask stop": 1.0,
         "stop choice ask": 2.0,
@@ -221,7 +221,7 @@ def test_calls_that_cannot_be_read_are_counted_where_the_environment_does_not(ma
     conversation = made(talks)
     opened(conversation)
     broken = said(conversation, tokenizer, "<tool_call>\n{</tool_call><|im_end|>")
-    assert (broken.outcome.parts["tool_errors"], broken.outcome.parts["malformed_calls"]) == (0, 1)
+    assert (broken.result.parts["tool_errors"], broken.result.parts["malformed_calls"]) == (0, 1)
 
 
 def test_a_turn_that_was_cut_gets_its_end(made, tokenizer, talks):
@@ -257,10 +257,10 @@ def test_rewards_of_turns_are_discounted_and_turns_are_limited(made, tokenizer, 
     conversation = made(talks, max_turns=3, discount=0.5)
     opened(conversation)
     found = [said(conversation, tokenizer, text) for text in ("a<|im_end|>", "bc<|im_end|>", "d<|im_end|>")]
-    assert [one.outcome.reward for one in found] == [1.0, 1.0 + 0.5 * 2, 1.0 + 0.5 * 2 + 0.25 * 3]
-    assert found[-1].outcome.turn_rewards == (1.0, 1.0, 0.75)
+    assert [one.result.reward for one in found] == [1.0, 1.0 + 0.5 * 2, 1.0 + 0.5 * 2 + 0.25 * 3]
+    assert found[-1].result.turn_rewards == (1.0, 1.0, 0.75)
     assert [one.context_ids is None for one in found] == [False, False, True]
-    assert found[1].outcome.parts["said"] == 2
+    assert found[1].result.parts["said"] == 2
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_an_episode_that_cannot_begin_fails_alone(made, tokenizer, talks, row, f
     conversation = made(talks)
     found = opened(conversation, problem=dataclasses.replace(PROBLEM, answer=row))
     assert found.context_ids is None
-    assert re.search(failure, found.outcome.failure)
+    assert re.search(failure, found.result.failure)
     conversation.forget(0)
     assert opened(conversation, 1).context_ids is not None
 
@@ -298,8 +298,8 @@ def test_an_agent_reads_the_tokens_that_an_environment_would_have_given(made, to
     first, wrong, last = (said(agent, tokenizer, text) for text in texts)
     assert first.context_ids == said(environment, tokenizer, texts[0]).context_ids
     assert "Error: '2+' is no sum" in tokenizer.decode(wrong.context_ids)
-    assert (last.context_ids, last.outcome.reward, last.outcome.failure) == (None, 1.0, "")
-    assert last.outcome.parts["turns"] == 3
+    assert (last.context_ids, last.result.reward, last.result.failure) == (None, 1.0, "")
+    assert last.result.parts["turns"] == 3
 
 
 def test_an_agent_is_told_how_many_tokens_there_are_and_a_limit_ends_one_that_goes_on(made, tokenizer):
@@ -310,7 +310,7 @@ def test_an_agent_is_told_how_many_tokens_there_are_and_a_limit_ends_one_that_go
     second = said(conversation, tokenizer, "abc<|im_end|>")
     assert f"user\nabc {len(first.context_ids) + len(turn)}<|im_end|>" in tokenizer.decode(second.context_ids)
     last = said(conversation, tokenizer, "d<|im_end|>")
-    assert (last.context_ids, last.outcome.reward, last.outcome.failure) == (None, 0.0, "")
+    assert (last.context_ids, last.result.reward, last.result.failure) == (None, 0.0, "")
 
 
 def test_an_agent_that_writes_tokens_reads_and_says_them_as_they_are(made, tokenizer):
@@ -320,9 +320,9 @@ def test_an_agent_that_writes_tokens_reads_and_says_them_as_they_are(made, token
     assert opened(conversation, problem=problem).context_ids == tuple(prompt)
     assert said(conversation, tokenizer, "abc").context_ids == tuple(added)
     last = said(conversation, tokenizer, "de", is_truncated=True)
-    assert (last.context_ids, last.outcome.reward, last.outcome.failure) == (None, -1.0, "")
-    assert last.outcome.parts["is_cut"] == 1
-    assert "malformed_calls" not in last.outcome.parts, "the agent reads its calls itself"
+    assert (last.context_ids, last.result.reward, last.result.failure) == (None, -1.0, "")
+    assert last.result.parts["is_cut"] == 1
+    assert "malformed_calls" not in last.result.parts, "the agent reads its calls itself"
 
 
 def test_tokens_that_the_model_does_not_have_fail_their_episode(made, tokenizer):
@@ -332,5 +332,5 @@ def test_tokens_that_the_model_does_not_have_fail_their_episode(made, tokenizer)
         if episode:
             found = said(conversation, tokenizer, "a", episode)
         assert found.context_ids is None
-        assert f"the environment wrote the token {10**9}; the tokenizer has {len(tokenizer)}" in found.outcome.failure
+        assert f"the environment wrote the token {10**9}; the tokenizer has {len(tokenizer)}" in found.result.failure
         conversation.forget(episode)

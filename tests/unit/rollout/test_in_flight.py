@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from gtpo_megatron.batch import EpisodeResult
 from gtpo_megatron.errors import RolloutError, WeightSyncError
-from gtpo_megatron.rollout.in_flight import Answer, InFlight, Outcome
+from gtpo_megatron.rollout.in_flight import Answer, InFlight
 from gtpo_megatron.rollout.requests import SampleRequest
 
 
@@ -178,7 +179,7 @@ class Script:
     def _say(self, episode):
         sample = self._samples[episode]
         context = self._answers[sample].pop(0)
-        answer = Answer(context_ids=context, outcome=Outcome(reward=float(sample)))
+        answer = Answer(context_ids=context, result=EpisodeResult(reward=float(sample)))
         self._late.get(sample, self._ready)[episode] = answer
 
     def answers(self, *, within_s):
@@ -205,7 +206,7 @@ def test_a_turn_goes_on_from_all_tokens_before_it():
     assert engine.steps == [{0: (0, (7, 8), 0, 0), 1: (1, (6,), 0, 0)}, {2: (0, (7, 8, 100, 9), 1, 2)}]
     assert (first.prompt_ids, first.token_ids, first.num_response_tokens) == ((7, 8), [7, 8, 100, 9, 102], 3)
     assert (second.prompt_ids, second.token_ids) == ((6,), [6, 101])
-    assert (first.outcome.reward, second.outcome.reward) == (0.0, 1.0)
+    assert (first.result.reward, second.result.reward) == (0.0, 1.0)
     assert [first.is_cut, second.is_cut] == [False, False]
 
 
@@ -278,10 +279,10 @@ def test_an_environment_that_ends_while_a_turn_is_sampled_ends_the_episode_after
     add = script.turn_ended
     script.turn_ended = lambda episode, completion: None if script._samples[episode] == 0 else add(episode, completion)
     in_flight.advance(limit_s=0)  # both turns begin
-    script._ready[0] = Answer(context_ids=None, outcome=Outcome(failure="its process ended"))
+    script._ready[0] = Answer(context_ids=None, result=EpisodeResult(failure="its process ended"))
     assert in_flight.advance(limit_s=math.inf) == [ticket]
     first, second = in_flight.take(ticket)
-    assert (first.token_ids, first.outcome.failure) == ([7, 100], "its process ended")
+    assert (first.token_ids, first.result.failure) == ([7, 100], "its process ended")
     assert second.token_ids == [6, 101, 5, 102]
 
 

@@ -1,14 +1,15 @@
 """From vLLM's completions to a batch, and what is refused."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from gtpo_megatron.batch import take_rows
+from gtpo_megatron.batch import EpisodeResult, take_rows
 from gtpo_megatron.errors import RolloutError
-from gtpo_megatron.rollout.in_flight import Episode, Outcome, Turn
+from gtpo_megatron.rollout.in_flight import Episode, Turn
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.rollout.responses import returned_routing, to_rollout_batch
 from gtpo_megatron.weights.experts import Experts
@@ -125,27 +126,14 @@ def test_routing_of_another_number_of_layers_is_refused():
         routing(np.zeros((5, 2, 2)), experts(False, True, True))
 
 
-@pytest.mark.parametrize(
-    ("outcome", "info"),
-    [
-        (Outcome(refusal="n=2"), '{"refused": "n=2"}'),
-        (Outcome(failure="late", refusal="n=2"), '{"failure": "late", "refused": "n=2"}'),
-        (Outcome(failure="refused: n=2", refusal="n=2"), '{"failure": "refused: n=2"}'),
-    ],
-)
-def test_a_refused_request_is_named_also_where_there_is_a_reward(outcome, info):
-    episode = Episode(request=REQUESTS[0], outcome=outcome)
-    assert to_rollout_batch([episode], version=1, entropies=None).environment_rewards.info == (info,)
-
-
 def test_what_others_say_is_in_a_row_but_not_the_policys():
     turns = [
         Turn(context_ids=(1, 2), number=4, completion=completion((7, 8), spans=[span(3, 0, 1), span(4, 1, 2)])),
         Turn(context_ids=(5, 5, 5), number=9, completion=completion((9,), reason="length", spans=[span(4, 0, 1)])),
     ]
-    outcome = Outcome(reward=0.5, turn_rewards=(0.0, 0.5), parts={"turns": 2.0})
-    ended = Episode(request=REQUESTS[0], turns=turns, outcome=outcome, idle_s=4.0)
-    never_begun = Episode(request=REQUESTS[1], outcome=Outcome(failure="reset raised"))
+    result = EpisodeResult(reward=0.5, turn_rewards=(0.0, 0.5), parts={"turns": 2.0})
+    ended = Episode(request=REQUESTS[0], turns=turns, result=result, idle_s=4.0)
+    never_begun = Episode(request=REQUESTS[1], result=EpisodeResult(failure="reset raised"))
     batch = to_rollout_batch([ended, never_begun], version=3, entropies={4: [1.0, 2.0, 99.0], 9: [3.0]})
     assert batch.prompt_ids.tolist() == [[1, 2, 0], [1, 2, 3]]
     assert batch.response_ids.tolist() == [[7, 8, 5, 5, 5, 9], [0] * 6]
@@ -157,18 +145,15 @@ def test_what_others_say_is_in_a_row_but_not_the_policys():
     assert batch.token_versions.tolist()[0] == [3, 4, 4, 4, 4, 4]
     assert batch.policy_version == 3
     assert batch.truncated.tolist() == [True, False]
-    rewards = batch.environment_rewards
-    assert (rewards.rewards.tolist(), rewards.failed.tolist()) == ([0.5, 0.0], [False, True])
-    assert rewards.parts["turns"][0] == 2
-    assert rewards.info == ("", '{"failure": "reset raised"}')
-    assert rewards.turn_rewards == ((0.0, 0.5), ())
-    assert rewards.parts["environment_wait_s"].tolist() == [4.0, 0.0]
+    assert batch.results == (
+        replace(result, parts={"turns": 2.0, "environment_wait_s": 4.0}),
+        EpisodeResult(failure="reset raised", parts={"environment_wait_s": 0.0}),
+    )
     chosen = take_rows([batch, batch], [(1, 1), (0, 0)])
-    assert chosen.environment_rewards.failed.tolist() == [True, False]
-    assert chosen.environment_rewards.turn_rewards == ((), (0.0, 0.5))
+    assert chosen.results == batch.results[::-1]
 
 
 def test_a_batch_without_a_token_has_the_engines_version():
-    never_begun = Episode(request=REQUESTS[0], outcome=Outcome(failure="reset raised"))
+    never_begun = Episode(request=REQUESTS[0], result=EpisodeResult(failure="reset raised"))
     batch = to_rollout_batch([never_begun], version=8, entropies=None)
     assert (batch.policy_version, batch.token_versions, batch.num_responses) == (8, None, 1)

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 import torch
 
-from gtpo_megatron.batch import Problem, RewardBatch, RolloutBatch
+from gtpo_megatron.batch import EpisodeResult, Problem, RolloutBatch
 from gtpo_megatron.companions.evaluate.verdict_file import GradedResponse, MeasuredSet, VerdictFile
 from gtpo_megatron.config.problems import DatasetRef
 from gtpo_megatron.data.prompts import ProblemSet
@@ -147,7 +147,7 @@ class Grader:
             late.set_result(found)
 
 
-def episode(request, *, failure=""):
+def episode(request, *, failure="", refusal=""):
     """Its sample, what somebody else says, and its problem's position."""
     return RolloutBatch(
         prompt_ids=torch.tensor([[1]]),
@@ -159,11 +159,13 @@ def episode(request, *, failure=""):
         group_ids=torch.tensor([request.group_id]),
         truncated=torch.tensor([request.sample == 1]),
         policy_version=0,
-        environment_rewards=RewardBatch(
-            rewards=torch.tensor([0.0 if failure else 0.25]),
-            failed=torch.tensor([bool(failure)]),
-            parts={name: torch.tensor([2.0]) for name in ("turns", "environment_s", "environment_wait_s")},
-            info=(f'{{"failure": "{failure}"}}',) if failure else (),
+        results=(
+            EpisodeResult(
+                reward=0.25,
+                parts=dict.fromkeys(("turns", "environment_s", "environment_wait_s"), 2.0),
+                failure=failure,
+                refusal=refusal,
+            ),
         ),
     )
 
@@ -171,7 +173,8 @@ def episode(request, *, failure=""):
 class TalkingEngine:
     """Ends the two episodes that were begun last in each call; an environment ``fails`` for some requests."""
 
-    def __init__(self, fails=lambda _: ""):
+    def __init__(self, fails=lambda _: "", refusal=""):
+        self.refusal = refusal
         self.inside, self.most, self.aborted, self.problems, self.num = {}, 0, [], [], 0
         self.fails = fails
 
@@ -188,7 +191,7 @@ class TalkingEngine:
 
     def take(self, ticket):
         request = self.inside.pop(ticket)
-        return episode(request, failure=self.fails(request))
+        return episode(request, failure=self.fails(request), refusal=self.refusal)
 
     def abort(self, ticket):
         self.aborted.append(ticket)

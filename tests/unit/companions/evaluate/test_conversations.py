@@ -70,20 +70,16 @@ def test_verdicts_are_the_environments(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("failure", "info", "kept"),
-    [("", '{"refused": "n=2"}', '{"refused": "n=2"}'), ("late", '{"failure": "late"}', ""), ("", "", "")],
+    ("failure", "refusal", "kept"),
+    [
+        ("", "n=2", '{"refused": "n=2"}'),
+        ("late", "n=2", '{"refused": "n=2"}'),
+        ("refused: n=2", "n=2", ""),
+        ("", "", ""),
+    ],
 )
-def test_a_refused_request_stays_with_the_verdict(failure, info, kept):
-    engine = TalkingEngine(fails=lambda _: failure)
-    take = engine.take
-
-    def told(ticket):
-        found = take(ticket)
-        given = replace(found.environment_rewards, info=(info,) if info else ())
-        return replace(found, environment_rewards=given)
-
-    engine.take = told
-    source = ConversationSource(engine=engine, max_concurrent=8)
+def test_a_refused_request_stays_with_the_verdict(failure, refusal, kept):
+    source = ConversationSource(engine=TalkingEngine(lambda _: failure, refusal), max_concurrent=8)
     (wanted,) = wanted_responses({"x": problem_set("x", 1)}, 1)
     (played,) = source.stream([wanted.request], SamplingConfig(), seed=0)
     assert (played.verdict.info, played.verdict.failure) == (kept, failure or None)

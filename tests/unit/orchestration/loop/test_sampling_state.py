@@ -4,7 +4,7 @@ import io
 
 import torch
 
-from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, RolloutBatch, mask_of_lengths
+from gtpo_megatron.batch import EpisodeResult, Problem, PromptBatch, RewardBatch, RolloutBatch, mask_of_lengths
 from gtpo_megatron.observability.metrics import Mean
 from gtpo_megatron.orchestration.loop.sampling import Sampled
 from gtpo_megatron.orchestration.loop.sampling_state import from_plain, to_plain
@@ -27,9 +27,7 @@ def test_columns_and_parts_survive_a_checkpoint():
         group_ids=torch.tensor([5]),
         truncated=torch.zeros(1, dtype=torch.bool),
         policy_version=0,
-        environment_rewards=RewardBatch(
-            rewards=torch.tensor([0.5]), failed=torch.zeros(1, dtype=torch.bool), parts={"turns": torch.tensor([2.0])}
-        ),
+        results=(EpisodeResult(reward=0.5, parts={"turns": 2.0}),),
     )
     rewards = RewardBatch(
         rewards=torch.ones(1),
@@ -55,7 +53,7 @@ def test_columns_and_parts_survive_a_checkpoint():
     assert torch.equal(found.rewards.parts["t"], rewards.parts["t"])
     assert found.metrics["reward/t_mean"] == sampled.metrics["reward/t_mean"]
     # what an environment gave is in the rewards by then, and a time would make two runs of one seed differ
-    assert found.rollouts.fetch().environment_rewards is None
+    assert found.rollouts.fetch().results == ()
     assert joined([found.rollouts, fresh]).fetch().num_responses == 2  # a step of both
     assert list(found.rewards.parts) == ["t"]
     assert list(found.metrics) == ["reward/t_mean"]

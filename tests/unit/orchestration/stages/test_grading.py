@@ -1,15 +1,12 @@
 """Decoding and grading: answers find their responses, whatever the order."""
 
-import dataclasses
-
 import pytest
 import torch
 
-from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, RolloutBatch, mask_of_lengths
+from gtpo_megatron.batch import Problem, PromptBatch, RolloutBatch, mask_of_lengths
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.errors import ShapeError
 from gtpo_megatron.orchestration.stages.grading import RewardGrader
-from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.rewards.reward import RewardScorer
 
 
@@ -66,42 +63,3 @@ def test_a_response_of_no_prompt_is_an_error():
     grader = RewardGrader(Letters(), RewardScorer(RewardConfig(function=f"{__name__}:exact", num_workers=0)))
     with pytest.raises(ShapeError, match="group 72 have no prompt"):
         grader.grade_decoded(grader.decode(rollouts([70, 72, 70])), prompts())
-
-
-def test_what_an_environment_gave_is_in_the_responses_order_and_its_failures_are_told(caplog):
-    """Groups are several batches, and responses of one need not stand together."""
-    given = RewardBatch(
-        rewards=torch.tensor([0.25, 0.0, 0.75]),
-        failed=torch.tensor([False, True, False]),
-        parts={"turns": torch.tensor([1.0, 0.0, 3.0])},
-        info=("", '{"failure": "reset raised"}', ""),
-    )
-    batch = dataclasses.replace(rollouts([70, 71, 70]), environment_rewards=given)
-    handle = RolloutHandle.of_groups(batch, put=lambda chunk: chunk)
-    grader = RewardGrader(Letters(), RewardScorer(RewardConfig(function=f"{__name__}:exact", num_workers=0)))
-    with caplog.at_level("WARNING"):
-        found = grader.grade(handle, prompts())
-    assert found.rewards.tolist() == [0.25, 0.0, 0.75]
-    assert found.failed.tolist() == [False, True, False]
-    assert found.parts["turns"].tolist() == [1.0, 0.0, 3.0]
-    assert '1 of 3 responses have no reward: 1 x {"failure": "reset raised"} (row 1)' in caplog.text
-    assert "refused" not in caplog.text
-    grader.close()
-
-
-@pytest.mark.parametrize("info", ['{"refused": "n=2: no"}', '{"failure": "n=2: no"}'])
-def test_refused_requests_are_told_once_with_the_first_reason(caplog, info):
-    given = RewardBatch(
-        rewards=torch.tensor([0.25, 0.0, 0.75]),
-        failed=torch.tensor([False, "failure" in info, False]),
-        parts={"requests_refused": torch.tensor([0.0, 2.0, 1.0])},
-        info=("", info, '{"refused": "stop"}'),
-    )
-    batch = dataclasses.replace(rollouts([70, 71, 70]), environment_rewards=given)
-    handle = RolloutHandle.of_groups(batch, put=lambda chunk: chunk)
-    grader = RewardGrader(Letters(), RewardScorer(RewardConfig(function=f"{__name__}:exact", num_workers=0)))
-    with caplog.at_level("WARNING"):
-        grader.grade(handle, prompts())
-    said = "3 requests of agents were refused, in 2 of 3 episodes, %d of which have no reward: n=2: no (row 1 first)"
-    assert caplog.text.count(said % ("failure" in info)) == 1
-    grader.close()
