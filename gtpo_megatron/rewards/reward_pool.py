@@ -79,7 +79,7 @@ class RewardPool:
             memory_limit_mib=memory_limit_mib,
         )
         self._num_workers = num_workers
-        self._calls = _Calls(settings, num_workers)
+        self._calls = _Calls(settings)
         # Also if the pool is garbage-collected without close(), and at exit.
         self._end = weakref.finalize(self, self._calls.end)
         try:
@@ -235,10 +235,9 @@ class _Calls:
         rows_per_call: most rows of a call.
     """
 
-    def __init__(self, settings: WorkerSettings, num_workers: int) -> None:
+    def __init__(self, settings: WorkerSettings) -> None:
         self.workers = WorkerPool(settings, self._take)
         self.rows_per_call = 1
-        self._num_workers = num_workers
         self._numbers = itertools.count(1)
         self._waiting: deque[_Call] = deque()
         self._again: deque[_Call] = deque()  # to be graded again, before all that wait
@@ -262,7 +261,7 @@ class _Calls:
             self._fail(WorkerError("the reward pool was closed while it was grading"))
 
     def _assign(self) -> None:
-        while len(self._running) < self._num_workers and (call := self._next()) is not None:
+        while self.workers.num_idle and (call := self._next()) is not None:
             if call.budget is not None and time.monotonic() >= call.budget.deadline:
                 call.give([OVER_BUDGET] * len(call.rows))
                 continue
@@ -289,8 +288,9 @@ class _Calls:
     def _take(self, event: EpisodeEvent | None) -> None:
         with self.workers.lock:
             if event is None:
-                assert self.workers.error is not None
-                self._fail(self.workers.error)
+                if self.workers.error is not None:
+                    self._fail(self.workers.error)
+                self._assign()
                 return
             if (call := self._running.pop(event.episode, None)) is None:  # the pool was closed
                 return

@@ -146,7 +146,7 @@ class WorkerHandle:
     Args:
         settings: of the pool.
         lock: of the pool.
-        on_event: takes the outcome of a call.
+        on_event: takes the outcome of a call; None: the worker is ready.
         on_retire: takes this and a reason, when the worker takes no more episodes.
         on_exit: takes this and the end of the worker, whose processes have ended.
 
@@ -163,7 +163,7 @@ class WorkerHandle:
         settings: WorkerSettings,
         lock: threading.RLock,
         *,
-        on_event: Callable[[EpisodeEvent], None],
+        on_event: Callable[[EpisodeEvent | None], None],
         on_retire: "Callable[[WorkerHandle, str], None]",
         on_exit: "Callable[[WorkerHandle, WorkerExit], None]",
     ) -> None:
@@ -197,6 +197,11 @@ class WorkerHandle:
         self._heard_at = self._watched_at = time.monotonic()
         self.thread = threading.Thread(target=self._run, name=settings.kind, daemon=True)
         self.thread.start()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has imported the user's code."""
+        return bool(self._process_id)
 
     @property
     def num_open(self) -> int:
@@ -352,6 +357,7 @@ class WorkerHandle:
             if self._settings.memory_limit_mib:
                 self._memory_limit = memory_bytes(self._process_id) + (self._settings.memory_limit_mib << 20)
             self.has_started.set()
+            self._on_event(None)
         elif frame.kind is Kind.RETIRES:
             if not self._retires:
                 self._retires = True
@@ -416,16 +422,18 @@ class WorkerHandle:
             return WorkerExit(cause=Cause.NO_START, reason=reason) if silent_s > settings.start_limit_s else None
         calls = [one for one in self.episodes.values() if one.began_at is not None]
         for one in calls:
-            if now > min(one.late_at, one.ends_by):
-                return self._late(one.limit_s, Cause.LATE if one.late_at <= one.ends_by else Cause.OUT_OF_TIME)
+            if now > one.ends_by < one.late_at:
+                return WorkerExit(cause=Cause.OUT_OF_TIME, reason="was ended, since a batch had no time left")
+            if now > one.late_at:
+                return self._late(one.limit_s)
         if not calls and silent_s > settings.timeout_s + settings.patience_s:
-            return self._late(settings.timeout_s, Cause.LATE)
+            return self._late(settings.timeout_s)
         return None
 
-    def _late(self, limit_s: float, cause: Cause) -> WorkerExit:
+    def _late(self, limit_s: float) -> WorkerExit:
         stat = process_stat(self._process_id)
         return WorkerExit(
-            cause=cause,
+            cause=Cause.LATE,
             reason=f"did not answer within {limit_s:g} s",
             limit_s=limit_s,
             was_stopped=stat is not None and stat.state == "T",

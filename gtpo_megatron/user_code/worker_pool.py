@@ -32,7 +32,7 @@ class WorkerPool:
 
     Args:
         settings: of each worker.
-        on_event: takes the outcomes of calls, in the workers' threads; None: ``check`` raises.
+        on_event: takes the outcomes of calls, in the workers' threads; None: a worker is ready, or ``check`` raises.
 
     Attributes:
         lock: of the pool; a thread may take it again, as a finalizer does that runs in one that has it.
@@ -80,6 +80,11 @@ class WorkerPool:
         with self.lock:
             return [worker.process.supervisor_id for worker in self._workers]
 
+    @property
+    def num_idle(self) -> int:
+        """Workers that are ready and have no episode that somebody waits for."""
+        return sum(worker.is_ready and not worker.num_open for worker in self._workers)
+
     def open(self, number: int, body: bytes, *, deadline: Callable[[], float] | None = None) -> None:
         """Begins an episode in the worker that has the fewest.
 
@@ -125,7 +130,7 @@ class WorkerPool:
 
     def _assign(self, number: int, episode: AssignedEpisode) -> None:
         with self.lock:
-            min(self._workers, key=lambda worker: worker.num_open).open(number, episode)
+            min(self._workers, key=lambda worker: (worker.num_open, not worker.is_ready)).open(number, episode)
 
     def _with_episode(self, number: int) -> list[WorkerHandle]:
         return [worker for worker in (*self._workers, *self._retired) if number in worker.episodes]
