@@ -19,9 +19,8 @@ from gtpo_megatron.orchestration.on_ray.placement import Placement, place
 from gtpo_megatron.orchestration.on_ray.ranks import REWARD_NAME, RayRanks, RayRewards, RayTransfer
 from gtpo_megatron.orchestration.on_ray.start import ProcessStarter, bring_up, bring_up_engine, end_in_order, rank_name
 from gtpo_megatron.orchestration.run_supervisor import RunSupervisor
-from gtpo_megatron.orchestration.stages.environment_rewards import EnvironmentRewards
 from gtpo_megatron.orchestration.stages.processes import OnProcesses, RunProcesses, ignore_processes
-from gtpo_megatron.orchestration.stages.stages import MemorySharing, Stages
+from gtpo_megatron.orchestration.stages.stages import MemorySharing, RewardStage, Stages
 from gtpo_megatron.orchestration.stages.trainer import Trainer
 from gtpo_megatron.orchestration.stages.weight_link import connect
 from gtpo_megatron.weights.push.sync import WeightSync
@@ -97,9 +96,7 @@ def ray_stages(
         engine = RayEngines(fleet, push_again=lambda version: weight_sync.push(version=version))
         yield Stages(
             engine=engine,
-            reward=EnvironmentRewards()
-            if config.environment.name
-            else RayRewards(processes[REWARD_NAME], deadline_s=deadline_s),
+            reward=_reward_stage(config, processes),
             trainer=trainer,
             weight_sync=weight_sync,
             memory_sharing=MemorySharing(
@@ -137,6 +134,15 @@ def _supervised(run_folder: Path, timers: StageTimers) -> Iterator[tuple[RunSupe
                 ray.kill(process)
             ray.shutdown()
         supervisor.end()
+
+
+def _reward_stage(config: RunConfig, processes: Mapping[str, Any]) -> RewardStage:
+    if config.environment.name:
+        # imports what a run without an environment leaves to its reward process
+        from gtpo_megatron.orchestration.stages.environment_rewards import EnvironmentRewards
+
+        return EnvironmentRewards()
+    return RayRewards(processes[REWARD_NAME], deadline_s=config.cluster.stage_deadline_s)
 
 
 def _fleet(
