@@ -207,6 +207,11 @@ class _Call:
     takes_more: bool = False
     is_second: bool = False
 
+    @property
+    def is_late(self) -> bool:
+        """Whether its batch has no time left."""
+        return self.budget is not None and time.monotonic() >= self.budget.deadline
+
     def deadline(self) -> float:
         """Time by which it must have ended, if it begins now and belongs to a batch."""
         assert self.budget is not None
@@ -261,8 +266,12 @@ class _Calls:
             self._fail(WorkerError("the reward pool was closed while it was grading"))
 
     def _assign(self) -> None:
+        while self._waiting and self._waiting[0].is_late:  # it waits for no worker
+            for row in self._waiting.popleft().rows:
+                if row.verdict.set_running_or_notify_cancel():
+                    row.verdict.set_result(OVER_BUDGET)
         while self.workers.num_idle and (call := self._next()) is not None:
-            if call.budget is not None and time.monotonic() >= call.budget.deadline:
+            if call.is_late:
                 call.give([OVER_BUDGET] * len(call.rows))
                 continue
             number = next(self._numbers)
