@@ -107,6 +107,7 @@ ROOMS = (
     Box("data", "prompts, packing", "training", 2.65, 7.0),
     Box("judge", "a model grades", "your code", 3.6, 7.0, 140),
     Box("sandbox", "runs programs", "your code", 4.45, 7.0, 150),
+    Box("user_code", "workers, their limits", "your code", 4.0, 8.6, 160),
     Box("weights", "names, folders, push", "training", 1.6, 7.9),
     Box("distributed", "scores and sums over ranks", "training", 1.6, 8.9, 210),
     Box("algorithms", "the formulas", "training", 0.9, 9.9),
@@ -127,7 +128,7 @@ IMPORTS = (
     ("conversations", "data"), ("conversations", "rewards"), ("rewards", "judge"), ("rewards", "sandbox"),
     ("run_folder", "weights"), ("weights", "distributed"), ("distributed", "algorithms"), ("distributed", "kernels"),
     ("algorithms", "batch"), ("algorithms", "config"), ("data", "config"), ("judge", "config"),
-    ("sandbox", "supervision"), ("config", "untrusted"), ("batch", "errors"), ("untrusted", "errors"),
+    ("rewards", "user_code"), ("user_code", "supervision"), ("sandbox", "supervision"), ("config", "untrusted"), ("batch", "errors"), ("untrusted", "errors"),
 )  # fmt: skip
 """Who imports whom, less what follows from two others."""
 
