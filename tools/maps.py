@@ -128,7 +128,8 @@ IMPORTS = (
     ("conversations", "data"), ("conversations", "rewards"), ("rewards", "judge"), ("rewards", "sandbox"),
     ("run_folder", "weights"), ("weights", "distributed"), ("distributed", "algorithms"), ("distributed", "kernels"),
     ("algorithms", "batch"), ("algorithms", "config"), ("data", "config"), ("judge", "config"),
-    ("rewards", "user_code"), ("user_code", "supervision"), ("sandbox", "supervision"), ("config", "untrusted"), ("batch", "errors"), ("untrusted", "errors"),
+    ("rewards", "user_code"), ("user_code", "supervision"),
+    ("sandbox", "supervision"), ("config", "untrusted"), ("batch", "errors"), ("untrusted", "errors"),
 )  # fmt: skip
 """Who imports whom, less what follows from two others."""
 
