@@ -40,7 +40,7 @@ class HttpSandbox:
     """Runs programs by an HTTP service, which must isolate them.
 
     Args:
-        url: of the service, without ``/run_code``.
+        url: URL of the service, without ``/run_code``.
     """
 
     def __init__(self, url: str) -> None:

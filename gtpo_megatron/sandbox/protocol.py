@@ -64,7 +64,7 @@ class Job:
     """A program with its cases.
 
     Attributes:
-        source: the program.
+        source: text of the program.
         language: language of the program; C++ has cases of standard input only.
         cases: cases in order; the first one that takes too long ends the job.
         limits: limits of all cases.
@@ -88,8 +88,8 @@ class TestResult:
 
     Attributes:
         name: name of the test, ``CLASS::METHOD[PARAMETERS]``.
-        status: how it ended.
-        detail: the exception.
+        status: status of the test.
+        detail: exception of the test, in a line.
     """
 
     __test__ = False
@@ -103,9 +103,9 @@ class CaseResult:
     """Result of a case.
 
     Attributes:
-        status: how it ended.
+        status: status of the case.
         output: standard output, or the returned value as JSON; bytes that are not UTF-8 are replaced.
-        detail: the exception or the end of standard error.
+        detail: exception in a line, or the end of standard error.
         tests: results of the tests that pytest has collected in the code, in order; none if it finds none, or they
             could not be run.
     """
@@ -121,10 +121,10 @@ class Outcome:
     """Result of a job.
 
     Attributes:
-        results: one per case; empty if the program does not compile.
-        compile_error: what the compiler said; "" if it compiled.
-        separate_process: why the program had another process than its tests in Python; "" if it had the same, or if
-            there are none.
+        results: results of the cases; empty if the program does not compile.
+        compile_error: message of the compiler; "" if the program compiled.
+        separate_process: reason why the program had another process than its tests in Python; "" if it had the same, or
+            if there are none.
     """
 
     results: tuple[CaseResult, ...] = ()

@@ -36,8 +36,8 @@ class Processes:
     """Starts the processes of a job, one or two at a time.
 
     Args:
-        limits: of the job: ``case_s``, ``total_s``, ``compile_s``, ``memory_mib``, ``output_bytes``.
-        settings: of the server.
+        limits: limits of the job: ``case_s``, ``total_s``, ``compile_s``, ``memory_mib``, ``output_bytes``.
+        settings: settings of the server.
     """
 
     def __init__(self, limits, settings):
@@ -52,12 +52,12 @@ class Processes:
         """Runs a process to its end, and says what it has written and how it ended.
 
         Args:
-            body: what it does.
-            stdin: its standard input.
-            nonce: what its reports begin with; "": it makes none.
-            num_cases: each has its own time of the processor.
+            body: function that the process calls.
+            stdin: text of its standard input.
+            nonce: beginning of its reports; "": it makes none.
+            num_cases: number of cases, each with its own time of the processor.
             may_fork: it is a compiler.
-            limits: those that differ from the job's.
+            limits: limits that differ from the job's.
             channel: two descriptors, which it has as ``CHANNEL``.
             beside: body and channel of a second process, which ends with it, and reports nothing.
         """
@@ -115,12 +115,12 @@ class Watched:
     Args:
         pipes: descriptors by ``out``, ``err`` and ``reports``.
         output_bytes: limit of all of them together.
-        nonce: what reports begin with; "": there are none.
+        nonce: beginning of reports; "": there are none.
 
     Attributes:
         reports: objects of JSON, in order.
         broken_limit: status of the limit that was broken; "" if none was.
-        exit_status: of the process.
+        exit_status: exit status of the process.
     """
 
     def __init__(self, pipes, output_bytes, nonce):

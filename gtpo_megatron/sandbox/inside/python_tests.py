@@ -30,10 +30,10 @@ class TestProcesses:
     """Runs the tests of a job.
 
     Args:
-        reaper: of the job.
+        reaper: reaper of the job.
 
     Attributes:
-        reason: why the program has a process of its own; "" if it is in that of its tests.
+        reason: reason for a process of its own; "" if the program is in that of its tests.
     """
 
     __test__ = False
@@ -63,7 +63,7 @@ class TestProcesses:
         """What one process of tests has written.
 
         Args:
-            cases: of the run.
+            cases: cases of the run.
             left: numbers of those without a result, and how many of their tests were run.
         """
         nonce = os.urandom(16).hex()

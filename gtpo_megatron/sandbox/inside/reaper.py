@@ -32,7 +32,7 @@ class Reaper:
     Args:
         job: as ``sandbox/server.py`` writes it.
         tests: text of its tests in Python.
-        settings: of the server.
+        settings: settings of the server.
     """
 
     def __init__(self, job, tests, settings):
@@ -94,7 +94,7 @@ class Reaper:
         """The results of all cases: one process per case of standard input, one per run of calls or of tests.
 
         Args:
-            as_main: what runs the program on standard input.
+            as_main: function that runs the program on standard input.
         """
         ways = {
             "input": lambda left: [self._printed(as_main, left[0]["stdin"])],

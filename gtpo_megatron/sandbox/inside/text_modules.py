@@ -14,8 +14,8 @@ class TextFinder:
     """Finds modules by their texts.
 
     Args:
-        texts: by dotted name.
-        place: what stands behind a module's name in the name of its file.
+        texts: texts of the modules, by dotted name.
+        place: text that stands behind a module's name in the name of its file.
     """
 
     def __init__(self, texts, place=""):
@@ -47,8 +47,8 @@ def start(texts, name, given):
     """Makes the modules of the sandbox importable, and runs ``main`` of one.
 
     Args:
-        texts: of the modules.
-        name: dotted name of the one to run.
+        texts: texts of the modules, by dotted name.
+        name: dotted name of the module to run.
         given: argument of its ``main``.
     """
     sys.meta_path.insert(0, TextFinder(texts, " of the sandbox"))

@@ -24,7 +24,7 @@ class GuardedCode(ast.NodeTransformer):
     """Hands objects through functions.
 
     Args:
-        names: of the functions of :class:`Guards`, by theirs there.
+        names: names for the functions of :class:`Guards`, by their names there.
     """
 
     def __init__(self, names):
@@ -143,7 +143,7 @@ def codes_of(texts, report):
     """The codes of a program's texts, and the functions by the names under which they must be found.
 
     Args:
-        texts: of the program, by the names of their files.
+        texts: texts of the program, by the names of their files.
         report: says that the program needs a process of its own.
     """
     guards = Guards(report)

@@ -97,10 +97,10 @@ def run_tests(texts, cases, checked, *, for_program, supplied, report, session):
     """Loads a program and runs its tests.
 
     Args:
-        texts: of the program, by the names of their files.
+        texts: texts of the program, by the names of their files.
         cases: see :meth:`.runner.TestRunner.run`.
-        checked: what the static check has found.
-        for_program: names of its prelude.
+        checked: result of the static check.
+        for_program: names of its prelude, with their values.
         supplied: names of the prelude that tests may use.
         report: see :class:`.runner.TestRunner`.
         session: likewise.

@@ -78,7 +78,7 @@ class Printed(io.RawIOBase):
     """Collects what a program prints, until the next message takes it along.
 
     Args:
-        descriptor: of the process's own output, to which goes what is much.
+        descriptor: descriptor of the process's own output, which takes what is much.
     """
 
     def __init__(self, descriptor):

@@ -67,7 +67,7 @@ class ProgramCheck:
     """Looks at every node of a program.
 
     Args:
-        trees: of the texts.
+        trees: trees of the texts.
         is_named: see :func:`checked`.
         origins: likewise.
     """

@@ -14,7 +14,7 @@ from gtpo_megatron.sandbox.inside.static_check.scopes import bindings
 
 
 class Classes:
-    """The classes of a names.
+    """The classes of a program.
 
     Args:
         names: meanings of its names.

@@ -23,9 +23,9 @@ def is_honest(classes, kind, method):
     """Whether a method has one of the forms of :class:`BinaryMethod`.
 
     Args:
-        classes: of the names.
+        classes: classes of the program.
         kind: class of the method.
-        method: its definition.
+        method: definition of the method.
     """
     if not isinstance(method, ast.FunctionDef) or method.decorator_list:
         return False
@@ -50,9 +50,9 @@ class BinaryMethod:
     """A method that knows another object, and the forms in which it is honest with values.
 
     Args:
-        classes: of the names.
+        classes: classes of the program.
         kind: class of the method.
-        method: its name.
+        method: name of the method.
         this: name of the parameter for the object.
         other: name of the one for the other object.
     """

@@ -13,13 +13,13 @@ class Meanings:
     """The nodes of a program, and what expressions in it mean.
 
     Args:
-        statements: of the program.
+        statements: statements of the program.
         origins: see :func:`.check.checked`.
 
     Attributes:
         nodes: all nodes of the statements.
-        parents: of each node.
-        scopes: where names are bound.
+        parents: parent of each node.
+        scopes: scopes that bind names.
         modules: dotted names of modules by the names that they have.
         imported: module and name of what is imported of modules, by the name that it has.
         bound: number of times that each name is bound, anywhere.

@@ -51,7 +51,7 @@ class TestedProgram:
         pythons: Python's own names, without what a prelude puts there for a program.
 
     Attributes:
-        names: that its module binds.
+        names: names that its module binds.
         module: the module that tests import.
         used: number of times that the tests have used it.
         has_ended: its process has ended, or does not answer as it should.
@@ -87,7 +87,7 @@ class TestedProgram:
         Those of the prelude are among them: tests get them, or what the program has in their place, as they use them.
 
         Args:
-            names: that the text binds itself.
+            names: names that the text binds itself.
             own: names of Python or the prelude that mean the program's in it.
         """
         self.hidden, self.own = {*self.pythons, *self.supplied, *names}, set(own)

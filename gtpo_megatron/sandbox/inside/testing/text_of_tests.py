@@ -20,7 +20,7 @@ class CheckedManager:
     What is raised by a ``raise`` of the tests, under no condition, may be suppressed whatever it is.
 
     Args:
-        manager: of the ``with``.
+        manager: context manager of the ``with``.
         raising: lines of its body that raise under no condition.
         last: the last line of its body behind which nothing is called or checked.
     """
@@ -73,7 +73,7 @@ class TextChanges(ast.NodeTransformer):
     """Changes the tree of a text of tests.
 
     Args:
-        tree: of the text.
+        tree: tree of the text.
     """
 
     def __init__(self, tree):
