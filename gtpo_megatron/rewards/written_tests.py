@@ -33,8 +33,8 @@ def cases_of_text(code: str, where: str, *, entry_point: str = "") -> list[Case]
 
     Args:
         code: Python.
-        where: it is, for errors.
-        entry_point: what an uncalled ``check`` is called with; "": not known.
+        where: place of the text, for errors.
+        entry_point: argument for a ``check`` that is not called; "": not known.
 
     Raises:
         DataError: it is no Python, would run no test, or would test nothing.
