@@ -43,7 +43,7 @@ def missing_library(module: str, command: str) -> str | None:
 
     Args:
         module: as ``ModuleNotFoundError.name`` has it.
-        command: that needs it.
+        command: command that needs it.
     """
     top = module.partition(".")[0]
     if top not in EXTRAS:

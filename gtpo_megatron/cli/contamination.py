@@ -36,11 +36,13 @@ class ContaminationOptions:
     Attributes:
         train: training set: a file, or a known name such as dapo-math-17k.
         benchmarks: such as ``aime24,math500=FILE``; commas or blanks between them.
-        prompt_column: of benchmarks' rows, if its name is none of the usual ones; known benchmarks have theirs.
-        answer_column: of the reference answer in the same rows, likewise.
-        training_prompt_column: of the rows of ``train``, and before the usual names of benchmarks' rows that have it.
-        training_answer_column: of the reference answer, likewise.
-        environment: that the rows are for, if there is one.
+        prompt_column: column of the prompt in benchmarks' rows, if its name is none of the usual ones; known benchmarks
+            have theirs.
+        answer_column: column of the reference answer in the same rows, likewise.
+        training_prompt_column: column of the prompt in ``train``, and, before the usual names, in benchmarks' rows that
+            have it.
+        training_answer_column: column of the reference answer in ``train``, likewise.
+        environment: environment of the rows, if there is one.
         ngram_words: length of the runs of words that are compared.
         json: print every pair as JSON.
     """

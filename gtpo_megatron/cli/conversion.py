@@ -45,7 +45,7 @@ def find_checkpoint(source: Path, model: Path | None, verify: Verify = "full") -
     Args:
         source: a converted folder, a run's folder (its latest checkpoint) or one checkpoint of a run.
         model: folder with config.json and tokenizer; None: the converted folder, or the ``model.path`` of the run.
-        verify: how a run's checkpoints are checked before one is chosen.
+        verify: check of a run's checkpoints before one is chosen.
 
     Raises:
         ConfigError: neither a converted folder, nor a run's, nor a checkpoint of one; or of a model nobody names.

@@ -30,10 +30,10 @@ class HFToMegatron:
     Attributes:
         src: folder in Hugging Face format, with safetensors.
         dst: folder to make; must not exist, or be empty.
-        tensor_parallel_size: of the ranks that will load it; any other layout can load it too.
-        pipeline_parallel_size: of the ranks that will load it; any other layout can load it too.
-        expert_parallel_size: of the ranks that will load it; any other layout can load it too.
-        expert_tensor_parallel_size: of the ranks that will load it; any other layout can load it too.
+        tensor_parallel_size: tensor ranks that will load it; any other layout can load it too.
+        pipeline_parallel_size: pipeline ranks, likewise.
+        expert_parallel_size: expert ranks, likewise.
+        expert_tensor_parallel_size: tensor ranks of an expert, likewise.
     """
 
     src: tyro.conf.Positional[Path]
@@ -129,7 +129,7 @@ class GGUFToHF:
     Attributes:
         src: GGUF file of a dense Llama, Qwen2 or Qwen3.
         dst: folder to make; must not exist, or be empty.
-        dtype: of the weights; float32 has exactly the values that the file stands for.
+        dtype: dtype of the weights; float32 has exactly the values that the file stands for.
     """
 
     src: tyro.conf.Positional[Path]

@@ -50,14 +50,15 @@ class PlanOptions(RecipeOptions):
         gpus_per_node: GPUs that NVLink connects; tensor parallelism stays within them.
         rollout_gpus: GPUs that only generate, with as many engines as fit; 0: use the recipe's rollout.placement.
         host_memory: GiB per node; 0: not checked.
-        mean_prompt_tokens: for estimated times; 0: an eighth of the maximum.
-        mean_response_tokens: for estimated times; 0: half of the maximum.
-        expert_imbalance: of a mixture of experts: copies of tokens that the busiest rank of an expert-parallel group
+        mean_prompt_tokens: mean length, for estimated times; 0: an eighth of the maximum.
+        mean_response_tokens: mean length, for estimated times; 0: half of the maximum.
+        expert_imbalance: in a mixture of experts, copies of tokens that the busiest rank of an expert-parallel group
             receives, over the mean.
         correction: a preflight's plan_correction.json, what it measured beyond the plan; empty: none.
         nodes: what a step costs on so many nodes, failures included, instead of the page of layouts; several may be
             given: 8 32 128.
-        gpu_hours_between_failures: of one GPU with its share of node and network, for nodes; 0: 50,700, as published.
+        gpu_hours_between_failures: hours of one GPU with its share of node and network, for nodes; 0: 50,700, as
+            published.
         response_tail: 99th percentile of response lengths over their median, for nodes; 0: 8.
         all: show every layout.
         json: print JSON.
@@ -106,8 +107,8 @@ def _request(options: PlanOptions, config: RunConfig, cluster: Cluster, *, is_mo
     """What is planned: the recipe on these GPUs, and all that the options say of it.
 
     Args:
-        options: of the command.
-        config: of the recipe; engines may have been given GPUs of their own.
+        options: options of the command.
+        config: configuration of the recipe; engines may have been given GPUs of their own.
         cluster: the GPUs.
         is_model: a model was named and no recipe, so that a layout is to be found and none is given.
     """

@@ -22,7 +22,7 @@ class PreflightCommandOptions(RecipeOptions):
         output: folder of the report, on the disk of the run; empty means ``runs/<name>/preflight``.
         only: make these checks and what they need.
         skip: leave these checks out.
-        seconds: for all of it.
+        seconds: time limit of all checks.
         gpu: kind of GPU, for expected figures, where its own name does not say it.
     """
 

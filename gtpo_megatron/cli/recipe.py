@@ -42,6 +42,7 @@ _ALGORITHM_HELP = (
     "--algorithm NAME takes another algorithm with its defaults: GSPOConfig, or a class of your own, module:Class or "
     "FILE.py:Class. A length penalty among them ends at the recipe's response limit."
 )
+_SECTION_HELP = "--help SECTION prints one of these sections, --help FIELD one field: algorithm, algorithm.alpha2."
 _HEAD = re.compile(r"^ (?:(?P<section>[\w.-]+) )?options\n -+\n", re.MULTILINE)
 """Of a section of tyro's help without boxes; options of no section have one without a name."""
 _FIELD = re.compile(r"^  (?:-h, )?--(?P<path>[a-z][\w.-]*).*\n(?:   .*\n)*", re.MULTILINE)
@@ -66,7 +67,7 @@ def parse(
         arguments: the arguments after the command.
         program: name shown in help and errors.
         load: finds the configuration that the first argument names; None: :func:`load_recipe`.
-        recipe: of a command that has one of its own; empty: the first argument names it.
+        recipe: recipe of a command that has one of its own; empty: the first argument names it.
 
     Raises:
         ConfigError: the recipe is missing or cannot be loaded, or an option cannot be used.
@@ -90,7 +91,8 @@ def parse(
     if topic := next(filter(_names_topic, after_help), ""):
         sys.stdout.write(_on_topic(_sections(options, default, program), topic))
         sys.exit(0)
-    return parse_options(options, others, program=program, default=default, description=_ALGORITHM_HELP)
+    about = f"{_SECTION_HELP}\n{_ALGORITHM_HELP}"
+    return parse_options(options, others, program=program, default=default, description=about)
 
 
 def _names_topic(argument: str) -> bool:

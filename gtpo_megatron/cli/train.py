@@ -45,7 +45,7 @@ def train(options: TrainOptions, *, command: str) -> int:
 
     Args:
         options: a recipe with its overrides.
-        command: that a person has called, for errors.
+        command: name of the command, for errors.
 
     Returns:
         Status 0; 75 for a run that was asked to stop and is saved.

@@ -15,8 +15,8 @@ class CheckpointConfig:
 
     Attributes:
         every_steps: steps between saves; the last step is always saved. 0 saves at the end only.
-        keep: how many of the latest are kept.
-        keep_best: how many of the best by ``best_metric`` are kept besides, among the checkpoints of steps that were
+        keep: number of the latest that are kept.
+        keep_best: number of the best by ``best_metric`` are kept besides, among the checkpoints of steps that were
             measured: let some saves fall on evaluations.
         best_metric: held-out metric, larger is better, such as ``eval/aime24_pass_at_k``.
         async_save: write in the background while training goes on; a failed write stops the run at the next step
@@ -81,7 +81,7 @@ class ProfileConfig:
         tool: ``torch`` writes a trace for chrome://tracing or Perfetto, on CPUs and GPUs; ``nsys`` starts every chosen
             rank under NVIDIA Nsight Systems, which must be installed, and records nothing without a GPU.
         first_step: the first step traced; step 1 also pays for what is made once.
-        num_steps: how many in a row.
+        num_steps: number of steps in a row.
         ranks: trainer ranks that are traced.
     """
 

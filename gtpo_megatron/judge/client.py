@@ -55,7 +55,7 @@ class JudgeClient:
     """Asks the judge for one grading process; its client is imported here, and opened by the first question.
 
     Args:
-        setup: as in :class:`JudgeSetup`.
+        setup: configuration and store.
     """
 
     def __init__(self, setup: JudgeSetup) -> None:
@@ -75,7 +75,7 @@ class JudgeClient:
 
         Args:
             kind: ``chat`` or ``classify``.
-            body: of the request, without the model.
+            body: body of the request, without the model.
             budget: number of the budget that pays for it.
 
         Raises:

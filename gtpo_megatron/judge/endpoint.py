@@ -34,7 +34,7 @@ def open_client(config: JudgeConfig, *, max_retries: int) -> AsyncOpenAI:
     One on this machine is not asked through a proxy.
 
     Args:
-        config: of the judge.
+        config: configuration of the judge.
         max_retries: further attempts.
 
     Raises:
@@ -78,9 +78,9 @@ async def ask(client: AsyncOpenAI, path: str, body: dict[str, Any] | None = None
     """Sends a request and returns its answer; JSON as its values, anything else as text.
 
     Args:
-        client: of the judge.
+        client: client of the judge.
         path: below the base URL, or a whole URL.
-        body: what is posted; None: nothing.
+        body: body of a POST; None: a GET.
 
     Raises:
         DataError: the endpoint cannot be reached, refuses, or sends what is called JSON and is none.

@@ -89,7 +89,7 @@ class ScoreForm:
     r"""A form in which judges write a score.
 
     Attributes:
-        examples: of the score 7.
+        examples: texts with the score 7.
         pattern: with the group ``score``, and ``scale`` or ``percent`` where the text says out of how many.
         needs_scale: it is no score unless it is out of the full score, or in ``[[ ]]`` or ``\boxed{ }``.
         is_labelled: it has the word score, rating or grade as a label.
@@ -192,7 +192,7 @@ _LOOKED_BACK = 200
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _ScoreMatch:
     """A score in a text: its value, out of how many (0: it does not say), where it stands, and whether by a label."""
 
     value: float
@@ -208,7 +208,7 @@ def find_score(answer: str, *, full_score: float) -> float | None:
     later label has no number.
 
     Args:
-        answer: of a judge, without its thinking.
+        answer: text of a judge, without its thinking.
         full_score: largest score; one that is out of another number is on another scale.
 
     Raises:
@@ -232,7 +232,7 @@ def find_score(answer: str, *, full_score: float) -> float | None:
     return last.value
 
 
-def _matches(form: ScoreForm, text: str, full_score: float) -> Iterator[_Found]:
+def _matches(form: ScoreForm, text: str, full_score: float) -> Iterator[_ScoreMatch]:
     for found in form.pattern.finditer(text):
         groups, start = found.groupdict(), found.start("score")
         scale = 100.0 if groups.get("percent") else float(groups.get("scale") or 0.0)
@@ -240,7 +240,7 @@ def _matches(form: ScoreForm, text: str, full_score: float) -> Iterator[_Found]:
         if form.needs_scale and scale != full_score and not _IN_BRACKETS.search(before):
             continue
         if _is_given(before, found.start() - start):
-            yield _Found(float(found["score"].replace(",", ".")), scale, start, form.is_labelled)
+            yield _ScoreMatch(float(found["score"].replace(",", ".")), scale, start, form.is_labelled)
 
 
 def _is_given(before: str, form_start: int) -> bool:
@@ -248,7 +248,7 @@ def _is_given(before: str, form_start: int) -> bool:
 
     Args:
         before: the text before the number.
-        form_start: where the form begins that it stands in, counted from the number: 0 or less.
+        form_start: beginning of the form that it stands in, counted from the number: 0 or less.
     """
     form_at = max(0, len(before) + form_start)
     sentence = before[_end_of(_SENTENCE_ENDS, before[:form_at]) :]

@@ -67,7 +67,7 @@ class JudgeStore:
     """A process's connection.
 
     Args:
-        path: of the database; None: one in memory, of this process only.
+        path: path of the database; None: one in memory, of this process only.
         calls_per_step: the budget; 0: no limit.
 
     Raises:

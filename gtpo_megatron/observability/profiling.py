@@ -19,7 +19,7 @@ class StepProfiler:
     """Traces the chosen steps of one rank; does nothing on other ranks and at other steps.
 
     Args:
-        config: what to trace.
+        config: steps and ranks to trace.
         rank: this process's rank.
         run_folder: parent of ``profile/``; None: nothing is traced.
     """

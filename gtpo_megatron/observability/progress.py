@@ -69,7 +69,7 @@ def _fixed(digits: int, unit: str = "") -> Callable[[float], str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _PanelRow:
     """One displayed metric with its label and the format of its value."""
 
     name: str
@@ -77,20 +77,20 @@ class _Row:
     write: Callable[[float], str]
 
 
-_REWARD = _Row("rollout/reward_mean", "reward", _fixed(3))
-_NO_ACCURACY = _Row("", "accuracy", percent)
+_REWARD = _PanelRow("rollout/reward_mean", "reward", _fixed(3))
+_NO_ACCURACY = _PanelRow("", "accuracy", percent)
 _SETS_MEAN = "mean over benchmarks"
 """Used as a metric name in this display only."""
 _ROWS = (
-    _Row("policy/entropy_nats", "entropy", _fixed(3, " nats")),
-    _Row("rollout/response_length_tokens", "length", _fixed(1, " tokens")),
-    _Row("throughput/tokens_per_s", "speed", _fixed(0, " tokens/s")),
-    _Row("sync/logprob_gap_p99", "log-prob gap", lambda value: f"{value:.1e} nats"),
+    _PanelRow("policy/entropy_nats", "entropy", _fixed(3, " nats")),
+    _PanelRow("rollout/response_length_tokens", "length", _fixed(1, " tokens")),
+    _PanelRow("throughput/tokens_per_s", "speed", _fixed(0, " tokens/s")),
+    _PanelRow("sync/logprob_gap_p99", "log-prob gap", lambda value: f"{value:.1e} nats"),
 )
 _WIDE_ROWS = (
-    _Row("rollout/truncated_frac", "cut off", _fixed(3)),
-    _Row("policy/clip_frac", "clipped", _fixed(4)),
-    _Row("optimizer/grad_norm", "grad norm", _fixed(3)),
+    _PanelRow("rollout/truncated_frac", "cut off", _fixed(3)),
+    _PanelRow("policy/clip_frac", "clipped", _fixed(4)),
+    _PanelRow("optimizer/grad_norm", "grad norm", _fixed(3)),
 )
 """Shown beside the others where there is room."""
 
@@ -218,12 +218,12 @@ class TrainingDisplay:
         return max(self._num_steps - self._step, 0) * sum(self._step_seconds) / len(self._step_seconds)
 
     @property
-    def _rows(self) -> list[_Row]:
+    def _rows(self) -> list[_PanelRow]:
         """The displayed metrics; of held-out sets the first, and the mean over benchmarks if there are several."""
-        accuracy = [_Row(mean_metric(label), set_name(label), percent) for label in self._sets[:1]]
+        accuracy = [_PanelRow(mean_metric(label), set_name(label), percent) for label in self._sets[:1]]
         num_benchmarks = sum(label != HELDOUT for label in self._sets)
         if num_benchmarks > 1:
-            accuracy.append(_Row(_SETS_MEAN, f"mean of {num_benchmarks} sets", percent))
+            accuracy.append(_PanelRow(_SETS_MEAN, f"mean of {num_benchmarks} sets", percent))
         return [_REWARD, *(accuracy or [_NO_ACCURACY]), *_ROWS]
 
     # ---------------------------------------------------------------------------------------------------- plain lines
@@ -298,7 +298,7 @@ class TrainingDisplay:
             grid.add_row(*[cell for metric in cells[first : first + columns] for cell in metric])
         return grid
 
-    def _cells(self, row: _Row, trend_width: int) -> tuple[RenderableType, RenderableType, RenderableType]:
+    def _cells(self, row: _PanelRow, trend_width: int) -> tuple[RenderableType, RenderableType, RenderableType]:
         values = self._history[row.name]
         if not values:
             return row.label, Text("-", style="dim"), ""
@@ -312,7 +312,7 @@ class TrainingDisplay:
     def _can_draw(self) -> bool:
         return self._console.encoding.startswith("utf")
 
-    def _value(self, row: _Row) -> str:
+    def _value(self, row: _PanelRow) -> str:
         values = self._history[row.name]
         if not math.isfinite(values[-1]):
             return str(values[-1])

@@ -139,7 +139,7 @@ def open_sinks(
 
     Args:
         folder: the run folder; must exist.
-        logging_config: which sinks.
+        logging_config: names of the sinks.
         run_config: the resolved configuration, for sinks that show it.
         last_row: last step that a resumed run keeps; later rows are dropped. -1: none is kept. None: a new run.
 

@@ -11,7 +11,7 @@ def split_thinking(text: str, marks: tuple[str, str] = THINKING[0], *, is_open: 
     not made to by the prompt, writes text: a closing mark alone hides nothing from a grader.
 
     Args:
-        text: of one turn.
+        text: text of one turn.
         marks: around its thinking.
         is_open: the prompt ends with the opening mark.
     """

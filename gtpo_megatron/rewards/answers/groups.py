@@ -36,9 +36,9 @@ class _Open:
     """A brace that is not yet closed.
 
     Attributes:
-        at: how many pieces stood before it.
-        is_argument: of a command.
-        arguments: that may still follow behind it.
+        at: number of pieces before it.
+        is_argument: whether it is an argument of a command.
+        arguments: number of arguments that may still follow.
     """
 
     at: int

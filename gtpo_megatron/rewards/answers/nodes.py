@@ -102,7 +102,7 @@ class Quantified(Node):
 
     Attributes:
         answer: without the condition.
-        text: of the answer, in which the symbol can be renamed.
+        text: text of the answer, in which the symbol can be renamed.
         symbol: ``n``.
         domain: ``\mathbb{Z}``.
     """

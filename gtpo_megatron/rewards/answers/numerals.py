@@ -58,7 +58,7 @@ class Numeral:
         last_place: value of one unit of the last digit; None for a number without a decimal point, which is exact.
         digits: significant digits.
         is_percent: written with a percent sign; ``value`` is the number before it.
-        base: in which it is written.
+        base: base that it is written in.
     """
 
     value: Fraction

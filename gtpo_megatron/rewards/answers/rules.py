@@ -55,7 +55,7 @@ class Rule:
     Attributes:
         reason: who writes the first one.
         pattern: finds it.
-        replacement: as in :func:`re.sub`.
+        replacement: text or function, as in :func:`re.sub`.
     """
 
     reason: str

@@ -32,7 +32,7 @@ def within(seconds: float, call: Callable[[], Result], *, what: str) -> Result:
     Costs a thread that waits, about 0.3 ms.
 
     Args:
-        seconds: of processor time.
+        seconds: limit of processor time.
         call: the computation.
         what: it is, for the message.
 

@@ -18,7 +18,7 @@ from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.text import printable
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.conversion import ConversionProgress
-from gtpo_megatron.weights.gguf.header import Header, StoredTensor, read_header
+from gtpo_megatron.weights.gguf.header import GGUFTensor, Header, read_header
 from gtpo_megatron.weights.gguf.model import STRETCHED, model_architecture, model_config, special_ids
 from gtpo_megatron.weights.gguf.tokenizer import read_tokenizer
 from gtpo_megatron.weights.hf.reader import require_finite
@@ -34,7 +34,7 @@ def gguf_to_hf(source: Path, target: Path, *, dtype: DTypeName, progress: Conver
     Args:
         source: the file.
         target: folder to create; it appears only if the conversion succeeds.
-        dtype: of the weights in ``target``.
+        dtype: dtype of the weights in ``target``.
         progress: receives the bytes of every tensor.
 
     Returns:
@@ -74,9 +74,9 @@ class _Weights:
     """The tensors of a GGUF file under their Hugging Face names.
 
     Args:
-        header: of the file.
-        arch: of its model.
-        dtype: that tensors are returned in.
+        header: header of the file.
+        arch: architecture of its model.
+        dtype: dtype of the tensors.
 
     Attributes:
         sizes: bytes of every tensor in ``dtype``, in the order of the model.
@@ -105,7 +105,7 @@ class _Weights:
                 )
             self._end(stored, self._names[name])
 
-    def _end(self, stored: StoredTensor, name: str) -> int:
+    def _end(self, stored: GGUFTensor, name: str) -> int:
         """Offset of the byte after a tensor, which is within the file."""
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 

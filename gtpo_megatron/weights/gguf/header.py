@@ -30,13 +30,13 @@ _MAX_DIMENSIONS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StoredTensor:
+class GGUFTensor:
     """A tensor of a GGUF file.
 
     Attributes:
         shape: rows first, as in PyTorch; GGUF has columns first.
         type_id: number of the quantization, ``gguf.GGMLQuantizationType``.
-        offset: of its first byte in the file.
+        offset: place of its first byte in the file.
     """
 
     shape: tuple[int, ...]
@@ -49,8 +49,8 @@ class Header:
     """What a GGUF file says before its tensors.
 
     Attributes:
-        path: of the file.
-        num_bytes: of the whole file.
+        path: path of the file.
+        num_bytes: size of the whole file.
         keys: key -> number, text, boolean or list of them. Float32 numbers are the shortest decimals that round to
             them: 9.9999997e-06 is 1e-05 again.
         tensors: name -> where it is.
@@ -59,7 +59,7 @@ class Header:
     path: Path
     num_bytes: int
     keys: Mapping[str, Any]
-    tensors: Mapping[str, StoredTensor]
+    tensors: Mapping[str, GGUFTensor]
 
 
 def read_header(path: Path) -> Header:
@@ -88,7 +88,7 @@ class _Reader:
 
     Args:
         content: the whole file.
-        position: of the next byte.
+        position: place of the next byte.
     """
 
     def __init__(self, content: mmap.mmap, position: int) -> None:
@@ -148,7 +148,7 @@ class _Reader:
         return [_shortest(one) for one in found] if kind == _FLOAT32 else list(found)
 
 
-def _parsed(reader: _Reader) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+def _parsed(reader: _Reader) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
     version, num_tensors, num_keys = reader.unpack("IQQ")
     if version not in VERSIONS:
         raise ValueError(f"version {version}, expected {' or '.join(map(str, VERSIONS))} of little-endian numbers")
@@ -172,7 +172,7 @@ def _parsed(reader: _Reader) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
         raise ValueError(f"general.alignment={shown(alignment)}")
     begin = -(-reader.position // alignment) * alignment
     return keys, {
-        name: StoredTensor(shape=shape, type_id=type_id, offset=begin + offset)
+        name: GGUFTensor(shape=shape, type_id=type_id, offset=begin + offset)
         for name, (shape, type_id, offset) in tensors.items()
     }
 

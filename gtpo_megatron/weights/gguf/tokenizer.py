@@ -53,8 +53,8 @@ def read_tokenizer(header: Header, *, max_tokens: int) -> "PreTrainedTokenizerBa
     """The tokenizer, with special tokens and the chat template.
 
     Args:
-        header: of the file.
-        max_tokens: of the model's context; a longer text is warned of.
+        header: header of the file.
+        max_tokens: length of the model's context; a longer text is warned of.
 
     Raises:
         ConfigError: there is none, of a kind that is not known, or transformers cannot read it.

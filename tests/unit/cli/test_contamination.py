@@ -62,7 +62,9 @@ def test_rows_of_an_environment_are_the_problems_that_they_are_in_a_run(capsys, 
     run = tiny_cpu.tool_gtpo()
     run = replace(
         run,
-        data=replace(run.data, train_path=train, answer_column="" if column == "answer" else column),
+        data=replace(
+            run.data, train_path=train, prompts_per_step=2, answer_column="" if column == "answer" else column
+        ),
         evaluation=replace(run.evaluation, path=held),
     )
     inputs = read_inputs(run, load_tokenizer(run.model.path))
