@@ -28,7 +28,8 @@ ENDS_RUN = frozenset(
 
 _OWN_KINDS = ("rank 0", "rank 1", "rollout engine", "engine worker", "reward process", "grading worker")
 
-KINDS = (*_OWN_KINDS, "driver", *_SCRIPTS, "checkpoint writer")
+KINDS = (*_OWN_KINDS, "driver", *(name for name in _SCRIPTS if name != "supervisor"), "checkpoint writer")
+"""Those that are drawn: without its helper a run goes on, but a driver that is killed then leaves processes behind."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

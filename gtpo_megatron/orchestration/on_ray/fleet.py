@@ -37,12 +37,12 @@ class EngineFleet:
 
     Attributes:
         names: names of the engines.
-        hosts: as above.
+        hosts: host of each engine.
         workers_per_engine: tensor parallel size of an engine.
-        has_environment: as above.
+        has_environment: whether requests need their problems.
         version: policy version of the last push.
         num_restarts: restarts so far.
-        deadline_s: as above.
+        deadline_s: longest time for one call.
     """
 
     def __init__(

@@ -51,8 +51,8 @@ class TargetWorker:
 
     Attributes:
         worker: number of the worker over all engines.
-        tensor_parallel: as in ``WorkerCoordinates``.
-        expert_parallel: as in ``WorkerCoordinates``.
+        tensor_parallel: index in its engine.
+        expert_parallel: whether it keeps whole experts, as in ``WorkerCoordinates``.
         host: the machine it is on.
     """
 
