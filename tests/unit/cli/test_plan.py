@@ -171,6 +171,7 @@ def test_a_small_model_s_plan_says_what_cpus_need(capsys):
     assert "CPUs" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_nodes(capsys):
     """A row in turns and one on GPUs apart for each number of nodes."""
     assert dispatch.run(["plan", RECIPE, "--nodes", "8", "16", "--json"]) == 0

@@ -98,7 +98,7 @@ def test_a_content_in_parts_is_joined(content):
         ),
     ],
 )
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_what_is_sent_with_a_question_is_what_the_options_say(options, sent, num_workers):
     with serving(says("Score: 7.5")) as endpoint:
         assert scored(setting(endpoint, num_workers=num_workers, **options), rows("a")).rewards.tolist() == [0.75]
@@ -340,6 +340,7 @@ def test_a_store_that_cannot_be_opened_is_a_failure_that_is_said(tmp_path, caplo
     assert "the judge's answers cannot be opened: file is not a database" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_pattern_that_backtracks_for_ever_costs_one_response():
     with serving(says("Score: 2")) as endpoint:
         config = setting(endpoint, score_pattern=r"^(?:a+)+$|Score: (\d)", num_workers=1, limit_s=10.0)
