@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gtpo_megatron.conversations.messages import Message, Opening, Sampled
+from gtpo_megatron.conversations.messages import Message, Opening, TurnStats
 from gtpo_megatron.conversations.openai_form import message_from, opening_from
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.untrusted.fields import Fields
@@ -184,7 +184,7 @@ def _finish_reason(turn: Message) -> str:
 
 def usage_of(turn: Message) -> dict[str, int]:
     """How many tokens a turn has, and its prompt, as OpenAI writes it."""
-    sampled = turn.sampled or Sampled()
+    sampled = turn.sampled or TurnStats()
     return {
         "prompt_tokens": sampled.num_prompt_tokens,
         "completion_tokens": sampled.num_tokens,

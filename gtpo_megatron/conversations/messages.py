@@ -29,7 +29,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sampled:
+class TurnStats:
     """How a turn of the policy was sampled.
 
     Attributes:
@@ -69,7 +69,7 @@ class Message:
     malformed_calls: tuple[str, ...] = ()
     tool: str = ""
     call_id: str = ""
-    sampled: Sampled | None = None
+    sampled: TurnStats | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +126,7 @@ def message_of_json(value: Mapping[str, Any]) -> Message:
             **value,
             "tool_calls": tuple(ToolCall(**call) for call in value["tool_calls"]),
             "malformed_calls": tuple(value["malformed_calls"]),
-            "sampled": None if sampled is None else Sampled(**_with_tuples(sampled, "token_ids", "logprobs")),
+            "sampled": None if sampled is None else TurnStats(**_with_tuples(sampled, "token_ids", "logprobs")),
         }
     )
 

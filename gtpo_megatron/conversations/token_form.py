@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gtpo_megatron.conversations.chat_form import WHERE, usage_of
-from gtpo_megatron.conversations.messages import Message, Opening, Sampled
+from gtpo_megatron.conversations.messages import Message, Opening, TurnStats
 from gtpo_megatron.conversations.openai_form import token_ids_from
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.untrusted.fields import Fields
@@ -54,7 +54,7 @@ def token_request_from(value: object) -> TokenRequest:
 
 def token_answer(turn: Message, request: TokenRequest, *, number: int) -> dict[str, Any]:
     """The answer to a request; token ids are spelt as vLLM does in text and as numbers, since clients read either."""
-    sampled = turn.sampled or Sampled()
+    sampled = turn.sampled or TurnStats()
     content: list[dict[str, Any]] = [
         {"token": f"token_id:{token}", "token_id": token, "logprob": logprob, "rank": None, "top_logprobs": []}
         for token, logprob in zip(sampled.token_ids, sampled.logprobs, strict=True)

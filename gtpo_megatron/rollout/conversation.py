@@ -12,11 +12,11 @@ from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.problems import DataConfig
 from gtpo_megatron.conversations.environment import resolve_environment
 from gtpo_megatron.conversations.environment_pool import EnvironmentPool, Event
-from gtpo_megatron.conversations.messages import Message, Opening, Reply, Sampled
+from gtpo_megatron.conversations.messages import Message, Opening, Reply, TurnStats
 from gtpo_megatron.conversations.template_bridge import TemplateBridge
 from gtpo_megatron.data.chat_template import TemplateInputs, today
 from gtpo_megatron.errors import DataError, RolloutError
-from gtpo_megatron.rollout.in_flight import Answer
+from gtpo_megatron.rollout.in_flight import TurnAnswer
 from gtpo_megatron.rollout.requests import SampleRequest
 
 TURNS, TOOL_ERRORS, MALFORMED = "turns", "tool_errors", "malformed_calls"
@@ -25,7 +25,7 @@ them, and calls that could not be read, which an environment may pass over. Thos
 
 
 @dataclass(kw_only=True, slots=True)
-class _Account:
+class _EpisodeState:
     """What has happened in an episode so far.
 
     Attributes:
@@ -58,7 +58,7 @@ class _Account:
     parts: dict[str, float] = field(default_factory=dict)
 
     def result(self, failure: str = "") -> EpisodeResult:
-        """The account so far, or of an episode that has failed."""
+        """The result so far; with a failure, of an episode that has failed."""
         counts = {
             **{TURNS: self.num_turns, TOOL_ERRORS: self.num_tool_errors, ENVIRONMENT_SECONDS: self.seconds},
             **{ENDED_UNGRADED: self.is_ungraded, REQUESTS_REFUSED: self.num_refused},
@@ -83,15 +83,15 @@ class _Account:
             self.num_refused, self.refusal = event.num_refused, event.refusal
 
 
-class Conversation:
-    """``in_flight.Environment`` with environments in processes of their own.
+class EnvironmentTurns:
+    """``in_flight.TurnSource`` with environments in processes of their own.
 
     Args:
         config: the environment and its limits.
         tokenizer: of the model, with its chat template.
         stop_ids: tokens that end a turn in the run, by which those of the chat template are known.
         data: how prompts are rendered; an opening of more than ``max_prompt_tokens`` fails its episode.
-        in_rounds: see ``in_flight.Environment``.
+        in_rounds: see ``in_flight.TurnSource``.
 
     Raises:
         ConfigError: there is no such environment, or the chat template does not allow turns to be appended.
@@ -111,7 +111,7 @@ class Conversation:
         self._bridge = _bridge(config, data, tokenizer, stop_ids)
         self._vocab_size = len(tokenizer)
         self._max_prompt_tokens = data.max_prompt_tokens
-        self._accounts: dict[int, _Account] = {}
+        self._states: dict[int, _EpisodeState] = {}
         self._pool = EnvironmentPool(
             config.name,
             num_workers=config.num_workers,
@@ -124,7 +124,7 @@ class Conversation:
         problem = request.problem
         if problem is None:
             raise RolloutError("a request for an episode has no problem that its environment could begin with")
-        self._accounts[episode] = _Account(stop_ids=tuple(stop_ids))
+        self._states[episode] = _EpisodeState(stop_ids=tuple(stop_ids))
         row: dict[str, Any] = {**json.loads(problem.columns_json), "prompt": problem.prompt}
         if problem.answer or row.get("answer") is None:  # else it is no text, such as a list of several
             row["answer"] = problem.answer
@@ -132,76 +132,76 @@ class Conversation:
 
     def turn_ended(self, episode: int, completion: Any) -> None:
         """Calls ``step`` with the turn as a message."""
-        account, token_ids = self._accounts[episode], tuple(completion.token_ids)
+        state, token_ids = self._states[episode], tuple(completion.token_ids)
         is_cut = completion.finish_reason == "length"
-        sampled = Sampled(num_prompt_tokens=account.num_tokens, num_tokens=len(token_ids), is_cut=is_cut)
-        account.last_turn = token_ids
-        account.num_turns += 1
-        account.num_tokens += len(token_ids)
-        if account.has_ended:  # with its process, while the turn was sampled; the answer that says so is there already
+        sampled = TurnStats(num_prompt_tokens=state.num_tokens, num_tokens=len(token_ids), is_cut=is_cut)
+        state.last_turn = token_ids
+        state.num_turns += 1
+        state.num_tokens += len(token_ids)
+        if state.has_ended:  # with its process, while the turn was sampled; the answer that says so is there already
             return
-        if account.writes_tokens:
+        if state.writes_tokens:
             sampled = replace(sampled, token_ids=token_ids, logprobs=tuple(completion.logprobs.logprobs))
             self._pool.step(episode, Message(role="assistant", sampled=sampled))
         else:
-            turn = self._bridge.parse(token_ids, is_truncated=is_cut, tools=account.tools, stop_ids=account.stop_ids)
-            account.num_malformed += len(turn.malformed_calls)
+            turn = self._bridge.parse(token_ids, is_truncated=is_cut, tools=state.tools, stop_ids=state.stop_ids)
+            state.num_malformed += len(turn.malformed_calls)
             self._pool.step(episode, replace(turn, sampled=sampled))
 
-    def answers(self, *, within_s: float) -> dict[int, Answer]:
+    def answers(self, *, within_s: float) -> dict[int, TurnAnswer]:
         """Answers that there are, by episode."""
-        found: dict[int, Answer] = {}
+        found: dict[int, TurnAnswer] = {}
         for event in self._pool.poll(within_s):
-            account = self._accounts.get(event.episode)
-            if account is None:  # forgotten meanwhile
+            state = self._states.get(event.episode)
+            if state is None:  # forgotten meanwhile
                 continue
-            account.take(event)
+            state.take(event)
             try:
-                found[event.episode] = self._answer(account, event)
+                found[event.episode] = self._answer(state, event)
             except DataError as error:  # the chat template refuses what the environment says
-                found[event.episode] = Answer(context_ids=None, result=account.result(str(error)))
+                found[event.episode] = TurnAnswer(context_ids=None, result=state.result(str(error)))
         return found
 
     def forget(self, episode: int) -> None:
         """Ends the environment of an episode."""
-        if self._accounts.pop(episode, None) is not None:
+        if self._states.pop(episode, None) is not None:
             self._pool.end(episode)
 
     def close(self) -> None:
         """Ends the environments' processes."""
         self._pool.close()
 
-    def _answer(self, account: _Account, event: Event) -> Answer:
+    def _answer(self, state: _EpisodeState, event: Event) -> TurnAnswer:
         if event.opening is not None:
-            return self._opened(account, event.opening)
+            return self._opened(state, event.opening)
         if event.reply is not None:
-            return self._replied(account, event.reply)
-        return Answer(context_ids=None, result=account.result(event.failure))
+            return self._replied(state, event.reply)
+        return TurnAnswer(context_ids=None, result=state.result(event.failure))
 
-    def _opened(self, account: _Account, opening: Opening) -> Answer:
-        account.tools, account.writes_tokens = opening.tools, bool(opening.token_ids)
+    def _opened(self, state: _EpisodeState, opening: Opening) -> TurnAnswer:
+        state.tools, state.writes_tokens = opening.tools, bool(opening.token_ids)
         tokens = self._known(opening.token_ids) or self._bridge.opening(opening)
         if len(tokens) > self._max_prompt_tokens:
             failure = f"the opening has {len(tokens)} tokens, data.max_prompt_tokens={self._max_prompt_tokens}"
-            return Answer(context_ids=None, result=account.result(failure))
-        account.num_tokens = len(tokens)
-        return Answer(context_ids=tokens, result=account.result())
+            return TurnAnswer(context_ids=None, result=state.result(failure))
+        state.num_tokens = len(tokens)
+        return TurnAnswer(context_ids=tokens, result=state.result())
 
-    def _replied(self, account: _Account, reply: Reply) -> Answer:
-        account.turn_rewards.append(self._config.discount ** (account.num_turns - 1) * reply.reward)
-        account.reward += account.turn_rewards[-1]
-        account.num_tool_errors += reply.num_tool_errors
-        account.parts |= reply.parts
-        if reply.done and account.is_ungraded:
-            account.is_ungraded = False
-        if reply.done or account.num_turns >= self._config.max_turns:
-            return Answer(context_ids=None, result=account.result())
-        assert account.last_turn is not None, "an environment replies to a turn"
+    def _replied(self, state: _EpisodeState, reply: Reply) -> TurnAnswer:
+        state.turn_rewards.append(self._config.discount ** (state.num_turns - 1) * reply.reward)
+        state.reward += state.turn_rewards[-1]
+        state.num_tool_errors += reply.num_tool_errors
+        state.parts |= reply.parts
+        if reply.done and state.is_ungraded:
+            state.is_ungraded = False
+        if reply.done or state.num_turns >= self._config.max_turns:
+            return TurnAnswer(context_ids=None, result=state.result())
+        assert state.last_turn is not None, "an environment replies to a turn"
         tokens = self._known(reply.token_ids) or self._bridge.next_turn(
-            account.last_turn, reply.messages, stop_ids=account.stop_ids
+            state.last_turn, reply.messages, stop_ids=state.stop_ids
         )
-        account.num_tokens += len(tokens)
-        return Answer(context_ids=tokens, result=account.result())
+        state.num_tokens += len(tokens)
+        return TurnAnswer(context_ids=tokens, result=state.result())
 
     def _known(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Token ids that an environment has written, of which the model knows all."""

@@ -18,7 +18,7 @@ LOOK_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class TurnAnswer:
     """What follows the beginning or a turn of an episode.
 
     Attributes:
@@ -31,7 +31,7 @@ class Answer:
     result: EpisodeResult
 
 
-class Environment(Protocol):
+class TurnSource(Protocol):
     """Who answers the turns of the policy; every call returns at once. Implemented in ``rollout/conversation.py``."""
 
     in_rounds: bool
@@ -45,7 +45,7 @@ class Environment(Protocol):
         """Asks what follows a turn, which is vLLM's ``CompletionOutput``."""
         ...
 
-    def answers(self, *, within_s: float) -> dict[int, Answer]:
+    def answers(self, *, within_s: float) -> dict[int, TurnAnswer]:
         """Waits until there is at least one answer, or so long; returns those that there are, by episode.
 
         An answer that ends the episode may come at any time, also while a turn is sampled.
@@ -73,7 +73,7 @@ class Turn:
 
 
 @dataclass(kw_only=True, slots=True)
-class Episode:
+class SampledEpisode:
     """A response.
 
     Attributes:
@@ -142,15 +142,15 @@ class InFlight:
         environment: who answers the turns; None: an episode has one turn, after the request's prompt.
     """
 
-    def __init__(self, engine: Any, environment: Environment | None = None) -> None:
+    def __init__(self, engine: Any, environment: TurnSource | None = None) -> None:
         self._engine = engine
         self._environment = environment
         self._batches: dict[Hashable, _Batch] = {}
-        self._episodes: dict[int, Episode] = {}
+        self._episodes: dict[int, SampledEpisode] = {}
         self._tickets: dict[int, Hashable] = {}  # of an episode that has not ended, its batch's
         self._numbers: dict[int, int] = {}  # vLLM's number of a turn that is sampled -> its episode
         self._waiting: set[int] = set()  # episodes that wait for their environment
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, TurnAnswer] = {}
         self._next = 0
         self._idle_s = 0.0  # so far
 
@@ -183,7 +183,8 @@ class InFlight:
         self._batches[ticket] = _Batch(episodes=keys, open=set(keys), version=version, add_turn=add_turn, limit=limit)
         self._tickets |= dict.fromkeys(keys, ticket)
         self._episodes |= {
-            key: Episode(request=request, idle_s=-self._idle_s) for key, request in zip(keys, requests, strict=True)
+            key: SampledEpisode(request=request, idle_s=-self._idle_s)
+            for key, request in zip(keys, requests, strict=True)
         }
         for key, request in zip(keys, requests, strict=True):
             if self._environment is None:
@@ -219,7 +220,7 @@ class InFlight:
                 break
         return [ticket for ticket, batch in self._batches.items() if not batch.open]
 
-    def take(self, ticket: Hashable) -> list[Episode]:
+    def take(self, ticket: Hashable) -> list[SampledEpisode]:
         """Removes a complete batch; returns its episodes in order."""
         batch = self._batches.pop(ticket)
         assert not batch.open, "advance says when a batch is done"
@@ -296,7 +297,7 @@ class InFlight:
         for key in sorted(answered):
             self._go_on(key, self._answers.pop(key))
 
-    def _go_on(self, key: int, answer: Answer) -> None:
+    def _go_on(self, key: int, answer: TurnAnswer) -> None:
         """Begins the turn after an answer, or ends the episode."""
         episode = self._episodes[key]
         self._waiting.discard(key)

@@ -10,13 +10,13 @@ from torch import Tensor
 from gtpo_megatron.batch import ENVIRONMENT_WAIT, EpisodeResult, RolloutBatch
 from gtpo_megatron.data.routing import expert_dtype
 from gtpo_megatron.errors import RolloutError
-from gtpo_megatron.rollout.in_flight import Episode
+from gtpo_megatron.rollout.in_flight import SampledEpisode
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.weights.experts import Experts
 
 
 def to_rollout_batch(
-    episodes: Sequence[Episode],
+    episodes: Sequence[SampledEpisode],
     *,
     version: int,
     entropies: Mapping[int, Sequence[float]] | None,
@@ -64,7 +64,7 @@ class _Row:
     entropies: list[float] = field(default_factory=list)
 
 
-def _row(episode: Episode, entropies: Mapping[int, Sequence[float]] | None) -> _Row:
+def _row(episode: SampledEpisode, entropies: Mapping[int, Sequence[float]] | None) -> _Row:
     row, request = _Row(), episode.request
     for index, turn in enumerate(episode.turns):
         tokens = list(turn.completion.token_ids)
@@ -82,14 +82,14 @@ def _row(episode: Episode, entropies: Mapping[int, Sequence[float]] | None) -> _
     return row
 
 
-def _is_truncated(episode: Episode) -> bool:
+def _is_truncated(episode: SampledEpisode) -> bool:
     if episode.is_cut:
         return True
     # an environment may go on after a turn that was cut
     return bool(episode.turns) and episode.turns[-1].completion.finish_reason == "length"
 
 
-def _result(episode: Episode) -> EpisodeResult:
+def _result(episode: SampledEpisode) -> EpisodeResult:
     """The environment's account, with the time in which the engine waited."""
     assert episode.result is not None
     return replace(episode.result, parts={**episode.result.parts, ENVIRONMENT_WAIT: episode.idle_s})

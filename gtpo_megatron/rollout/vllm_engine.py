@@ -18,10 +18,10 @@ from gtpo_megatron.data.chat_template import load_tokenizer, stop_token_ids
 from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.observability.memory import return_free_memory
 from gtpo_megatron.rollout.cache_size import log_cpu_cache
-from gtpo_megatron.rollout.conversation import Conversation
+from gtpo_megatron.rollout.conversation import EnvironmentTurns
 from gtpo_megatron.rollout.engine_arguments import captures_routing, llm_arguments
 from gtpo_megatron.rollout.engine_weights import EngineWeights
-from gtpo_megatron.rollout.in_flight import Episode, InFlight
+from gtpo_megatron.rollout.in_flight import InFlight, SampledEpisode
 from gtpo_megatron.rollout.requests import REQUEST_KEY, SampleRequest
 from gtpo_megatron.rollout.response_stream import SampledResponse, stream_responses
 from gtpo_megatron.rollout.responses import returned_routing, to_rollout_batch
@@ -119,11 +119,11 @@ class VllmEngine:
         self._stop_ids = _stop_token_ids(model_path)
         self.has_environment = bool(environment.name)
         self._max_turn_tokens = environment.max_turn_tokens or max_sequence_tokens
-        self._conversation: Conversation | None = None
+        self._conversation: EnvironmentTurns | None = None
         if self.has_environment:
             assert data is not None, "an environment's prompts are rendered as the data's"
             tokenizer, stop_ids = load_tokenizer(model_path), self._stops_of(config.sampling)
-            self._conversation = Conversation(
+            self._conversation = EnvironmentTurns(
                 environment, data, tokenizer, stop_ids=stop_ids, in_rounds=in_rounds and not config.is_continuous
             )
         self._in_flight = InFlight(self._llm.llm_engine, self._conversation)
@@ -299,7 +299,7 @@ class VllmEngine:
         )
         return number
 
-    def _take_entropies(self, episodes: Sequence[Episode]) -> dict[int, list[float]]:
+    def _take_entropies(self, episodes: Sequence[SampledEpisode]) -> dict[int, list[float]]:
         numbers = [turn.number for episode in episodes for turn in episode.turns]
         taken, vocab_size = self._llm.collective_rpc("gtpo_take_entropies", args=(numbers,))[0]
         if vocab_size != self._vocab_size:
@@ -309,7 +309,7 @@ class VllmEngine:
             )
         return {number: taken[number] for number in numbers}
 
-    def _take_routing(self, episodes: Sequence[Episode]) -> list[Tensor]:
+    def _take_routing(self, episodes: Sequence[SampledEpisode]) -> list[Tensor]:
         """Per response of one turn the experts of the tokens that were run, ``[n, M, k]``."""
         last = [episode.turns[-1] for episode in episodes]
         num_tokens = [len(episode.token_ids) - 1 for episode in episodes]

@@ -7,7 +7,7 @@ import pytest
 from gtpo_megatron.conversations.agents import is_agent
 from gtpo_megatron.conversations.environment import resolve_environment
 from gtpo_megatron.conversations.environment_pool import EnvironmentPool
-from gtpo_megatron.conversations.messages import Message, Sampled
+from gtpo_megatron.conversations.messages import Message, TurnStats
 from tests.unit.conversations import agents, environments
 from tests.unit.conversations.test_environment_pool import wait
 
@@ -28,7 +28,7 @@ def opened(pool, *prompts):
 
 def said(pool, *contents, within_s=60.0):
     for episode, content in enumerate(contents):
-        sampled = Sampled(num_prompt_tokens=10, num_tokens=episode)
+        sampled = TurnStats(num_prompt_tokens=10, num_tokens=episode)
         pool.step(episode, Message(role="assistant", content=content, sampled=sampled))
     return wait(pool, len(contents), within_s)
 
@@ -52,7 +52,7 @@ def test_an_async_agent_reads_streams_and_one_that_is_late_fails_alone():
         events = said(pool, "sleep 60", "go on")
         assert "step took longer than 15 s" in events[0].failure
         assert events[1].reply.messages == (Message(role="user", content="and?"),)
-        pool.step(1, Message(role="assistant", content="done", sampled=Sampled(num_tokens=7)))
+        pool.step(1, Message(role="assistant", content="done", sampled=TurnStats(num_tokens=7)))
         assert wait(pool, 1)[1].reply.reward == 7.0
 
 

@@ -13,7 +13,7 @@ import pytest
 from gtpo_megatron.conversations import chat_endpoint
 from gtpo_megatron.conversations.chat_endpoint import ChatEndpoint
 from gtpo_megatron.conversations.exchange import Ended, Exchange
-from gtpo_megatron.conversations.messages import MAX_MESSAGE_BYTES, Message, Sampled, ToolCall
+from gtpo_megatron.conversations.messages import MAX_MESSAGE_BYTES, Message, ToolCall, TurnStats
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 HELLO = [{"role": "user", "content": "hello"}]
@@ -69,7 +69,7 @@ def test_a_conversation_with_calls_in_the_form_of_openai(endpoint, exchange, thr
     assert opening.tools == (TOOL,)
     calls = (ToolCall(name="add", arguments={"a": "é"}), ToolCall(name="add", arguments={}, call_id="own"))
     turn = Message(role="assistant", reasoning="hm", tool_calls=calls, malformed_calls=("call 3: none",))
-    following = exchange.answer(Message(**{**_fields(turn), "sampled": Sampled(num_prompt_tokens=5, num_tokens=3)}))
+    following = exchange.answer(Message(**{**_fields(turn), "sampled": TurnStats(num_prompt_tokens=5, num_tokens=3)}))
     answer = first.result(60)
     choice = answer.choices[0]
     assert (answer.model, choice.finish_reason, answer.usage.total_tokens) == ("mine", "tool_calls", 8)
@@ -86,7 +86,7 @@ def test_a_conversation_with_calls_in_the_form_of_openai(endpoint, exchange, thr
         Message(role="tool", content="4", tool="add", call_id="call00001"),
         Message(role="tool", content="4", tool="add", call_id="own"),
     )
-    exchange.answer(Message(role="assistant", content="long", sampled=Sampled(is_cut=True)))
+    exchange.answer(Message(role="assistant", content="long", sampled=TurnStats(is_cut=True)))
     assert second.result(60).choices[0].finish_reason == "length"
 
 
@@ -374,7 +374,7 @@ def generated(endpoint, exchange, threads, ids, said, doing):
     """An answer to tokens, and what the agent does next."""
     reply = threads.submit(ask, endpoint, exchange, {"token_ids": ids}, path=GENERATE)
     assert doing.result(60).token_ids == tuple(ids[-1:])
-    sampled = Sampled(num_prompt_tokens=len(ids), num_tokens=1, token_ids=said, logprobs=(-0.5,))
+    sampled = TurnStats(num_prompt_tokens=len(ids), num_tokens=1, token_ids=said, logprobs=(-0.5,))
     following = exchange.answer(Message(role="assistant", sampled=sampled))
     return reply.result(60)[1], following
 

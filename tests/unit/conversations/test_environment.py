@@ -9,8 +9,8 @@ from gtpo_megatron.conversations.messages import (
     Message,
     Opening,
     Reply,
-    Sampled,
     ToolCall,
+    TurnStats,
     message_json,
     message_of_json,
     opening_json,
@@ -60,7 +60,7 @@ def test_tokens_cross_the_pipe_as_they_are():
     opening, reply = Opening(token_ids=(1, 2)), Reply(token_ids=(3,))
     assert opening_of_json(json.loads(json.dumps(opening_json(opening)))) == opening
     assert reply_of_json(json.loads(json.dumps(reply_json(reply)))) == reply
-    sampled = Sampled(num_prompt_tokens=2, num_tokens=1, is_cut=True, token_ids=(4,), logprobs=(-0.5,))
+    sampled = TurnStats(num_prompt_tokens=2, num_tokens=1, is_cut=True, token_ids=(4,), logprobs=(-0.5,))
     turn = Message(role="assistant", content="x", sampled=sampled)
     assert message_of_json(json.loads(json.dumps(message_json(turn)))) == turn
 

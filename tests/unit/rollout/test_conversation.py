@@ -17,7 +17,7 @@ from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.prompts import RowsNeeded, load_problems
 from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.rollout import conversation as conversation_module
-from gtpo_megatron.rollout.conversation import Conversation
+from gtpo_megatron.rollout.conversation import EnvironmentTurns
 from gtpo_megatron.rollout.requests import SampleRequest
 from recipes.tiny_cpu import ASSETS
 
@@ -69,7 +69,7 @@ def made(tokenizer):
     found = []
 
     def make(name, *, also_stops=(), **options):
-        one = Conversation(
+        one = EnvironmentTurns(
             EnvironmentConfig(name=name, num_workers=1, **options),
             DataConfig(train_path="none.jsonl", max_prompt_tokens=64),
             tokenizer,
@@ -131,7 +131,7 @@ def test_an_environment_of_a_run_has_the_row_that_play_gives_it(tmp_path, tokeni
     monkeypatch.setattr(conversation_module, "EnvironmentPool", lambda *_, **__: pool)
     data = DataConfig(train_path="none.jsonl")
     environment = EnvironmentConfig(name="recipes.calculator:Calculator")
-    conversation = Conversation(environment, data, tokenizer, stop_ids=[tokenizer.eos_token_id], in_rounds=True)
+    conversation = EnvironmentTurns(environment, data, tokenizer, stop_ids=[tokenizer.eos_token_id], in_rounds=True)
     request = SampleRequest(prompt_ids=(1,), group_id=0, sample=0, problem=loaded.problems[0])
     conversation.open(0, request, stop_ids=())
 

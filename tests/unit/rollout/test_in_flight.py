@@ -7,7 +7,7 @@ import pytest
 
 from gtpo_megatron.batch import EpisodeResult
 from gtpo_megatron.errors import RolloutError, WeightSyncError
-from gtpo_megatron.rollout.in_flight import Answer, InFlight
+from gtpo_megatron.rollout.in_flight import InFlight, TurnAnswer
 from gtpo_megatron.rollout.requests import SampleRequest
 
 
@@ -179,7 +179,7 @@ class Script:
     def _say(self, episode):
         sample = self._samples[episode]
         context = self._answers[sample].pop(0)
-        answer = Answer(context_ids=context, result=EpisodeResult(reward=float(sample)))
+        answer = TurnAnswer(context_ids=context, result=EpisodeResult(reward=float(sample)))
         self._late.get(sample, self._ready)[episode] = answer
 
     def answers(self, *, within_s):
@@ -279,7 +279,7 @@ def test_an_environment_that_ends_while_a_turn_is_sampled_ends_the_episode_after
     add = script.turn_ended
     script.turn_ended = lambda episode, completion: None if script._samples[episode] == 0 else add(episode, completion)
     in_flight.advance(limit_s=0)  # both turns begin
-    script._ready[0] = Answer(context_ids=None, result=EpisodeResult(failure="its process ended"))
+    script._ready[0] = TurnAnswer(context_ids=None, result=EpisodeResult(failure="its process ended"))
     assert in_flight.advance(limit_s=math.inf) == [ticket]
     first, second = in_flight.take(ticket)
     assert (first.token_ids, first.result.failure) == ([7, 100], "its process ended")

@@ -9,7 +9,7 @@ import torch
 
 from gtpo_megatron.batch import EpisodeResult, take_rows
 from gtpo_megatron.errors import RolloutError
-from gtpo_megatron.rollout.in_flight import Episode, Turn
+from gtpo_megatron.rollout.in_flight import SampledEpisode, Turn
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.rollout.responses import returned_routing, to_rollout_batch
 from gtpo_megatron.weights.experts import Experts
@@ -29,7 +29,7 @@ def completion(tokens, *, reason="stop", spans=None):
 
 def convert(completions, entropies=None):
     episodes = [
-        Episode(request=request, turns=[Turn(context_ids=request.prompt_ids, number=number, completion=one)])
+        SampledEpisode(request=request, turns=[Turn(context_ids=request.prompt_ids, number=number, completion=one)])
         for number, (request, one) in enumerate(zip(REQUESTS, completions, strict=True))
     ]
     return to_rollout_batch(episodes, version=3, entropies=None if entropies is None else dict(enumerate(entropies)))
@@ -132,8 +132,8 @@ def test_what_others_say_is_in_a_row_but_not_the_policys():
         Turn(context_ids=(5, 5, 5), number=9, completion=completion((9,), reason="length", spans=[span(4, 0, 1)])),
     ]
     result = EpisodeResult(reward=0.5, turn_rewards=(0.0, 0.5), parts={"turns": 2.0})
-    ended = Episode(request=REQUESTS[0], turns=turns, result=result, idle_s=4.0)
-    never_begun = Episode(request=REQUESTS[1], result=EpisodeResult(failure="reset raised"))
+    ended = SampledEpisode(request=REQUESTS[0], turns=turns, result=result, idle_s=4.0)
+    never_begun = SampledEpisode(request=REQUESTS[1], result=EpisodeResult(failure="reset raised"))
     batch = to_rollout_batch([ended, never_begun], version=3, entropies={4: [1.0, 2.0, 99.0], 9: [3.0]})
     assert batch.prompt_ids.tolist() == [[1, 2, 0], [1, 2, 3]]
     assert batch.response_ids.tolist() == [[7, 8, 5, 5, 5, 9], [0] * 6]
@@ -154,6 +154,6 @@ def test_what_others_say_is_in_a_row_but_not_the_policys():
 
 
 def test_a_batch_without_a_token_has_the_engines_version():
-    never_begun = Episode(request=REQUESTS[0], result=EpisodeResult(failure="reset raised"))
+    never_begun = SampledEpisode(request=REQUESTS[0], result=EpisodeResult(failure="reset raised"))
     batch = to_rollout_batch([never_begun], version=8, entropies=None)
     assert (batch.policy_version, batch.token_versions, batch.num_responses) == (8, None, 1)
