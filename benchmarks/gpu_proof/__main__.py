@@ -28,6 +28,9 @@ from benchmarks.gpu_proof.needs import GROUPS
 from benchmarks.gpu_proof.page import facts_of, markdown, results_of
 from gtpo_megatron.companions.preflight.page import Report, write_json, write_page
 
+INTERRUPTED = {"status": "cut off", "reason": "when its call was interrupted", "seconds": 0.0}
+"""Of a part whose runner did not see its end."""
+
 NOTHING: dict[str, Any] = {"facts": {}, "under_way": "", "lines": []}
 """Of a part that has measured nothing."""
 
@@ -203,7 +206,11 @@ def _verdict(found: Mapping[str, Any], code: int | None, limit: float, log: str)
 def _results(folder: Path) -> dict[str, Any]:
     """Of all parts that were ever run into this folder."""
     files = {part.name: folder / f"{part.name}.json" for part in PARTS}
-    return {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.exists()}
+    return {
+        name: INTERRUPTED | json.loads(file.read_text(encoding="utf-8"))
+        for name, file in files.items()
+        if file.exists()
+    }
 
 
 if __name__ == "__main__":

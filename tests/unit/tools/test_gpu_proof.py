@@ -156,6 +156,15 @@ def test_one_part_after_another_keeps_what_the_first_found(tmp_path):
     assert "| kernels | output layer of small: rates and memory: fused: share of cuBLAS's rate |" in text
 
 
+def test_a_part_whose_call_was_interrupted_stops_no_later_call(tmp_path):
+    Report(tmp_path / "recipe.json", {})
+    assert small(tmp_path, "machine", limit=0.2) == 1
+    assert (
+        "| recipe | the part | failed: cut off when its call was interrupted |"
+        in (tmp_path / "gpu_proof.md").read_text()
+    )
+
+
 def test_a_part_that_takes_too_long_is_ended(tmp_path):
     assert small(tmp_path, "machine", limit=0.2) == 1
     assert json.loads((tmp_path / "machine.json").read_text())["status"] == "cut off"
