@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gtpo_megatron.config.algorithm import ALGORITHMS
 from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.config.problems import DataConfig
@@ -302,7 +303,11 @@ CHECKS: tuple[Check, ...] = (
     Check(name="engines", check=_engines),
     Check(name="experts", check=_experts, applies=_is_run),
     Check(name="length", check=_length),
-    Check(name="algorithm", check=_algorithm, applies=_is_run),
+    Check(
+        name="algorithm",
+        check=_algorithm,
+        applies=lambda one: one.run is not None and type(one.run.algorithm) not in ALGORITHMS,
+    ),
     Check(name="loggers", check=_loggers, applies=_is_run),
     Check(name="reward", check=_reward),
     Check(

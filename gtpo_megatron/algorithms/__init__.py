@@ -1,7 +1,6 @@
 """The algorithms: pure maths on tensors, and the facades that choose it by the type of the configuration."""
 
 from gtpo_megatron.algorithms.assign_credit import assign_credit
-from gtpo_megatron.algorithms.informative import informative_groups
 from gtpo_megatron.algorithms.losses.denominators import Denominator
 from gtpo_megatron.algorithms.losses.loss_batch import LossInputs, LossTerms, SumCount, UpdateBatch
 from gtpo_megatron.algorithms.policy_loss import policy_loss, update_loss
@@ -10,6 +9,7 @@ from gtpo_megatron.algorithms.registry import Algorithm
 from gtpo_megatron.algorithms.sums import exact_sum
 from gtpo_megatron.algorithms.token_batch import CreditBatch
 from gtpo_megatron.batch import Credit
+from gtpo_megatron.outcomes import informative_groups
 
 __all__ = [
     "Algorithm",

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gtpo_megatron.algorithms.sums import Reduction, exact_sum
 from gtpo_megatron.batch import Credit
+from gtpo_megatron.outcomes import is_correct
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,24 +69,6 @@ class ResponseTable:
         """``[R]`` int64 in [0, K), and ``K``: O+ of scope ``s`` is ``2 s + 1``, its O- is ``2 s``."""
         scope, count = self.scopes(spans_batch=spans_batch)
         return 2 * scope + self.is_correct, 2 * count
-
-
-def is_correct(rewards: Tensor, *, success_threshold: float) -> Tensor:
-    """``r_i >= threshold``: membership of O+ by raw outcome, compared in the dtype of the rewards.
-
-    The threshold is rounded to that dtype: a reward of 0.7 stored as float32 is less than the float64 number 0.7.
-    ``companions.evaluate.scores.are_correct`` is the same for rewards from files.
-
-    Args:
-        rewards: any shape, any real dtype; integers and bools are compared as float64.
-        success_threshold: lowest reward of a correct response.
-
-    Returns:
-        Bool of the same shape.
-    """
-    if not rewards.is_floating_point():
-        rewards = rewards.to(torch.float64)
-    return rewards >= torch.tensor(success_threshold, dtype=rewards.dtype, device=rewards.device)
 
 
 def table_rows(rewards: Tensor, group_ids: Tensor, lengths: Tensor, *, success_threshold: float) -> Tensor:

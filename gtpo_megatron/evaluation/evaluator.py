@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
-from gtpo_megatron.algorithms.token_batch import is_correct
 from gtpo_megatron.batch import ENDED_UNGRADED, Problem, PromptBatch, RewardBatch
 from gtpo_megatron.config.problems import BEST_OF, HELDOUT, EvaluationConfig, metric_names
 from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.evaluation.intervals import bootstrap_interval
 from gtpo_megatron.evaluation.metrics import best_at_k, mean_at_k, pass_at_k
+from gtpo_megatron.outcomes import is_correct
 
 SampleAndGrade = Callable[[PromptBatch], RewardBatch]
 """Samples every prompt ``samples`` times with the evaluation's seed, prompt-major, and grades."""

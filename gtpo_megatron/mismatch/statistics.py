@@ -5,7 +5,6 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.losses.loss_batch import LOG_RATIO_LIMIT
 from gtpo_megatron.observability.histogram import Histogram
 from gtpo_megatron.observability.metrics import Max, Mean, Metric
 
@@ -49,6 +48,8 @@ def gap_metrics(logprobs: Tensor, rollout_logprobs: Tensor) -> dict[str, Metric]
     Returns:
         Figures of this rank's tokens. Communication: none.
     """
+    from gtpo_megatron.algorithms.losses.loss_batch import LOG_RATIO_LIMIT  # ranks compute, the driver reads names
+
     difference = logprobs.detach().double() - rollout_logprobs.detach().double()
     gap = difference.abs()
     doubt = -torch.expm1(logprobs.detach().double())

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gtpo_megatron.algorithms.informative import informative_groups
 from gtpo_megatron.batch import PromptBatch, RewardBatch
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.config.rollout import RolloutConfig
@@ -15,6 +14,7 @@ from gtpo_megatron.orchestration.loop.rollout_metrics import best_rewards, rollo
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, joined
 from gtpo_megatron.orchestration.stages.stages import Stages
 from gtpo_megatron.orchestration.stages.trainer import Metrics
+from gtpo_megatron.outcomes import informative_groups
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from gtpo_megatron.algorithms import assign_credit, informative_groups
 from gtpo_megatron.algorithms.checks import flat
-from gtpo_megatron.algorithms.token_batch import is_correct
 from gtpo_megatron.config.algorithm import GRPOSConfig, GTPOConfig
+from gtpo_megatron.outcomes import is_correct
 from tests.strategies import Batch
 from tests.unit.algorithms.parts import batch_of, table_of
 

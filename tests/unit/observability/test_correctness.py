@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from gtpo_megatron.algorithms.token_batch import is_correct
 from gtpo_megatron.companions.evaluate.scores import are_correct
+from gtpo_megatron.outcomes import is_correct
 
 REWARDS = [sum([0.1] * 8), 0.8, 0.7, 0.1 + 0.2, 0.3, -1.0, 0.0, 1e300, -1e300]
 
