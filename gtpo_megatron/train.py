@@ -20,7 +20,7 @@ from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.cpu_memory import check_memory
 from gtpo_megatron.orchestration.loop.controller import Controller, RunSummary
 from gtpo_megatron.orchestration.loop.disk_space import check_disk_space
-from gtpo_megatron.orchestration.loop.inputs import RunInputs, read_inputs
+from gtpo_megatron.orchestration.loop.inputs import RunInputs, check_enough, read_inputs
 from gtpo_megatron.orchestration.machine_record import record_machines
 from gtpo_megatron.orchestration.pinned_data import pin_data_sets, pin_date
 from gtpo_megatron.orchestration.stages.stages import Stages
@@ -200,4 +200,6 @@ def check_inputs(config: RunConfig, *, resume: bool = False, asks_network: bool 
     """
     request = Request.of_run(config, resume=resume)
     run_checks(request, asks_network=asks_network)
-    return read_inputs(config, request.tokenizer, vocab_size=request.architecture.vocab_size)
+    inputs = read_inputs(config, request.tokenizer, vocab_size=request.architecture.vocab_size)
+    check_enough(config.data, inputs)
+    return inputs

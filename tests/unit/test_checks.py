@@ -378,7 +378,15 @@ def test_an_evaluation_longer_than_the_models_positions():
         run_checks(Request.of_evaluation(asked, TINY, date="2026-01-31"))
 
 
-UNUSED = ("algorithms", "conversations", "sandbox.choose", "sandbox.server", "judge", "weights.gguf", "weights.megatron.reader")
+UNUSED = (
+    "algorithms",
+    "conversations",
+    "sandbox.choose",
+    "sandbox.server",
+    "judge",
+    "weights.gguf",
+    "weights.megatron.reader",
+)
 """Rooms and modules that a run with a Hugging Face folder and plain rewards needs nothing of."""
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gtpo_megatron.batch import Problem
 from gtpo_megatron.config.environment import EnvironmentConfig
+from gtpo_megatron.config.problems import DataConfig
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.chat_template import TemplateInputs, asks_for_date, stop_token_ids, today, unstopped_turn
@@ -37,6 +38,7 @@ class RunInputs:
         heldout: sets to measure on.
         template_date: what the chat template was told that today is; as configured if it does not ask.
         notes: what was noticed while reading, for the person who starts the run.
+        lost: how many training problems are left out, and which options bring them back; "" if none is.
         contents: of every data set, by its name in ``data.json``.
     """
 
@@ -45,6 +47,7 @@ class RunInputs:
     heldout: Sequence[HeldOutSet]
     template_date: str = ""
     notes: Sequence[str] = ()
+    lost: str = ""
     contents: Mapping[str, DataContent] = field(default_factory=dict)
 
 
@@ -57,8 +60,7 @@ def read_inputs(config: RunConfig, tokenizer: "PreTrainedTokenizerBase", *, voca
         vocab_size: of its model; None does not compare token ids with it.
 
     Raises:
-        ConfigError: a data set's name is unknown, the chat template has no such option, or a step needs more problems
-            than there are.
+        ConfigError: a data set's name is unknown, or the chat template has no such option.
         DataError: a data set is missing, empty or malformed, or a prompt has a token that the model does not have.
     """
     data, evaluation = config.data, config.evaluation
@@ -96,24 +98,28 @@ def read_inputs(config: RunConfig, tokenizer: "PreTrainedTokenizerBase", *, voca
         contamination = find_contamination(training.comparable, found.comparable)
         notes += contamination_notes(label, contamination)
         heldout.append(HeldOutSet(label=label, problems=found.problems, num_contaminated=len(contamination.matches)))
-    if data.prompts_per_step > len(training.problems):
-        lost = _lost(training)
-        raise ConfigError(
-            f"data.prompts_per_step={data.prompts_per_step} exceeds the {len(training.problems)} usable problems of "
-            f"{data.train_path}{f'; {lost}' if lost else ''}"
-        )
     return RunInputs(
         tokenizer=tokenizer,
         train=training.problems,
         heldout=tuple(heldout),
         template_date=given.date if asks_for_date(tokenizer) else data.template_date,
         notes=tuple(notes),
+        lost=_lost(training),
         contents=contents,
     )
 
 
+def check_enough(data: DataConfig, inputs: RunInputs) -> None:
+    """Raises ConfigError if a step needs more problems than there are."""
+    if data.prompts_per_step > len(inputs.train):
+        lost = f"; {inputs.lost}" if inputs.lost else ""
+        raise ConfigError(
+            f"data.prompts_per_step={data.prompts_per_step} exceeds the {len(inputs.train)} usable problems of "
+            f"{data.train_path}{lost}"
+        )
+
+
 def _lost(training: ProblemSet) -> str:
-    """How many training problems are left out, and which options bring them back; "" if none is."""
     reasons = []
     if training.num_dropped_long:
         reasons.append(
