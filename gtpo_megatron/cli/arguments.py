@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, get_origin, get_type_hints
@@ -43,7 +44,9 @@ def parse_options(
     Raises:
         ConfigError: ``kind`` itself refuses the values; an error of a dataclass within it is tyro's.
     """
-    with exit_when_pipe_closes():
+    with exit_when_pipe_closes(), warnings.catch_warnings():
+        # tyro compares defaults with their annotations, and does not know the name of pydantic's type of JSON values
+        warnings.filterwarnings("ignore", message="Skipping type check against 'JsonValue'")
         return tyro.cli(
             kind,
             prog=program,
