@@ -13,6 +13,7 @@ are the harder half of the arithmetic task (four terms each), so that no arm com
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from gtpo_megatron.companions.study.controls import ControlConfig
 from gtpo_megatron.companions.study.plan import Arm, Needed, PlannedComparison, Recipe, Study
 from gtpo_megatron.config.algorithm import (
     AlgorithmConfig,
@@ -31,7 +32,6 @@ from gtpo_megatron.config.algorithm.base import SoftOverlongPenalty
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.run import RunConfig
 from recipes import smollm2_cpu, tiny_cpu
-from recipes.study_controls import ControlConfig
 
 NUM_STEPS = 24
 PROMPTS_PER_STEP = 16

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.algorithms.registry import algorithm_of
+from gtpo_megatron.companions.study.controls import ControlConfig
 from gtpo_megatron.config.algorithm import (
     AlgorithmConfig,
     CISPOConfig,
@@ -37,7 +38,6 @@ from gtpo_megatron.config.algorithm.base import (
     NoLengthPenalty,
     SoftOverlongPenalty,
 )
-from recipes.study_controls import ControlConfig
 
 ALGORITHMS: dict[str, AlgorithmConfig] = {
     "gtpo": GTPOConfig(),

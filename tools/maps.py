@@ -123,7 +123,7 @@ ROOMS = (
 IMPORTS = (
     ("cli", "companions"), ("companions", "train"), ("train", "orchestration"), ("train", "checks"),
     ("checks", "rollout"), ("orchestration", "evaluation"), ("orchestration", "actor"), ("orchestration", "rollout"),
-    ("evaluation", "algorithms"), ("actor", "mismatch"), ("actor", "data"), ("rollout", "conversations"),
+    ("evaluation", "batch"), ("actor", "mismatch"), ("actor", "data"), ("rollout", "conversations"),
     ("rollout", "observability"), ("mismatch", "observability"), ("observability", "run_folder"),
     ("conversations", "data"), ("conversations", "rewards"), ("rewards", "judge"), ("rewards", "sandbox"),
     ("run_folder", "weights"), ("weights", "distributed"), ("distributed", "algorithms"), ("distributed", "kernels"),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gtpo_megatron.algorithms import assign_credit, prepare_update
 from gtpo_megatron.algorithms.sums import Reduction
+from gtpo_megatron.companions.study.controls import ControlConfig
 from gtpo_megatron.config.algorithm import (
     AlgorithmConfig,
     DAPOConfig,
@@ -24,7 +25,6 @@ from gtpo_megatron.config.algorithm.base import GroupRelativeLengthPenalty, Soft
 from gtpo_megatron.distributed import advantage_reducer
 from gtpo_megatron.distributed.advantage_reducer import ProcessGroupReduction, reduction_over
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError
-from recipes.study_controls import ControlConfig
 from tests import credit_fuzz
 from tests.credit_cases import ALGORITHMS, Case, draw_batch
 from tests.dist_utils import run_ranks

@@ -226,7 +226,7 @@ GONE: dict[str, dict[str, Any]] = {
 }
 """Options that the files of earlier runs have and configurations lack, by class, with the value that has no effect."""
 
-FORMER_KINDS = {"recipes.study_controls:ControlConfig": "GTPOConfig"}
+FORMER_KINDS = {"gtpo_megatron.companions.study.controls:ControlConfig": "GTPOConfig"}
 """The class that had the options of another one, in the files of earlier runs."""
 
 

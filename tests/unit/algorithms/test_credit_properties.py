@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from gtpo_megatron.algorithms import assign_credit
 from gtpo_megatron.algorithms.registry import BUILT_IN
 from gtpo_megatron.algorithms.sums import Reduction
+from gtpo_megatron.companions.study.controls import ControlConfig
 from gtpo_megatron.config.algorithm import AlgorithmConfig, EntropyAdvantageConfig, GRPOConfig, GRPOSConfig, GTPOConfig
-from recipes.study_controls import ControlConfig
 from tests import credit_fuzz
 from tests.credit_cases import Case
 from tests.strategies import Batch, batches, moved, random_batch, with_holes

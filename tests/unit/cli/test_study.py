@@ -213,7 +213,8 @@ def test_a_table_of_any_number_of_seeds_takes_no_longer(folders, monkeypatch):
 
 
 def test_there_is_no_negative_number_of_seeds(capsys):
-    assert dispatch.run(["study", "--num-seeds", "-3"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        dispatch.run(["study", "--num-seeds", "-3"])
     assert "num_seeds=-3: must be at least 1, or 0 for" in capsys.readouterr().err
 
 
@@ -236,12 +237,14 @@ def test_two_sessions_do_not_train_in_one_folder(folders, tmp_path, capsys):
 
 
 def test_there_is_no_negative_time(capsys):
-    assert dispatch.run(["study", "--minutes", "-5"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        dispatch.run(["study", "--minutes", "-5"])
     assert "minutes=-5.0: must be at least 0" in capsys.readouterr().err
 
 
 def test_side_by_side_needs_one_at_least(capsys):
-    assert dispatch.run(["study", "--side-by-side", "0"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        dispatch.run(["study", "--side-by-side", "0"])
     assert "side_by_side=0: must be at least 1" in capsys.readouterr().err
 
 

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from gtpo_megatron.companions.study.controls import ControlConfig
 from gtpo_megatron.companions.study.plan import (
     Needed,
     PlannedComparison,
@@ -13,7 +14,6 @@ from gtpo_megatron.companions.study.plan import (
 )
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.errors import ConfigError
-from recipes.study_controls import ControlConfig
 from tests.unit.companions.study.makers import STUDY
 
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from gtpo_megatron.algorithms import assign_credit
+from gtpo_megatron.companions.study.controls import ControlConfig
 from gtpo_megatron.config.algorithm import GTPOConfig
 from gtpo_megatron.config.serialize import from_plain, to_plain
 from gtpo_megatron.errors import DataError, ShapeError
 from recipes import tiny_cpu
-from recipes.study_controls import ControlConfig
 from tests.strategies import Batch, random_batch
 
 
@@ -68,5 +68,5 @@ def test_shuffling_is_seeded_and_keeps_each_response_its_entropies() -> None:
 
 def test_a_run_of_a_control_reloads() -> None:
     plain = to_plain(tiny_cpu.gtpo()) | {"algorithm": to_plain(ControlConfig(weight_source="shuffled", weight_seed=7))}
-    assert plain["algorithm"]["kind"] == "recipes.study_controls:ControlConfig"
+    assert plain["algorithm"]["kind"] == "gtpo_megatron.companions.study.controls:ControlConfig"
     assert from_plain(plain, "a run").algorithm == ControlConfig(weight_source="shuffled", weight_seed=7)
