@@ -1,6 +1,7 @@
 """The shape of the repository, where a linter cannot say it."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -165,3 +166,13 @@ def test_files_are_replaced_in_one_place():
 
 def test_files_that_start_first_are_there():
     assert not [name for name in order.LONG if not (order.ROOT / name).is_file()]
+
+
+def test_a_mark_stands_in_the_file_whose_tests_have_it():
+    """``make`` reads the files alone that have the marks which it asks for: none may come from a helper."""
+    makefile = (ROOT.parent / "Makefile").read_text(encoding="utf-8")
+    asked = {name for found in re.findall(r"call with_mark,([\w|]+)", makefile) for name in found.split("|")}
+    assert asked == {"vllm", "ray", "megatron", "slow", "nightly", "slurm"}
+    given = re.compile(rf"mark\.({'|'.join(asked)})\b")
+    helpers = [path for path in TESTS.parent.rglob("*.py") if not path.name.startswith("test_")]
+    assert [str(path) for path in helpers if given.search(path.read_text(encoding="utf-8"))] == []

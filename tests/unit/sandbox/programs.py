@@ -20,6 +20,6 @@ def programs(name: str) -> dict[str, tuple[str, str]]:
     return found
 
 
-def one_in_four(names: Iterable[str]) -> list[ParameterSet]:
-    """So many of a kind's programs in ``make test``, the others in the slow core."""
-    return [pytest.param(name, marks=pytest.mark.slow if number % 4 else ()) for number, name in enumerate(names)]
+def one_in_four(names: Iterable[str], *, others: pytest.MarkDecorator) -> list[ParameterSet]:
+    """One of four of a kind's programs as it is, the others with a mark."""
+    return [pytest.param(name, marks=others if number % 4 else ()) for number, name in enumerate(names)]

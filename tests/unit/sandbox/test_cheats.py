@@ -45,19 +45,22 @@ def check_earns_nothing(sandbox, source):
     assert earned == [], (outcome.separate_process, outcome.results)
 
 
-@pytest.mark.parametrize("name", one_in_four(CHEATS))
+@pytest.mark.parametrize("name", one_in_four(CHEATS, others=pytest.mark.slow))
 def test_a_cheat_earns_no_test(unsafe, name):
     check_earns_nothing(unsafe, CHEATS[name])
 
 
-@pytest.mark.parametrize("name", one_in_four(FOUND))
+@pytest.mark.parametrize("name", one_in_four(FOUND, others=pytest.mark.slow))
 def test_a_cheat_earns_none_of_its_own_tests(unsafe, name):
     source, tests = FOUND[name]
     assert graded(unsafe, fenced(source), {"tests": tests}).value == 0.0
 
 
+ENDS = [name for name in CHEATS if name.startswith("ends")]
+
+
 @needs_bubblewrap
-@pytest.mark.parametrize("name", one_in_four(name for name in CHEATS if name.startswith("ends")))
+@pytest.mark.parametrize("name", one_in_four(ENDS, others=pytest.mark.slow))
 def test_what_ends_or_writes_earns_no_test_within_bubblewrap_either(bubblewrap, name):
     check_earns_nothing(bubblewrap, CHEATS[name])
 

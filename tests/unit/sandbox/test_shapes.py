@@ -30,7 +30,7 @@ def empty(program):
     )
 
 
-@pytest.mark.parametrize("name", one_in_four(SHAPES))
+@pytest.mark.parametrize("name", one_in_four(SHAPES, others=pytest.mark.slow))
 def test_a_right_program_passes_and_an_empty_one_does_not(sandbox, name):
     program, tests = SHAPES[name]
     assert complaint({"tests": tests}) == ""
@@ -40,7 +40,7 @@ def test_a_right_program_passes_and_an_empty_one_does_not(sandbox, name):
     assert wrong.value == 0.0, wrong.info
 
 
-@pytest.mark.parametrize("name", one_in_four(FOUND))
+@pytest.mark.parametrize("name", one_in_four(FOUND, others=pytest.mark.slow))
 def test_a_right_program_of_a_further_shape_passes(sandbox, name):
     program, tests = FOUND[name]
     found = graded(sandbox, fenced(program), {"tests": tests}, code_tests)
