@@ -17,7 +17,7 @@ from gtpo_megatron.companions.planner.search import assess
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.adapters import adapter_of
 from gtpo_megatron.errors import ConfigError, DataError
-from gtpo_megatron.orchestration.on_ray.placement import Node, Placement, place
+from gtpo_megatron.orchestration.on_ray.placement import ClusterNode, Placement, place
 from gtpo_megatron.run_folder.checkpoints import LATEST
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
 from gtpo_megatron.weights.gguf.source import named_architecture
@@ -254,10 +254,10 @@ def check_transport(config: RunConfig, placement: Placement) -> None:
             )
 
 
-def planned_nodes(options: SlurmOptions) -> list[Node]:
+def planned_nodes(options: SlurmOptions) -> list[ClusterNode]:
     """The nodes that the job requests."""
     return [
-        Node(
+        ClusterNode(
             node_id=str(index),
             host=f"node {index}",
             num_gpus=options.gpus_per_node,

@@ -21,7 +21,7 @@ from gtpo_megatron.conversations.environment import Episode, NamedEnvironment, r
 from gtpo_megatron.conversations.messages import MAX_MESSAGE_BYTES, message_of_json, opening_json, reply_json
 from gtpo_megatron.errors import DataError, GTPOError
 from gtpo_megatron.untrusted.text import printable
-from gtpo_megatron.user_code.frames import Frame, Kind
+from gtpo_megatron.user_code.frames import Frame, FrameKind
 from gtpo_megatron.user_code.worker import Channel
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ class EnvironmentService:
         if frames is None:
             self._ended.set()
         for frame in frames or ():
-            if frame.kind is Kind.OPEN:
+            if frame.kind is FrameKind.OPEN:
                 served = self._served[frame.episode] = _Served(frame.episode, self._environment)
                 task = asyncio.create_task(self._serve_episode(served))
                 self._tasks.add(task)
@@ -126,7 +126,7 @@ class EnvironmentService:
         """Makes the calls of an episode one after the other, then forgets it, whatever it has raised."""
         goes_on = True
         try:
-            while goes_on and (frame := await served.frames.get()).kind is not Kind.END:
+            while goes_on and (frame := await served.frames.get()).kind is not FrameKind.END:
                 goes_on = await self._answer(served, frame)
             if not served.hangs:
                 await self._limited(served, served.episode.close(), "close")
@@ -134,22 +134,22 @@ class EnvironmentService:
             sys.stderr.write(f"{error}\n")
         served.thread.shutdown(wait=False)
         del self._served[served.number]
-        self._channel.send(Kind.CLOSED, served.number)
+        self._channel.send(FrameKind.CLOSED, served.number)
 
     async def _answer(self, served: _Served, frame: Frame) -> bool:
         """Makes a call and sends what comes of it; whether the episode goes on."""
         try:
             given = json.loads(frame.body)
-            if frame.kind is Kind.OPEN:
+            if frame.kind is FrameKind.OPEN:
                 opening = await self._limited(served, served.episode.open(given), "reset")
-                self._send(Kind.ANSWER, served, {"opening": opening_json(opening)})
+                self._send(FrameKind.ANSWER, served, {"opening": opening_json(opening)})
                 return True
             reply = await self._limited(served, served.episode.step(message_of_json(given)), "step")
-            self._send(Kind.DONE if reply.done else Kind.ANSWER, served, {"reply": reply_json(reply)})
+            self._send(FrameKind.DONE if reply.done else FrameKind.ANSWER, served, {"reply": reply_json(reply)})
             return not reply.done
         except MemoryError:
             self._fail(served, f"{self._where}: MemoryError: the episode needs more memory than its worker has left")
-            self._channel.send(Kind.RETIRES, body={"reason": "it has run out of memory"})
+            self._channel.send(FrameKind.RETIRES, body={"reason": "it has run out of memory"})
         except GTPOError as error:
             self._fail(served, str(error))
         except (TypeError, ValueError, RecursionError) as error:  # of JSON, from which numbers and depth may be barred
@@ -166,7 +166,7 @@ class EnvironmentService:
         """
         async with self._slots if served.episode.may_block else contextlib.nullcontext():
             served.began_at = time.monotonic()
-            self._channel.send(Kind.BEGUN, served.number)
+            self._channel.send(FrameKind.BEGUN, served.number)
             task = asyncio.ensure_future(call)
             end = time.monotonic() + self._timeout_s
             while not task.done() and (left := end - time.monotonic()) > 0:
@@ -181,13 +181,13 @@ class EnvironmentService:
                 task.exception()  # which nobody else would read
             if served.episode.may_block or not task.done():
                 served.hangs = True
-                self._channel.send(Kind.RETIRES, body={"reason": f"a call of {what} goes on in it"})
+                self._channel.send(FrameKind.RETIRES, body={"reason": f"a call of {what} goes on in it"})
             raise DataError(f"{self._where}: {what} took longer than {self._timeout_s:g} s")
 
     def _fail(self, served: _Served, reason: str) -> None:
-        self._send(Kind.FAILED, served, {"reason": reason})
+        self._send(FrameKind.FAILED, served, {"reason": reason})
 
-    def _send(self, kind: Kind, served: _Served, body: dict[str, Any]) -> None:
+    def _send(self, kind: FrameKind, served: _Served, body: dict[str, Any]) -> None:
         """Sends what has come of a call, and what the engine is told of the episode beside it.
 
         Raises:

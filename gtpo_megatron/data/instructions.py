@@ -51,7 +51,7 @@ ENDS = ("The end.", "Thank you.", "That is all.", "Good night.", "See you soon."
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class InstructionKind:
     """One kind of constraint.
 
     Attributes:
@@ -82,62 +82,66 @@ def _plural(num: int, noun: str) -> str:
 _WHOLE_FORM = frozenset({"edge", "form", "comma", "structure"})
 """Of a form that the whole response has, what cannot be asked beside it."""
 
-KINDS: dict[str, Kind] = {
-    "max_words": Kind("length", _number(10, 15, 20, 30), lambda p: f"Use at most {_plural(p['num'], 'word')}."),
-    "min_words": Kind("length", _number(20, 25, 30), lambda p: f"Use at least {_plural(p['num'], 'word')}."),
-    "sentences": Kind(
+KINDS: dict[str, InstructionKind] = {
+    "max_words": InstructionKind(
+        "length", _number(10, 15, 20, 30), lambda p: f"Use at most {_plural(p['num'], 'word')}."
+    ),
+    "min_words": InstructionKind("length", _number(20, 25, 30), lambda p: f"Use at least {_plural(p['num'], 'word')}."),
+    "sentences": InstructionKind(
         "structure", _number(1, 2, 3), lambda p: f"Write exactly {_plural(p['num'], 'sentence')}.", frozenset({"form"})
     ),
-    "paragraphs": Kind(
+    "paragraphs": InstructionKind(
         "structure",
         _number(2, 3),
         lambda p: f"Write exactly {_plural(p['num'], 'paragraph')}, with an empty line between them.",
         frozenset({"form", "length"}),
     ),
-    "lowercase": Kind("case", lambda _: {}, lambda _: "Use lowercase letters only.", frozenset({"edge"})),
-    "uppercase": Kind("case", lambda _: {}, lambda _: "Use CAPITAL LETTERS only.", frozenset({"edge"})),
-    "bullets": Kind(
+    "lowercase": InstructionKind("case", lambda _: {}, lambda _: "Use lowercase letters only.", frozenset({"edge"})),
+    "uppercase": InstructionKind("case", lambda _: {}, lambda _: "Use CAPITAL LETTERS only.", frozenset({"edge"})),
+    "bullets": InstructionKind(
         "form",
         _number(2, 3),
         lambda p: f"Write exactly {_plural(p['num'], 'bullet point')}, each on a line that begins with *.",
         frozenset({"structure", "edge"}),
     ),
-    "numbered": Kind(
+    "numbered": InstructionKind(
         "form",
         _number(2, 3),
         lambda p: f"Write a numbered list of exactly {_plural(p['num'], 'line')}: 1. and so on.",
         frozenset({"structure", "edge"}),
     ),
-    "json": Kind("form", lambda _: {}, lambda _: "Answer with a JSON object and nothing else.", _WHOLE_FORM),
-    "title": Kind(
+    "json": InstructionKind("form", lambda _: {}, lambda _: "Answer with a JSON object and nothing else.", _WHOLE_FORM),
+    "title": InstructionKind(
         "form",
         lambda _: {},
         lambda _: "Begin with a title in double angular brackets: <<A title>>.",
         _WHOLE_FORM,
     ),
-    "quoted": Kind("form", lambda _: {}, lambda _: "Put the whole answer in double quotes.", _WHOLE_FORM),
-    "include": Kind("word", _one_of("word", KEYWORDS), lambda p: f"Use the word {p['word']!r}."),
-    "exclude": Kind(
+    "quoted": InstructionKind("form", lambda _: {}, lambda _: "Put the whole answer in double quotes.", _WHOLE_FORM),
+    "include": InstructionKind("word", _one_of("word", KEYWORDS), lambda p: f"Use the word {p['word']!r}."),
+    "exclude": InstructionKind(
         "word", _one_of("word", COMMON_WORDS), lambda p: f"Do not use the word {p['word']!r}.", frozenset({"edge"})
     ),
-    "times": Kind(
+    "times": InstructionKind(
         "word",
         lambda rng: {"word": rng.choice(KEYWORDS), "num": 2},
         lambda p: f"Use the word {p['word']!r} at least {p['num']} times.",
     ),
-    "letter": Kind(
+    "letter": InstructionKind(
         "letter",
         lambda rng: {"letter": rng.choice("abcdfgklmpuvwy"), "num": rng.choice((2, 3, 4))},
         lambda p: f"The letter {p['letter']!r} must appear at least {p['num']} times.",
     ),
-    "start": Kind("edge", _one_of("text", STARTS), lambda p: f'Begin with "{p["text"]}".', frozenset({"case", "form"})),
-    "end": Kind(
+    "start": InstructionKind(
+        "edge", _one_of("text", STARTS), lambda p: f'Begin with "{p["text"]}".', frozenset({"case", "form"})
+    ),
+    "end": InstructionKind(
         "edge",
         _one_of("text", ENDS),
         lambda p: f'End with "{p["text"]}" as the last words.',
         frozenset({"case", "form"}),
     ),
-    "no_comma": Kind("comma", lambda _: {}, lambda _: "Do not use commas."),
+    "no_comma": InstructionKind("comma", lambda _: {}, lambda _: "Do not use commas."),
 }
 """The kinds of constraints, by the names that rewards/instructions.py checks them by."""
 
@@ -209,7 +213,7 @@ def _record(rng: random.Random, chosen: list[str]) -> dict[str, object]:
     }
 
 
-def _fit(one: Kind, other: Kind) -> bool:
+def _fit(one: InstructionKind, other: InstructionKind) -> bool:
     return one.group != other.group and other.group not in one.excludes and one.group not in other.excludes
 
 

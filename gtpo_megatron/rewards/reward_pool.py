@@ -100,7 +100,7 @@ class RewardPool:
         Raises:
             WorkerError: the pool is closed, or a worker did not start. The future raises it if one does not later.
         """
-        row = _Row(request.to_json())
+        row = _RewardRow(request.to_json())
         self._put(_Call((row,), takes_more=True))
         return row.verdict
 
@@ -120,7 +120,7 @@ class RewardPool:
         budget = None
         if budget_s is not None:
             budget = BatchBudget(budget_s, num_rows=len(requests), num_workers=self._num_workers)
-        rows = tuple(_Row(request.to_json()) for request in requests)
+        rows = tuple(_RewardRow(request.to_json()) for request in requests)
         size = self._calls.rows_per_call
         try:
             for first in range(0, len(rows), size):
@@ -184,7 +184,7 @@ class BatchBudget:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _RewardRow:
     """A row, as JSON, and its verdict to come."""
 
     request: str
@@ -202,7 +202,7 @@ class _Call:
         is_second: a worker that had it was killed or stopped from outside.
     """
 
-    rows: tuple[_Row, ...]
+    rows: tuple[_RewardRow, ...]
     budget: BatchBudget | None = None
     takes_more: bool = False
     is_second: bool = False
@@ -283,7 +283,7 @@ class _Calls:
         """The first call whose rows are not all cancelled, with as many behind it as it takes; None: there is none."""
         if self._again:
             return self._again.popleft()
-        rows: list[_Row] = []
+        rows: list[_RewardRow] = []
         budget: BatchBudget | None = None
         with contextlib.suppress(IndexError):  # none is left
             while len(rows) < self.rows_per_call:

@@ -10,7 +10,7 @@ from gtpo_megatron.judge.client import JudgeSetup
 from gtpo_megatron.rewards.function import resolve_rewards, takes_several
 from gtpo_megatron.rewards.grade import RewardCaller
 from gtpo_megatron.rewards.request import RewardRequest
-from gtpo_megatron.user_code.frames import Frame, Kind
+from gtpo_megatron.user_code.frames import Frame, FrameKind
 from gtpo_megatron.user_code.worker import Channel
 
 ASYNC_PATIENCE_S = 1.0
@@ -58,13 +58,13 @@ class RewardService:
 
     def _answer(self, channel: Channel, frame: Frame) -> None:
         limit = {"limit_s": self._timeout_s, "patience_s": self._patience_s}
-        channel.send(Kind.BEGUN, frame.episode, limit)
+        channel.send(FrameKind.BEGUN, frame.episode, limit)
         requests = [RewardRequest.from_json(row) for row in json.loads(frame.body)]
         if (limit_s := self._caller.limit_s(requests)) > self._timeout_s:
-            channel.send(Kind.BEGUN, frame.episode, limit | {"limit_s": limit_s})
+            channel.send(FrameKind.BEGUN, frame.episode, limit | {"limit_s": limit_s})
         verdicts = self._caller.grade(requests)
         if any(verdict.kind == "memory" for verdict in verdicts):
             # first, so that no other call comes: only the end of the process frees what the rows left allocated
-            channel.send(Kind.RETIRES, body={"reason": "a row has run out of memory"})
-        channel.send(Kind.DONE, frame.episode, {"verdicts": [asdict(verdict) for verdict in verdicts]})
-        channel.send(Kind.CLOSED, frame.episode)
+            channel.send(FrameKind.RETIRES, body={"reason": "a row has run out of memory"})
+        channel.send(FrameKind.DONE, frame.episode, {"verdicts": [asdict(verdict) for verdict in verdicts]})
+        channel.send(FrameKind.CLOSED, frame.episode)

@@ -54,7 +54,7 @@ def to_rollout_batch(
 
 
 @dataclass(slots=True)
-class _Row:
+class _ResponseRow:
     """The tokens of a response, one value each."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -64,8 +64,8 @@ class _Row:
     entropies: list[float] = field(default_factory=list)
 
 
-def _row(episode: SampledEpisode, entropies: Mapping[int, Sequence[float]] | None) -> _Row:
-    row, request = _Row(), episode.request
+def _row(episode: SampledEpisode, entropies: Mapping[int, Sequence[float]] | None) -> _ResponseRow:
+    row, request = _ResponseRow(), episode.request
     for index, turn in enumerate(episode.turns):
         tokens = list(turn.completion.token_ids)
         logprobs = _logprobs(request, tokens, turn.completion)

@@ -15,7 +15,7 @@ from gtpo_megatron.supervision.process_tree import ProcessStat, process_ids, pro
 
 
 @dataclass(slots=True)
-class _Process:
+class _WatchedProcess:
     """A process of the run."""
 
     stat: ProcessStat  # at the first look
@@ -38,7 +38,7 @@ class ProcessWatch:
         self._driver = os.getpid()
         self._spared = {self._driver}
         self._others = set(earlier)
-        self._processes: dict[int, _Process] = {}
+        self._processes: dict[int, _WatchedProcess] = {}
         self._names: dict[int, str] = {}
         self._expected: set[str] = set()
         self._deaths: list[Death] = []
@@ -161,7 +161,7 @@ class ProcessWatch:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             return False
-        self._processes[pid] = _Process(stat, descriptor)
+        self._processes[pid] = _WatchedProcess(stat, descriptor)
         self._ends.register(descriptor, select.EPOLLIN)
         return True
 

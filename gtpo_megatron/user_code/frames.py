@@ -15,7 +15,7 @@ LARGEST_FRAME = 1 << 30
 _HEADER = struct.Struct("!IBq")  # length of the body, kind, episode
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is."""
 
     READY = 1
@@ -43,12 +43,12 @@ class Kind(IntEnum):
 class Frame(NamedTuple):
     """One message over the pipe."""
 
-    kind: Kind
+    kind: FrameKind
     episode: int
     body: bytes
 
 
-def packed(kind: Kind, episode: int = 0, body: bytes = b"") -> bytes:
+def packed(kind: FrameKind, episode: int = 0, body: bytes = b"") -> bytes:
     """A frame as bytes.
 
     Raises:
@@ -75,11 +75,11 @@ class FrameReader:
         frames: list[Frame] = []
         while len(self._bytes) >= _HEADER.size:
             length, kind, episode = _HEADER.unpack_from(self._bytes)
-            if length > LARGEST_FRAME or kind not in Kind.__members__.values():
+            if length > LARGEST_FRAME or kind not in FrameKind.__members__.values():
                 raise DataError(f"the worker sent a frame of kind {kind} and {length} bytes, which is none")
             end = _HEADER.size + length
             if len(self._bytes) < end:
                 break
-            frames.append(Frame(Kind(kind), episode, bytes(self._bytes[_HEADER.size : end])))
+            frames.append(Frame(FrameKind(kind), episode, bytes(self._bytes[_HEADER.size : end])))
             del self._bytes[:end]
         return frames

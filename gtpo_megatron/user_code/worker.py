@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.supervision.worker import limit_memory
-from gtpo_megatron.user_code.frames import Frame, FrameReader, Kind, packed
+from gtpo_megatron.user_code.frames import Frame, FrameKind, FrameReader, packed
 
 
 class Channel:
@@ -39,7 +39,7 @@ class Channel:
             return None
         return self._reader.feed(data) if data else None
 
-    def send(self, kind: Kind, episode: int = 0, body: Mapping[str, Any] | None = None) -> None:
+    def send(self, kind: FrameKind, episode: int = 0, body: Mapping[str, Any] | None = None) -> None:
         """Sends a frame; the pool reads at all times, so this does not wait for long.
 
         Raises:
@@ -47,7 +47,7 @@ class Channel:
         """
         self.send_json(kind, episode, b"" if body is None else json.dumps(body).encode())
 
-    def send_json(self, kind: Kind, episode: int, body: bytes) -> None:
+    def send_json(self, kind: FrameKind, episode: int, body: bytes) -> None:
         """As ``send``, of a body that is JSON already."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # what was printed belongs to what went before
@@ -78,9 +78,9 @@ def main() -> None:
     try:
         service: Service = import_module(told["service"]).load(told["arguments"])
     except ConfigError as error:
-        channel.send(Kind.READY, body={"error": str(error)})
+        channel.send(FrameKind.READY, body={"error": str(error)})
         return
     if told["memory_limit_mib"]:
         limit_memory(told["memory_limit_mib"])
-    channel.send(Kind.READY, body={"process_id": os.getpid(), "facts": service.facts})
+    channel.send(FrameKind.READY, body={"process_id": os.getpid(), "facts": service.facts})
     service.serve(channel)

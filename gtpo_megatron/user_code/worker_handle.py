@@ -17,7 +17,7 @@ from gtpo_megatron.supervision.process_tree import memory_bytes, process_stat
 from gtpo_megatron.supervision.supervised_process import EXIT_PATIENCE_S, START_LIMIT_S, SupervisedProcess
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import parse_json
-from gtpo_megatron.user_code.frames import Frame, FrameReader, Kind, packed
+from gtpo_megatron.user_code.frames import Frame, FrameKind, FrameReader, packed
 
 logger = logging.getLogger(__name__)
 
@@ -212,18 +212,18 @@ class WorkerHandle:
         """Begins an episode."""
         self.episodes[number] = episode
         self._prints_anew = True
-        self._put(packed(Kind.OPEN, number, episode.first))
+        self._put(packed(FrameKind.OPEN, number, episode.first))
 
     def step(self, number: int, body: bytes) -> None:
         """Asks an episode to go on."""
         self.episodes[number].is_asked = True
-        self._put(packed(Kind.STEP, number, body))
+        self._put(packed(FrameKind.STEP, number, body))
 
     def close(self, number: int) -> None:
         """Lets the worker close an episode; nobody waits for it."""
         if not self.episodes[number].is_over:
             self.episodes[number].is_over = True
-            self._put(packed(Kind.END, number))
+            self._put(packed(FrameKind.END, number))
 
     def end(self, reason: str = "") -> None:
         """Lets the thread end the worker."""
@@ -348,7 +348,7 @@ class WorkerHandle:
             DataError: a worker does not send such a frame now.
             ConfigError: the worker cannot import the user's code.
         """
-        if frame.kind is Kind.READY:
+        if frame.kind is FrameKind.READY:
             body = self._fields(frame)
             if error := body.get("error", str, ""):
                 raise ConfigError(error)
@@ -358,7 +358,7 @@ class WorkerHandle:
                 self._memory_limit = memory_bytes(self._process_id) + (self._settings.memory_limit_mib << 20)
             self.has_started.set()
             self._on_event(None)
-        elif frame.kind is Kind.RETIRES:
+        elif frame.kind is FrameKind.RETIRES:
             if not self._retires:
                 self._retires = True
                 self._on_retire(self, self._fields(frame).get("reason", str))
@@ -370,23 +370,23 @@ class WorkerHandle:
             episode = self.episodes.get(frame.episode)
             if episode is None:
                 raise DataError(f"it sent {frame.kind.name} for an episode that it has not got")
-            if frame.kind is Kind.CLOSED:
+            if frame.kind is FrameKind.CLOSED:
                 if not episode.is_over:
                     raise DataError("it closed an episode that had not ended")
                 del self.episodes[frame.episode]
                 return None
             if episode.is_over:
                 return None
-            is_result = frame.kind in (Kind.ANSWER, Kind.DONE)
-            is_right = (is_result or frame.kind in (Kind.BEGUN, Kind.FAILED)) and episode.is_asked
+            is_result = frame.kind in (FrameKind.ANSWER, FrameKind.DONE)
+            is_right = (is_result or frame.kind in (FrameKind.BEGUN, FrameKind.FAILED)) and episode.is_asked
             if not is_right or (is_result and episode.began_at is None):
                 raise DataError(f"it sent {frame.kind.name} for an episode that had not asked for it")
-            if frame.kind is Kind.BEGUN:
+            if frame.kind is FrameKind.BEGUN:
                 self._begin(episode, frame)
                 return None
             event = self._event(frame)
             episode.is_open, episode.is_asked, episode.began_at = True, False, None
-            if event.is_last and frame.kind is Kind.ANSWER:  # it cannot be read
+            if event.is_last and frame.kind is FrameKind.ANSWER:  # it cannot be read
                 self.close(frame.episode)
             episode.is_over |= event.is_last
         return event
@@ -404,10 +404,10 @@ class WorkerHandle:
         """What a frame says; a failure if it cannot be read."""
         try:
             body = self._fields(frame)
-            failure = body.get("reason", str) if frame.kind is Kind.FAILED else ""
+            failure = body.get("reason", str) if frame.kind is FrameKind.FAILED else ""
         except DataError as error:
             return EpisodeEvent(episode=frame.episode, is_last=True, failure=str(error))
-        is_last = frame.kind is not Kind.ANSWER
+        is_last = frame.kind is not FrameKind.ANSWER
         return EpisodeEvent(episode=frame.episode, body=body.raw, is_last=is_last, failure=failure)
 
     def _fields(self, frame: Frame) -> Fields:

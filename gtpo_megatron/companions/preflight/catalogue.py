@@ -3,7 +3,7 @@
 from gtpo_megatron.companions.preflight.checks import kernels, layout, machines, sizes, step, surroundings
 from gtpo_megatron.companions.preflight.context import PreflightContext
 from gtpo_megatron.companions.preflight.result import assessed
-from gtpo_megatron.companions.preflight.runner import Check, Results
+from gtpo_megatron.companions.preflight.runner import PreflightCheck, Results
 from gtpo_megatron.orchestration.loop.inputs import turn_warning
 from gtpo_megatron.train import check_inputs
 
@@ -52,18 +52,18 @@ def _end(_context: PreflightContext) -> Results:
     yield assessed("ranks, engines and rewards", "ended in good order", is_good=True, expected="no error", remedy="")
 
 
-CHECKS: tuple[Check, ...] = (
-    Check(
+CHECKS: tuple[PreflightCheck, ...] = (
+    PreflightCheck(
         "inputs",
         MACHINES,
         "model, data, rewards",
         inputs,
         remedy="change what the line names; gtpo-megatron config RECIPE checks the same in seconds",
     ),
-    Check("versions", MACHINES, "software", machines.versions),
-    Check("hosts", MACHINES, "GPUs, memory, shared memory", machines.hosts),
-    Check("clocks", MACHINES, "clocks and stragglers", machines.clocks, remedy=SICK_GPU),
-    Check(
+    PreflightCheck("versions", MACHINES, "software", machines.versions),
+    PreflightCheck("hosts", MACHINES, "GPUs, memory, shared memory", machines.hosts),
+    PreflightCheck("clocks", MACHINES, "clocks and stragglers", machines.clocks, remedy=SICK_GPU),
+    PreflightCheck(
         "kernels",
         MACHINES,
         "output layer against float64",
@@ -71,7 +71,7 @@ CHECKS: tuple[Check, ...] = (
         needs=("inputs",),
         remedy=SICK_GPU,
     ),
-    Check(
+    PreflightCheck(
         "layer",
         MACHINES,
         "a layer against transformers",
@@ -79,15 +79,15 @@ CHECKS: tuple[Check, ...] = (
         needs=("inputs",),
         remedy="Megatron or Transformer Engine cannot build this layer here: install the tested versions",
     ),
-    Check(
+    PreflightCheck(
         "network",
         MACHINES,
         "nodes reach each other",
         surroundings.reach,
         remedy="no firewall may stand between the nodes; --network-interface names the network that they share",
     ),
-    Check("ray", MACHINES, "Ray and its object store", surroundings.ray),
-    Check(
+    PreflightCheck("ray", MACHINES, "Ray and its object store", surroundings.ray),
+    PreflightCheck(
         "disk",
         MACHINES,
         "the disk under the run folder",
@@ -95,7 +95,7 @@ CHECKS: tuple[Check, ...] = (
         needs=("inputs",),
         remedy="every node must be able to write there: --run-dir, for a preflight --output",
     ),
-    Check(
+    PreflightCheck(
         "start",
         LAYOUT,
         "ranks, engines and rewards",
@@ -104,7 +104,7 @@ CHECKS: tuple[Check, ...] = (
         remedy="log.txt has the lines of the process that is named; where a disk is slow, a larger --seconds and "
         "--cluster.start-deadline-s",
     ),
-    Check(
+    PreflightCheck(
         "collectives",
         LAYOUT,
         "collectives over the groups of the layout",
@@ -112,7 +112,7 @@ CHECKS: tuple[Check, ...] = (
         needs=("start",),
         remedy="NCCL_DEBUG=INFO (--env) says which ranks could not connect, and over what; docs/launching.md, Network",
     ),
-    Check(
+    PreflightCheck(
         "push",
         STEP,
         "a verified push",
@@ -120,7 +120,7 @@ CHECKS: tuple[Check, ...] = (
         needs=("start",),
         remedy="no run can go on after this; docs/weight_push.md says what each transport needs",
     ),
-    Check(
+    PreflightCheck(
         "generate",
         STEP,
         "generation",
@@ -128,11 +128,11 @@ CHECKS: tuple[Check, ...] = (
         needs=("inputs", "push"),
         remedy="see the engine's lines in log.txt; if memory is short, lower --rollout.kv-cache-mib",
     ),
-    Check("rewards", STEP, "rewards", step.rewards, needs=("generate",)),
-    Check("logprobs", STEP, "log-probs of both sides", step.logprobs, needs=("generate",)),
-    Check("update", STEP, "an update", step.update, needs=("rewards", "logprobs"), remedy=NO_MEMORY),
-    Check("new-weights", STEP, "log-probs of both sides after an update", step.new_weights, needs=("update",)),
-    Check(
+    PreflightCheck("rewards", STEP, "rewards", step.rewards, needs=("generate",)),
+    PreflightCheck("logprobs", STEP, "log-probs of both sides", step.logprobs, needs=("generate",)),
+    PreflightCheck("update", STEP, "an update", step.update, needs=("rewards", "logprobs"), remedy=NO_MEMORY),
+    PreflightCheck("new-weights", STEP, "log-probs of both sides after an update", step.new_weights, needs=("update",)),
+    PreflightCheck(
         "lengths",
         STEP,
         "scoring and updates at full length",
@@ -140,8 +140,8 @@ CHECKS: tuple[Check, ...] = (
         needs=("generate",),
         remedy=NO_MEMORY,
     ),
-    Check("sleep", STEP, "sleep and wake", sizes.sleep, needs=("push",)),
-    Check(
+    PreflightCheck("sleep", STEP, "sleep and wake", sizes.sleep, needs=("push",)),
+    PreflightCheck(
         "checkpoint",
         STEP,
         "a checkpoint",
@@ -149,10 +149,10 @@ CHECKS: tuple[Check, ...] = (
         needs=("start",),
         remedy="see the check disk; docs/checkpoints.md says what is written, and by whom",
     ),
-    Check("transports", STEP, "the other transports", sizes.transports, needs=("push",)),
-    Check("memory", STEP, "memory by phase", sizes.memory, needs=("generate", "lengths")),
-    Check("step-time", STEP, "seconds of a step", sizes.step_time, needs=("generate", "lengths", "push")),
-    Check("end", STEP, "the end of the processes", _end, needs=("start",)),
+    PreflightCheck("transports", STEP, "the other transports", sizes.transports, needs=("push",)),
+    PreflightCheck("memory", STEP, "memory by phase", sizes.memory, needs=("generate", "lengths")),
+    PreflightCheck("step-time", STEP, "seconds of a step", sizes.step_time, needs=("generate", "lengths", "push")),
+    PreflightCheck("end", STEP, "the end of the processes", _end, needs=("start",)),
 )
 
 BEFORE_MODELS = tuple(check.name for check in CHECKS if check.group == MACHINES and check.name != "inputs")

@@ -27,7 +27,7 @@ Results = Generator[CheckResult, None, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class PreflightCheck:
     """A row of the catalogue.
 
     Attributes:
@@ -67,7 +67,7 @@ class CheckRunner:
 
     def __init__(
         self,
-        checks: Sequence[Check],
+        checks: Sequence[PreflightCheck],
         chosen: Collection[str],
         seconds: float,
         *,
@@ -117,7 +117,7 @@ class CheckRunner:
         finally:
             self._check_end = math.inf
 
-    def _made(self, check: Check, context: object) -> Results:
+    def _made(self, check: PreflightCheck, context: object) -> Results:
         self.values[check.name] = yield from check.function(context)
 
     def fail(self, name: str, error: Exception, *, seconds: float) -> None:
@@ -149,7 +149,7 @@ class CheckRunner:
         """Records that the checks without a line are not made."""
         self.give_up(self._checks.keys() - {result.check for result in self.results}, why)
 
-    def _obstacle(self, check: Check) -> str | None:
+    def _obstacle(self, check: PreflightCheck) -> str | None:
         if self._lost:
             return f"the processes have not answered since {self._lost!r}"
         for needed in check.needs:
@@ -167,7 +167,7 @@ def cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {shown}"
 
 
-def chosen_checks(checks: Sequence[Check], *, only: Sequence[str], skip: Sequence[str]) -> frozenset[str]:
+def chosen_checks(checks: Sequence[PreflightCheck], *, only: Sequence[str], skip: Sequence[str]) -> frozenset[str]:
     """Names of the checks to make: ``only`` with what they need, or all; less ``skip``.
 
     Raises:

@@ -30,7 +30,7 @@ MAX_PARTS = 12
 NUM_FIRST = 2
 
 
-class Kind(StrEnum):
+class TokenKind(StrEnum):
     """The outcome of a response."""
 
     CORRECT = "correct"
@@ -62,7 +62,7 @@ class ShownResponse:
         advantages: those of the policy's tokens, packed.
     """
 
-    kind: Kind
+    kind: TokenKind
     truncated: bool
     reward: float
     parts: dict[str, float]
@@ -174,7 +174,7 @@ def sampled_groups(
         Groups in the order of their first response.
     """
     groups: dict[int, SampledGroup] = {}
-    num_of_kind: Counter[tuple[int, Kind]] = Counter()
+    num_of_kind: Counter[tuple[int, TokenKind]] = Counter()
     for record in records:
         if record.group_id not in groups:
             if len(groups) == max_groups:
@@ -189,14 +189,14 @@ def sampled_groups(
     return list(groups.values())
 
 
-def _kind(record: RolloutRecord, threshold: float) -> Kind:
+def _kind(record: RolloutRecord, threshold: float) -> TokenKind:
     """The outcome of a record."""
     if record.reward_failed:
-        return Kind.UNGRADED
-    return Kind.CORRECT if are_correct(record.reward, threshold=threshold) else Kind.INCORRECT
+        return TokenKind.UNGRADED
+    return TokenKind.CORRECT if are_correct(record.reward, threshold=threshold) else TokenKind.INCORRECT
 
 
-def _shown(record: RolloutRecord, kind: Kind, *, max_info: int) -> ShownResponse:
+def _shown(record: RolloutRecord, kind: TokenKind, *, max_info: int) -> ShownResponse:
     foreign = record.foreign_tokens
     shaped, entropy, advantages = (
         np.delete(np.asarray(values, dtype=np.float64), foreign)

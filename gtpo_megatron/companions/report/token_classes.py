@@ -14,7 +14,7 @@ import numpy as np
 
 from gtpo_megatron.companions.report.packed import Floats, unpacked
 from gtpo_megatron.companions.report.run_data import RunData
-from gtpo_megatron.companions.report.sampled_groups import Kind, SampledGroup
+from gtpo_megatron.companions.report.sampled_groups import SampledGroup, TokenKind
 
 FIRST = "first token"
 _CONNECTIVES = (
@@ -64,7 +64,7 @@ class KindOfToken:
     count: int
     share: float
     entropy: float
-    credit: dict[Kind, float | None]
+    credit: dict[TokenKind, float | None]
 
 
 @lru_cache(maxsize=1 << 16)
@@ -96,7 +96,9 @@ def kinds_of_tokens(groups: Iterable[SampledGroup]) -> list[KindOfToken]:
                 count=int(here.sum()),
                 share=float(here.mean()),
                 entropy=float(entropy[here].mean()),
-                credit={side: _credit(advantage, outcome == side, here) for side in (Kind.CORRECT, Kind.INCORRECT)},
+                credit={
+                    side: _credit(advantage, outcome == side, here) for side in (TokenKind.CORRECT, TokenKind.INCORRECT)
+                },
             )
         )
     return found

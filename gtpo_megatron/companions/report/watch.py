@@ -115,7 +115,7 @@ class ReportServer:
         if not 0 <= port <= MAX_PORT:
             raise ConfigError(f"port={port} is no port; choose one up to {MAX_PORT}, or 0 for a free one")
         try:
-            self._server = ThreadingHTTPServer((HOST, port), partial(_Handler, report))
+            self._server = ThreadingHTTPServer((HOST, port), partial(_PageHandler, report))
         except OSError as error:
             raise ConfigError(f"port={port} cannot be used ({error.strerror}); choose another, or 0") from error
         self._server.daemon_threads = True
@@ -135,7 +135,7 @@ class ReportServer:
         self._server.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _PageHandler(BaseHTTPRequestHandler):
     def __init__(self, report: LiveReport, *arguments: Any) -> None:
         self._report = report
         super().__init__(*arguments)  # the base class answers the request

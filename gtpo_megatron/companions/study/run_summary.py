@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gtpo_megatron.companions.report.sampled_groups import Kind, all_groups
+from gtpo_megatron.companions.report.sampled_groups import TokenKind, all_groups
 from gtpo_megatron.companions.report.token_classes import kinds_of_tokens
 from gtpo_megatron.companions.study.plan import MAX_SEED, PlannedRun, Study, digest, fingerprint, portable
 from gtpo_megatron.config.serialize import load_config, to_plain
@@ -35,7 +35,7 @@ CURVES = (
 MAX_VALUE = 1e15
 """Largest value of a curve or a cost, so that sums of them stay finite."""
 _ANEW = "move the folder elsewhere, and the study trains the run anew"
-SIDES = (Kind.CORRECT, Kind.INCORRECT)
+SIDES = (TokenKind.CORRECT, TokenKind.INCORRECT)
 _SUMS = {
     "training_s": ("timing/step_s", "timing/evaluation_s", "timing/checkpoint_s"),
     "responses": ("rollout/responses_count",),

@@ -22,7 +22,7 @@ from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.observability.metrics import Max, Mean, Sum, merge
 from gtpo_megatron.orchestration.loop.group_scheduler import GroupScheduler, SchedulerRules
 from gtpo_megatron.orchestration.loop.rollout_metrics import best_rewards, rollout_metrics
-from gtpo_megatron.orchestration.loop.sampling import DrawPrompts, Sampled, check_has_verdicts, informative, merged
+from gtpo_megatron.orchestration.loop.sampling import DrawPrompts, SampledStep, check_has_verdicts, informative, merged
 from gtpo_megatron.orchestration.loop.sampling_state import from_plain, problem_from_plain, problem_to_plain, to_plain
 from gtpo_megatron.orchestration.stages.engines import Attempt, GroupSampler
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, joined
@@ -69,8 +69,8 @@ class ContinuousSampling:
         self._changed = threading.Condition()  # guards everything below
         self._problems: dict[int, Problem] = {}
         self._ungraded: dict[Attempt, RolloutHandle] = {}
-        self._ready: dict[int, Sampled] = {}
-        self._dropped: list[Sampled] = []  # by dynamic sampling, since the last step
+        self._ready: dict[int, SampledStep] = {}
+        self._dropped: list[SampledStep] = []  # by dynamic sampling, since the last step
         self._seconds = {"rollout": 0.0, "reward": 0.0}
         self._aborting: set[int] = set()  # engines with aborts under way
         self._is_closing = False
@@ -82,7 +82,7 @@ class ContinuousSampling:
         """Sets the first step; the engines have the weights that it starts from."""
         self._scheduler.version = self._scheduler.num_taken = step - 1
 
-    def take(self, step: int) -> Sampled:
+    def take(self, step: int) -> SampledStep:
         """Waits until a step can take its groups.
 
         Raises:
@@ -228,7 +228,7 @@ class ContinuousSampling:
             self._problems |= dict(zip(prompts.group_ids, prompts.problems, strict=True))
             self._scheduler.add(prompts.group_ids)
 
-    def _taken(self, step: int) -> Sampled:
+    def _taken(self, step: int) -> SampledStep:
         """The groups of a step as one batch."""
         events = self._scheduler.take_events()
         labels = self._scheduler.take(step)
@@ -340,17 +340,19 @@ class ContinuousSampling:
                 self._top_up()
                 self._changed.notify_all()
 
-    def _scored(self, attempts: list[Attempt], problems: list[Problem], handles: list[RolloutHandle]) -> list[Sampled]:
+    def _scored(
+        self, attempts: list[Attempt], problems: list[Problem], handles: list[RolloutHandle]
+    ) -> list[SampledStep]:
         prompts = PromptBatch(problems=tuple(problems), group_ids=tuple(attempt.group for attempt in attempts))
         rewards = self._stages.reward.grade(joined(handles, max_spread=self._config.rollout.max_staleness), prompts)
-        groups: list[Sampled] = []
+        groups: list[SampledStep] = []
         first = 0
         for attempt, problem, handle in zip(attempts, problems, handles, strict=True):
             mine = rewards.select(range(first, first := first + len(handle.group_ids)))
             # of all that were graded together; only the sum over groups is used
             reward = dataclasses.replace(mine, num_over_budget=0 if groups else rewards.num_over_budget)
             groups.append(
-                Sampled(
+                SampledStep(
                     prompts=PromptBatch(problems=(problem,), group_ids=(attempt.group,)),
                     rollouts=handle,
                     rewards=reward,
@@ -359,7 +361,7 @@ class ContinuousSampling:
             )
         return groups
 
-    def _record(self, attempt: Attempt, group: Sampled) -> None:
+    def _record(self, attempt: Attempt, group: SampledStep) -> None:
         is_kept = self._threshold is None or bool(informative(group, self._threshold))
         if not self._scheduler.graded(attempt, is_kept=is_kept):
             return

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.orchestration.loop.sampling import DrawPrompts, Sampled
+from gtpo_megatron.orchestration.loop.sampling import DrawPrompts, SampledStep
 from gtpo_megatron.orchestration.stages.stages import Stages
 
 
@@ -16,7 +16,7 @@ class RolloutPipeline(Protocol):
         """Sets the first step; before ``load_state_dict``."""
         ...
 
-    def take(self, step: int) -> Sampled:
+    def take(self, step: int) -> SampledStep:
         """Returns the responses of a step.
 
         Raises:

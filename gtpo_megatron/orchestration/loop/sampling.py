@@ -23,7 +23,7 @@ DrawPrompts = Callable[[int], PromptBatch]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sampled:
+class SampledStep:
     """The responses of a step.
 
     Attributes:
@@ -56,7 +56,7 @@ def sample_groups(
     *,
     num_prompts: int,
     seed: int,
-) -> Sampled:
+) -> SampledStep:
     """Samples and grades ``num_prompts`` groups.
 
     With dynamic sampling, groups whose responses are all correct or all incorrect are dropped and replaced by new
@@ -122,15 +122,15 @@ def refill_size(num_missing: int, *, num_kept: int, num_drawn: int, num_prompts:
     return num_prompts if num_kept == 0 else min(num_prompts, math.ceil(num_missing * num_drawn / num_kept))
 
 
-def _one_round(prompts: PromptBatch, stages: Stages, config: RolloutConfig, seed: int) -> Sampled:
+def _one_round(prompts: PromptBatch, stages: Stages, config: RolloutConfig, seed: int) -> SampledStep:
     with stages.timers.stage("rollout"):  # (2)
         rollouts = stages.engine.generate(prompts, config.sampling, samples_per_prompt=config.group_size, seed=seed)
     with stages.timers.stage("reward"):  # (3)
         rewards = stages.reward.grade(rollouts, prompts)
-    return Sampled(prompts=prompts, rollouts=rollouts, rewards=rewards, metrics=rollout_metrics(rollouts, rewards))
+    return SampledStep(prompts=prompts, rollouts=rollouts, rewards=rewards, metrics=rollout_metrics(rollouts, rewards))
 
 
-def informative(sampled: Sampled, threshold: float) -> set[int]:
+def informative(sampled: SampledStep, threshold: float) -> set[int]:
     """Labels of the groups with correct and incorrect responses."""
     rewards = sampled.rewards
     labels, is_informative = informative_groups(
@@ -142,7 +142,9 @@ def informative(sampled: Sampled, threshold: float) -> set[int]:
     return set(labels[is_informative].tolist())
 
 
-def merged(rounds: Sequence[Sampled], kept: Sequence[set[int]], metrics: Metrics, *, max_spread: int = 0) -> Sampled:
+def merged(
+    rounds: Sequence[SampledStep], kept: Sequence[set[int]], metrics: Metrics, *, max_spread: int = 0
+) -> SampledStep:
     """The kept groups of all rounds, in the order they were drawn.
 
     Args:
@@ -161,7 +163,7 @@ def merged(rounds: Sequence[Sampled], kept: Sequence[set[int]], metrics: Metrics
         for group, problem in zip(sampled.prompts.group_ids, sampled.prompts.problems, strict=True)
         if group in groups
     ]
-    return Sampled(
+    return SampledStep(
         prompts=PromptBatch(
             problems=tuple(problem for _, problem in pairs), group_ids=tuple(group for group, _ in pairs)
         ),

@@ -6,13 +6,13 @@ from typing import Any
 
 from gtpo_megatron.batch import ENVIRONMENT_SECONDS, ENVIRONMENT_WAIT, Problem, PromptBatch, RewardBatch, RolloutBatch
 from gtpo_megatron.observability.metrics import Max, Mean, Metric, Min, Sum, is_deterministic
-from gtpo_megatron.orchestration.loop.sampling import Sampled
+from gtpo_megatron.orchestration.loop.sampling import SampledStep
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 
 _METRICS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Sum, Mean, Max, Min)}
 
 
-def to_plain(sampled: Sampled, rollouts: RolloutBatch) -> dict[str, Any]:
+def to_plain(sampled: SampledStep, rollouts: RolloutBatch) -> dict[str, Any]:
     """Plain values that ``torch.load`` reads with ``weights_only=True``; ``rollouts`` replaces the handle.
 
     Times are left out, so that two runs of one seed write the same.
@@ -33,11 +33,11 @@ def to_plain(sampled: Sampled, rollouts: RolloutBatch) -> dict[str, Any]:
     }
 
 
-def from_plain(plain: dict[str, Any], hold: Callable[[RolloutBatch], RolloutHandle]) -> Sampled:
+def from_plain(plain: dict[str, Any], hold: Callable[[RolloutBatch], RolloutHandle]) -> SampledStep:
     """The inverse of ``to_plain``; ``hold`` makes the handle of the responses. ``seconds`` is empty."""
     metrics: dict[str, Metric] = {name: _METRICS[kind](**fields) for name, (kind, fields) in plain["metrics"].items()}
     problems = tuple(problem_from_plain(fields) for fields in plain["problems"])
-    return Sampled(
+    return SampledStep(
         prompts=PromptBatch(problems=problems, group_ids=tuple(plain["group_ids"])),
         rollouts=hold(RolloutBatch(**plain["rollouts"])),
         rewards=RewardBatch(**plain["rewards"]),

@@ -7,7 +7,7 @@ from gtpo_megatron.batch import Problem, RewardBatch, TokenRecord
 from gtpo_megatron.config.output import LoggingConfig
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.sinks import MetricSinks
-from gtpo_megatron.orchestration.loop.sampling import Sampled
+from gtpo_megatron.orchestration.loop.sampling import SampledStep
 from gtpo_megatron.orchestration.stages.stages import Stages
 from gtpo_megatron.run_folder.rollout_log import RolloutLog, RolloutRecord, foreign_spans
 from gtpo_megatron.run_folder.token_files import ExpertLoad, write_expert_load
@@ -67,7 +67,7 @@ class StepLog:
         self._sinks.write(step, row)
         self._display.step_done(step, row)
 
-    def write_rollouts(self, step: int, sampled: Sampled) -> None:
+    def write_rollouts(self, step: int, sampled: SampledStep) -> None:
         """Writes the texts of some groups with their rewards, entropies and credit, if the step is due for it.
 
         At the same steps the loads of experts, if the model has them.

@@ -18,7 +18,7 @@ from gtpo_megatron.batch import Problem, PromptBatch
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import EngineLostError
 from gtpo_megatron.observability.timers import StageTimers
-from gtpo_megatron.orchestration.loop.sampling import DrawPrompts, Sampled, sample_groups
+from gtpo_megatron.orchestration.loop.sampling import DrawPrompts, SampledStep, sample_groups
 from gtpo_megatron.orchestration.loop.sampling_state import from_plain, to_plain
 from gtpo_megatron.orchestration.stages.stages import Stages
 
@@ -45,14 +45,14 @@ class StepwiseSampling:
         self._started = 0
         self._version = 0
         self._running: dict[int, _Sampling] = {}
-        self._ready: dict[int, Sampled] = {}
+        self._ready: dict[int, SampledStep] = {}
         self._lost: dict[int, _Replay] = {}
 
     def begin_at(self, step: int) -> None:
         """Sets the first step, unless ``load_state_dict`` has set a later one."""
         self._started = max(self._started, step - 1)
 
-    def take(self, step: int) -> Sampled:
+    def take(self, step: int) -> SampledStep:
         """Returns the responses of a step, and starts sampling ahead for the next ones.
 
         Raises:
@@ -127,7 +127,7 @@ class StepwiseSampling:
         # an engine that dies in this thread gets its weights at the trainer's next push
         stages = dataclasses.replace(self._stages, timers=timers, engine=self._stages.engine.unattended())
 
-        def sample() -> Sampled:
+        def sample() -> SampledStep:
             if earlier is not None:
                 earlier.thread.join()  # prompts are drawn in the order of the steps
             sampled = self._sample(draw, stages)
@@ -136,7 +136,7 @@ class StepwiseSampling:
 
         self._running[step] = _Sampling.begin(sample, draw=draw, name=f"sampling of step {step}")
 
-    def _sample(self, draw: "_Replay", stages: Stages) -> Sampled:
+    def _sample(self, draw: "_Replay", stages: Stages) -> SampledStep:
         config = self._config
         return sample_groups(
             draw.rewound(),
@@ -202,13 +202,13 @@ class _Replay:
 class _Sampling:
     """Sampling in progress, in a daemon thread."""
 
-    future: Future[Sampled]
+    future: Future[SampledStep]
     thread: threading.Thread
     draw: _Replay
 
     @classmethod
-    def begin(cls, sample: Callable[[], Sampled], *, draw: _Replay, name: str) -> "_Sampling":
-        future: Future[Sampled] = Future()
+    def begin(cls, sample: Callable[[], SampledStep], *, draw: _Replay, name: str) -> "_Sampling":
+        future: Future[SampledStep] = Future()
 
         def run() -> None:
             try:

@@ -7,7 +7,7 @@ from gtpo_megatron.data.sharding import updates_of_step
 from gtpo_megatron.observability.metrics import Max, Sum
 from gtpo_megatron.orchestration.loop.pipeline import RolloutPipeline
 from gtpo_megatron.orchestration.loop.policy_check import MismatchCheck, check_version, without_gap
-from gtpo_megatron.orchestration.loop.sampling import Sampled
+from gtpo_megatron.orchestration.loop.sampling import SampledStep
 from gtpo_megatron.orchestration.stages.stages import Stages
 from gtpo_megatron.orchestration.stages.trainer import Metrics
 
@@ -16,7 +16,7 @@ from gtpo_megatron.orchestration.stages.trainer import Metrics
 class StepReport:
     """The result of a step."""
 
-    sampled: Sampled
+    sampled: SampledStep
     metrics: Metrics
 
 

@@ -17,7 +17,7 @@ from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.errors import WorkerError
 from gtpo_megatron.orchestration.on_ray.collect import Deadline
 from gtpo_megatron.orchestration.on_ray.local_cluster import start_own_ray
-from gtpo_megatron.orchestration.on_ray.placement import Node, in_order
+from gtpo_megatron.orchestration.on_ray.placement import ClusterNode, in_order
 
 logger = logging.getLogger(__name__)
 
@@ -115,12 +115,12 @@ def _end_before_c_handlers() -> None:
     os._exit(1)
 
 
-def ray_nodes() -> list[Node]:
+def ray_nodes() -> list[ClusterNode]:
     """The nodes that are alive, this process's own first."""
     import ray
 
     nodes = [
-        Node(
+        ClusterNode(
             node_id=node["NodeID"],
             host=node["NodeManagerHostname"],
             num_gpus=int(node["Resources"].get("GPU", 0)),

@@ -9,7 +9,7 @@ from gtpo_megatron.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Node:
+class ClusterNode:
     """A node of the cluster.
 
     Attributes:
@@ -36,14 +36,19 @@ class Placement:
         has_gpus: whether ranks and engines use GPUs.
     """
 
-    ranks: tuple[Node, ...]
-    engines: tuple[Node, ...]
-    reward: Node
+    ranks: tuple[ClusterNode, ...]
+    engines: tuple[ClusterNode, ...]
+    reward: ClusterNode
     has_gpus: bool
 
 
 def place(
-    parallel: ParallelConfig, *, num_engines: int, engine_gpus: int, nodes: Sequence[Node], colocated: bool = False
+    parallel: ParallelConfig,
+    *,
+    num_engines: int,
+    engine_gpus: int,
+    nodes: Sequence[ClusterNode],
+    colocated: bool = False,
 ) -> Placement:
     """Places ranks, engines and the reward process.
 
@@ -75,7 +80,7 @@ def place(
     free = {node.node_id: node.num_gpus for node in nodes}
     tensor = parallel.tensor_parallel_size
     block = tensor if tensor <= max(free.values()) else 1
-    ranks_on_gpus: list[Node] = []
+    ranks_on_gpus: list[ClusterNode] = []
     for node in nodes:
         here = min(parallel.num_ranks - len(ranks_on_gpus), free[node.node_id] // block * block)
         ranks_on_gpus += [node] * here
@@ -95,13 +100,13 @@ def place(
     return Placement(ranks=tuple(ranks_on_gpus), engines=tuple(engines), reward=nodes[0], has_gpus=True)
 
 
-def _on_ranks(ranks: Sequence[Node], *, num_engines: int, engine_gpus: int) -> list[Node]:
+def _on_ranks(ranks: Sequence[ClusterNode], *, num_engines: int, engine_gpus: int) -> list[ClusterNode]:
     """The node of each engine's ranks, for the engines whose ranks are all on one node."""
     shares = [ranks[index * engine_gpus : (index + 1) * engine_gpus] for index in range(num_engines)]
     return [share[0] for share in shares if len(share) == engine_gpus and len({node.node_id for node in share}) == 1]
 
 
-def in_order(nodes: Sequence[Node], *, first: str) -> list[Node]:
+def in_order(nodes: Sequence[ClusterNode], *, first: str) -> list[ClusterNode]:
     """The node with the id ``first`` (the driver's), then the others by host name, numbers in names as numbers."""
     return sorted(nodes, key=lambda node: (node.node_id != first, _natural(node.host), node.node_id))
 

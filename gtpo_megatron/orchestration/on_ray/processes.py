@@ -18,7 +18,7 @@ from gtpo_megatron.orchestration.stages.rollouts import Chunk, handles_then_chun
 logger = logging.getLogger(__name__)
 
 
-class _Process:
+class _RayProcess:
     """Base of the run's processes: sets up logs and module path.
 
     Args:
@@ -51,7 +51,7 @@ class _Process:
         return function(self.instance)
 
 
-class RankProcess(_Process):
+class RankProcess(_RayProcess):
     """A Megatron rank: a ``MegatronActor``."""
 
     def __init__(self, config: dict[str, Any], run_folder: str, search_path: str, *, global_rank: int) -> None:
@@ -103,7 +103,7 @@ WORKER_DEATH_S = 2.0
 than ``collect.GRACE_S``, so that the reason is still reported."""
 
 
-class EngineProcess(_Process):
+class EngineProcess(_RayProcess):
     """A rollout engine: a ``VllmEngine``.
 
     With tensor parallelism vLLM starts worker processes. If one of them dies, this process ends too.
@@ -172,7 +172,7 @@ class EngineProcess(_Process):
         os._exit(1)  # immediately, because vLLM's cleanup would wait for the dead worker
 
 
-class RewardProcess(_Process):
+class RewardProcess(_RayProcess):
     """Decoding and grading: a ``RewardGrader``."""
 
     def __init__(self, config: dict[str, Any], run_folder: str, search_path: str) -> None:

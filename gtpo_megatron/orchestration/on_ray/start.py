@@ -14,7 +14,7 @@ from gtpo_megatron.errors import GTPOError
 from gtpo_megatron.observability.profiling import nsight_options
 from gtpo_megatron.orchestration.on_ray.collect import Deadline, collect
 from gtpo_megatron.orchestration.on_ray.fleet import engine_names
-from gtpo_megatron.orchestration.on_ray.placement import Node, Placement
+from gtpo_megatron.orchestration.on_ray.placement import ClusterNode, Placement
 from gtpo_megatron.orchestration.on_ray.processes import EngineProcess, RankProcess, RewardProcess
 from gtpo_megatron.orchestration.on_ray.ranks import REWARD_NAME
 from gtpo_megatron.rollout.engine_arguments import CPU_ENVIRONMENT, engine_environment
@@ -124,7 +124,7 @@ class ProcessStarter:
     def _start(
         self,
         kind: type,
-        node: Node,
+        node: ClusterNode,
         *,
         threads: int,
         num_gpus: int,

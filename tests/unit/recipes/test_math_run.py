@@ -20,7 +20,7 @@ from gtpo_megatron.config.algorithm.base import (
 )
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.data.adapters import ADAPTERS
-from gtpo_megatron.orchestration.on_ray.placement import Node, place
+from gtpo_megatron.orchestration.on_ray.placement import ClusterNode, place
 from recipes import qwen2_5_7b, qwen2_5_32b
 from tests.plans import plan_of
 from tests.yaml_text import from_yaml
@@ -109,7 +109,7 @@ def test_it_survives_the_run_folder_and_fills_the_gpus_in_its_name(name):
     assert config.name.endswith(name.split(":")[1].removeprefix("math").removeprefix("paper"))
     assert config.parallel.num_ranks == rollout.num_engines * rollout.tensor_parallel_size == gpus
     nodes = [
-        Node(node_id=str(index), host=f"node {index}", num_gpus=min(8, gpus), num_cpus=96)
+        ClusterNode(node_id=str(index), host=f"node {index}", num_gpus=min(8, gpus), num_cpus=96)
         for index in range(-(-gpus // 8))
     ]
     found = place(

@@ -11,7 +11,7 @@ import torch
 
 from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.companions.planner.correction import PlanCorrection, write_correction
-from gtpo_megatron.companions.preflight.checks.step import Graded, Sampled, pushed, pushed_bytes
+from gtpo_megatron.companions.preflight.checks.step import Graded, ProbeRollouts, pushed, pushed_bytes
 from gtpo_megatron.companions.preflight.checks.surroundings import LONGEST_SAVE_S
 from gtpo_megatron.companions.preflight.context import PreflightContext, StepContext
 from gtpo_megatron.companions.preflight.expectations import TIME_FACTOR, gib, rate
@@ -48,7 +48,7 @@ def lengths(context: StepContext) -> Results:
         Seconds of a step's ``score`` and ``update``.
     """
     stages, config, gpus = context.stages, context.config, context.gpus
-    sampled: Sampled = context.values["generate"]
+    sampled: ProbeRollouts = context.values["generate"]
     gpus.to_trainer()
     rollouts = full_rollouts(config, context.architecture, version=gpus.version)
     handle = stages.engine.store(rollouts)
@@ -313,7 +313,7 @@ def phase_memory(phase: str, *, planned: int, measured: int, capacity: int) -> C
 def step_time(context: StepContext) -> Results:
     """Seconds of a step by what was measured, in the order of a step."""
     values = context.values
-    sampled: Sampled = values["generate"]
+    sampled: ProbeRollouts = values["generate"]
     graded: Graded | None = values.get("rewards")
     parts: dict[str, float | None] = {
         "generate": sampled.seconds,

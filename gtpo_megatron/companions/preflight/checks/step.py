@@ -31,7 +31,7 @@ FIRST_WEIGHTS = "log-probs of sampler and trainer, first weights"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sampled:
+class ProbeRollouts:
     """Responses of a step.
 
     Attributes:
@@ -163,7 +163,7 @@ def generate(context: StepContext) -> Results:
         unknown=context.expected.why_no_rates if planned is None else None,
         figures={"tokens_per_s": own / seconds, "seconds": seconds, "mean_response_tokens": own / total},
     )
-    return Sampled(
+    return ProbeRollouts(
         prompts=prompts,
         handle=handle,
         mean_tokens=float(handle.prompt_lengths.double().mean()) + mean_response,
@@ -187,7 +187,7 @@ def rewards(context: StepContext) -> Results:
     Returns:
         ``Graded``.
     """
-    sampled: Sampled = context.values["generate"]
+    sampled: ProbeRollouts = context.values["generate"]
     began = time.perf_counter()
     batch = context.stages.reward.grade(sampled.handle, sampled.prompts)
     seconds = time.perf_counter() - began
@@ -210,7 +210,7 @@ def logprobs(context: StepContext) -> Results:
     Returns:
         The recipe's limits of the mismatch.
     """
-    sampled: Sampled = context.values["generate"]
+    sampled: ProbeRollouts = context.values["generate"]
     gate = MismatchGate.of_run(context.config, has_experts=context.architecture.experts is not None)
     context.gpus.to_trainer()
     trainer = context.stages.trainer
@@ -270,7 +270,7 @@ def update(context: StepContext) -> Results:
 
 def new_weights(context: StepContext) -> Results:
     """A push after an update, and the engines' log-probs under the new weights against the trainer's."""
-    sampled: Sampled = context.values["generate"]
+    sampled: ProbeRollouts = context.values["generate"]
     stages, config = context.stages, context.config
     context.gpus.to_engine()
     tokens = min(config.rollout.sampling.max_response_tokens, 4 * FEW_TOKENS)

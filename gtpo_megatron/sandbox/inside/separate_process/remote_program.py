@@ -34,7 +34,7 @@ class RemoteProgram(TestedProgram):
         super().__init__(imports, supplied, vars(builtins))
         self.used_names, self.classes = used_names, classes
         self.functions = set()
-        self.module = ProgramModule(self)
+        self.module = RemoteModule(self)
         input_here = builtins.input
         channel.served = {
             "input": lambda _, prompt: (builtins.input if builtins.input is not input_here else read_line)(prompt),
@@ -79,7 +79,7 @@ class RemoteProgram(TestedProgram):
         return id(error) not in self.channel.raised_there
 
 
-class ProgramModule(types.ModuleType):
+class RemoteModule(types.ModuleType):
     """The program, as its tests import it."""
 
     def __init__(self, program):

@@ -12,7 +12,7 @@ from gtpo_megatron.companions.preflight.catalogue import BEFORE_MODELS, CHECKS, 
 from gtpo_megatron.companions.preflight.gpu_handover import GpuHandover
 from gtpo_megatron.companions.preflight.memory_watch import MemoryWatch
 from gtpo_megatron.companions.preflight.result import assessed, has_passed, not_here, noted
-from gtpo_megatron.companions.preflight.runner import LONGEST_CAUSE, Check, CheckRunner, cause, chosen_checks
+from gtpo_megatron.companions.preflight.runner import LONGEST_CAUSE, CheckRunner, PreflightCheck, cause, chosen_checks
 from gtpo_megatron.config.rollout import WeightSyncConfig
 from gtpo_megatron.errors import ConfigError, WorkerError
 from gtpo_megatron.orchestration.stages.processes import RunProcesses
@@ -35,7 +35,7 @@ def raises(_context):
 
 def make(*functions, needs=(), clock=time.monotonic, is_alive=lambda: True, chosen=None):
     checks = [
-        Check(name=f"check{number}", group="g", what="it", function=function, needs=needs if number else ())
+        PreflightCheck(name=f"check{number}", group="g", what="it", function=function, needs=needs if number else ())
         for number, function in enumerate(functions)
     ]
     names = chosen if chosen is not None else [check.name for check in checks]
@@ -69,7 +69,7 @@ def test_what_a_check_returns_is_for_later_ones():
         yield from good(context)
         return 3
 
-    check = Check(name="a", group="g", what="it", function=returns)
+    check = PreflightCheck(name="a", group="g", what="it", function=returns)
     runner = CheckRunner([check], ["a"], 60.0, show=lambda _: None)
     runner.run("a", None)
     assert runner.values == {"a": 3}

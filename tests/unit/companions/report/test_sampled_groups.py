@@ -5,7 +5,7 @@ import pytest
 
 from gtpo_megatron.companions.report import sampled_groups as module
 from gtpo_megatron.companions.report.packed import unpacked
-from gtpo_megatron.companions.report.sampled_groups import MAX_TOKENS, Kind, read_groups, sampled_groups, spread
+from gtpo_megatron.companions.report.sampled_groups import MAX_TOKENS, TokenKind, read_groups, sampled_groups, spread
 from gtpo_megatron.run_folder.rollout_log import RolloutLog, RolloutRecord
 from tests.unit.companions.report.run_folders import response
 
@@ -35,7 +35,7 @@ def test_texts_are_kept_of_all_responses_and_groups_up_to_the_limit():
     first, second = sampled_groups(1, rows, threshold=0.5, max_groups=2)
     assert [each.kind for each in first.responses] == ["ungraded", "correct", "correct", "correct", "ungraded"]
     assert all(len(each.tokens) == 3 for each in first.responses)
-    assert (second.group_id, [each.kind for each in second.responses]) == (5, [Kind.INCORRECT])
+    assert (second.group_id, [each.kind for each in second.responses]) == (5, [TokenKind.INCORRECT])
 
 
 def test_parts_and_what_the_reward_said_are_cut_sooner_where_a_page_does_not_open_with_them():
@@ -85,7 +85,7 @@ def test_a_page_that_follows_a_run_reads_few_files_again(tmp_path, monkeypatch):
     assert read_groups(tmp_path, threshold=0.5)[0][-1].group_id == 7
     assert len(read) == 1
     read.clear()
-    assert read_groups(tmp_path, threshold=2.0)[0][-1].responses[0].kind == Kind.INCORRECT
+    assert read_groups(tmp_path, threshold=2.0)[0][-1].responses[0].kind == TokenKind.INCORRECT
     assert len(read) == 64
 
 

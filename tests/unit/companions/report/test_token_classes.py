@@ -5,7 +5,7 @@ import random
 import pytest
 
 from gtpo_megatron.companions.report.page import write_report
-from gtpo_megatron.companions.report.sampled_groups import MAX_TOKENS, Kind, sampled_groups
+from gtpo_megatron.companions.report.sampled_groups import MAX_TOKENS, TokenKind, sampled_groups
 from gtpo_megatron.companions.report.token_classes import FIRST, KINDS, kind_of, kinds_of_tokens
 from gtpo_megatron.run_folder.rollout_log import RolloutRecord
 from tests.unit.companions.report.run_folders import ATTACK, make_run
@@ -74,7 +74,7 @@ def test_shares_entropies_and_credit_are_those_of_a_scalar_loop():
         assert got.count == len(rows)
         assert got.share == pytest.approx(len(rows) / len(own))
         assert got.entropy == pytest.approx(sum(row[1] for row in rows) / len(rows), rel=1e-2)
-        for outcome, is_correct in ((Kind.CORRECT, True), (Kind.INCORRECT, False)):
+        for outcome, is_correct in ((TokenKind.CORRECT, True), (TokenKind.INCORRECT, False)):
             side = [row[2] for row in own if row[3] == is_correct]
             mine = [row[2] for row in rows if row[3] == is_correct]
             wanted = (sum(mine) / len(mine)) / (sum(side) / len(side)) if mine else None
@@ -100,7 +100,7 @@ def test_of_a_long_conversation_the_tokens_that_are_kept_have_their_own_entropie
     found = {one.kind: one for one in kinds_of_tokens(sampled_groups(1, [long], threshold=0.5))}
     assert sum(one.count for one in found.values()) == MAX_TOKENS - 120
     assert (found["digits"].entropy, found["beginning of a word"].entropy) == (2.0, 1.0)
-    assert found["digits"].credit[Kind.CORRECT] > 1 > found["beginning of a word"].credit[Kind.CORRECT]
+    assert found["digits"].credit[TokenKind.CORRECT] > 1 > found["beginning of a word"].credit[TokenKind.CORRECT]
 
 
 def test_equal_credit_is_one_everywhere_and_no_credit_is_a_dash():
@@ -112,7 +112,7 @@ def test_equal_credit_is_one_everywhere_and_no_credit_is_a_dash():
         RolloutRecord(**alike, advantages=[0.0] * 3, reward=0.0),
     ]
     for one in kinds_of_tokens(sampled_groups(1, records, threshold=0.5)):
-        assert one.credit == {Kind.CORRECT: pytest.approx(1.0), Kind.INCORRECT: None}
+        assert one.credit == {TokenKind.CORRECT: pytest.approx(1.0), TokenKind.INCORRECT: None}
 
 
 def test_without_sampled_responses_there_is_no_table(tmp_path):

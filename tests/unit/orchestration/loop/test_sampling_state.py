@@ -6,7 +6,7 @@ import torch
 
 from gtpo_megatron.batch import EpisodeResult, Problem, PromptBatch, RewardBatch, RolloutBatch, mask_of_lengths
 from gtpo_megatron.observability.metrics import Mean
-from gtpo_megatron.orchestration.loop.sampling import Sampled
+from gtpo_megatron.orchestration.loop.sampling import SampledStep
 from gtpo_megatron.orchestration.loop.sampling_state import from_plain, to_plain
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, joined
 
@@ -36,7 +36,7 @@ def test_columns_and_parts_survive_a_checkpoint():
         info=('{"a":1}',),
         turn_rewards=((0.25, 0.75),),
     )
-    sampled = Sampled(
+    sampled = SampledStep(
         prompts=PromptBatch(problems=(problem,), group_ids=(5,)),
         rollouts=RolloutHandle.of(rollouts),
         rewards=rewards,

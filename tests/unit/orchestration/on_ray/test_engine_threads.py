@@ -7,7 +7,7 @@ import pytest
 from gtpo_megatron.config.algorithm import OffPolicyConfig
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.config.parallel import ParallelConfig
-from gtpo_megatron.orchestration.on_ray.placement import Node, place
+from gtpo_megatron.orchestration.on_ray.placement import ClusterNode, place
 from gtpo_megatron.orchestration.on_ray.start import engine_threads
 from recipes import tiny_cpu
 
@@ -31,7 +31,7 @@ def test_an_engine_has_its_share_of_the_cores(cores, num_engines, rollout, threa
         rollout=replace(base.rollout, num_engines=num_engines, **rollout),
         algorithm=replace(base.algorithm, off_policy=OffPolicyConfig(mode="truncate")),
     )
-    nodes = [Node(node_id=f"id{i}", host=f"node{i}", num_gpus=0, num_cpus=num) for i, num in enumerate(cores)]
+    nodes = [ClusterNode(node_id=f"id{i}", host=f"node{i}", num_gpus=0, num_cpus=num) for i, num in enumerate(cores)]
     placement = place(ParallelConfig(num_ranks=2), num_engines=num_engines, engine_gpus=1, nodes=nodes)
     assert engine_threads(config, placement, num_engines - 1) == threads
     asked = replace(config, cluster=replace(config.cluster, engine_threads=5))
@@ -39,7 +39,7 @@ def test_an_engine_has_its_share_of_the_cores(cores, num_engines, rollout, threa
 
 
 def test_vllm_chooses_beside_a_gpu():
-    nodes = [Node(node_id="id", host="node", num_gpus=8, num_cpus=96)]
+    nodes = [ClusterNode(node_id="id", host="node", num_gpus=8, num_cpus=96)]
     placement = place(ParallelConfig(num_ranks=2), num_engines=1, engine_gpus=1, nodes=nodes)
     config = replace(tiny_cpu.gtpo(), cluster=ClusterConfig())
     assert engine_threads(config, placement, 0) == 0

@@ -4,11 +4,11 @@ import pytest
 
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.orchestration.on_ray.placement import Node, in_order, place
+from gtpo_megatron.orchestration.on_ray.placement import ClusterNode, in_order, place
 
 
 def nodes(*gpus):
-    return [Node(node_id=f"id{i}", host=f"node{i}", num_gpus=num, num_cpus=8) for i, num in enumerate(gpus)]
+    return [ClusterNode(node_id=f"id{i}", host=f"node{i}", num_gpus=num, num_cpus=8) for i, num in enumerate(gpus)]
 
 
 def hosts(placement):
@@ -48,7 +48,9 @@ def test_too_few_gpus_are_said_before_anything_starts(num_ranks, tensor, engine_
 
 
 def test_the_drivers_node_comes_first_and_numbers_count_as_numbers():
-    unsorted = [Node(node_id=host, host=host, num_gpus=8, num_cpus=8) for host in ("gpu10", "gpu9", "gpu2", "gpu1")]
+    unsorted = [
+        ClusterNode(node_id=host, host=host, num_gpus=8, num_cpus=8) for host in ("gpu10", "gpu9", "gpu2", "gpu1")
+    ]
     assert [node.host for node in in_order(unsorted, first="gpu9")] == ["gpu9", "gpu1", "gpu2", "gpu10"]
 
 
