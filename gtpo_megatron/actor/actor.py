@@ -25,9 +25,9 @@ from gtpo_megatron.actor.experts.balance import ExpertBalance
 from gtpo_megatron.actor.experts.routing_replay import RoutingReplay
 from gtpo_megatron.actor.forward_backward import MicroBatching
 from gtpo_megatron.actor.host_memory import HostCopies, optimizer_tensors
-from gtpo_megatron.actor.loss_adapter import PolicyHead
 from gtpo_megatron.actor.model.transformer_config import padded_vocab_size
 from gtpo_megatron.actor.optimizer_step import OptimizerStep
+from gtpo_megatron.actor.policy_head import PolicyHead
 from gtpo_megatron.actor.policy_update import PolicyUpdate
 from gtpo_megatron.actor.scoring import Scoring
 from gtpo_megatron.actor.stage_report import StageReport
@@ -116,7 +116,7 @@ class MegatronActor:
             budget_tokens=config.update.micro_batch_tokens,
         )
         profiler = StepProfiler(config.profile, rank=global_rank, run_folder=run_folder)
-        self._stages = StageReport(self._arch, config, profiler)
+        self._report = StageReport(self._arch, config, profiler)
         self._trained = trained_model(config, self._arch, global_rank=global_rank)
         self._chunks, self._model = self._trained.chunks, self._trained.wrapped
         self._policy = self._chunks[-1]  # which has the output layer, on the last pipeline rank
@@ -141,7 +141,7 @@ class MegatronActor:
             self._micro_batching,
             self._balance,
             self._replay,
-            self._stages,
+            self._report,
         )
         self._scoring = Scoring(
             self._model,
@@ -150,7 +150,7 @@ class MegatronActor:
             self._balance,
             self._replay,
             self._reference,
-            self._stages,
+            self._report,
             has_logits=self.coordinates.has_logits,
         )
         self._shaped_tokens: ShapedTokens | None = None
@@ -268,7 +268,7 @@ class MegatronActor:
         self._policy_version = step
         if self._reference is not None:
             self._reference.step_ends(step)
-        return metrics | self._stages.take()
+        return metrics | self._report.take()
 
     # -------------------------------------------------------------------------------------------------------- (9) push
     def padded_vocab_size(self) -> int:
@@ -296,11 +296,11 @@ class MegatronActor:
         """
         self._policy_version = version
         assert self._sender is not None, "connect_weights comes first"
-        with self._stages.profiler.stage("send_weights", step=version):
+        with self._report.profiler.stage("send_weights", step=version):
             adapters, alone = self._trained.adapters, self._config.adapter.pushes_alone
             pushed = adapters.tensors() if adapters is not None and alone else self._weights()
             checksums = self._sender.push(pushed, with_checksums=with_checksums)
-        self._stages.profiler.step_done(version)
+        self._report.profiler.step_done(version)
         return checksums
 
     # ------------------------------------------------------------------------------------------ looking, saving, ending
@@ -391,7 +391,7 @@ class MegatronActor:
 
     def close(self) -> None:
         """Ends a trace and a save that are still on their way, and leaves the trainer's world."""
-        self._stages.profiler.close()
+        self._report.profiler.close()
         self._checkpoint.close()
         if self._sender is not None:
             self._sender.close()

@@ -10,8 +10,8 @@ from torch import Tensor
 from gtpo_megatron.actor.experts.balance import ExpertBalance
 from gtpo_megatron.actor.experts.routing_replay import RoutingReplay
 from gtpo_megatron.actor.forward_backward import MicroBatching, run_micro_batches
-from gtpo_megatron.actor.loss_adapter import PolicyHead, to_rows
 from gtpo_megatron.actor.optimizer_step import OptimizerStep
+from gtpo_megatron.actor.policy_head import PolicyHead, to_rows
 from gtpo_megatron.actor.stage_report import StageReport
 from gtpo_megatron.algorithms import prepare_update, update_loss
 from gtpo_megatron.algorithms.losses.loss_batch import LossTerms, SumCount, UpdateBatch

@@ -9,7 +9,7 @@ from torch import Tensor
 from gtpo_megatron.actor.experts.balance import ExpertBalance
 from gtpo_megatron.actor.experts.routing_replay import RoutingReplay
 from gtpo_megatron.actor.forward_backward import MicroBatching, run_micro_batches
-from gtpo_megatron.actor.loss_adapter import PolicyHead
+from gtpo_megatron.actor.policy_head import PolicyHead
 from gtpo_megatron.actor.reference import FrozenReference, ReferencePolicy
 from gtpo_megatron.actor.score_metrics import entropy_metrics, score_metrics
 from gtpo_megatron.actor.stage_report import StageReport

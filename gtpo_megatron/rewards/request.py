@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gtpo_megatron.config.reward import JudgeConfig
 from gtpo_megatron.errors import DataError, SandboxError
-from gtpo_megatron.sandbox.protocol import Job, Outcome, Sandbox
 from gtpo_megatron.untrusted.thinking import split_thinking
 
 if TYPE_CHECKING:
     from gtpo_megatron.judge.client import Judge, JudgeAnswer
+    from gtpo_megatron.sandbox.protocol import Job, Outcome, Sandbox
 
 
 class NoSandbox:
     """The sandbox of a request that no grading process has taken yet."""
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: "Job") -> "Outcome":
         """Raises SandboxError."""
         raise SandboxError(f"no sandbox for a program in {job.language}: the request was made without one")
 
@@ -71,7 +71,7 @@ class RewardRequest:
     num_prompt_tokens: int = 0
     num_response_tokens: int = 0
     limit_s: float = 10.0
-    sandbox: Sandbox = field(default_factory=NoSandbox, repr=False, compare=False)
+    sandbox: "Sandbox" = field(default_factory=NoSandbox, repr=False, compare=False)
     judge: "Judge | NoJudge" = field(default_factory=NoJudge, repr=False, compare=False)
     judge_budget: int = 0
     _parsed: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,6 @@ from gtpo_megatron.data.chat_template import load_tokenizer, stop_token_ids
 from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.observability.memory import return_free_memory
 from gtpo_megatron.rollout.cache_size import log_cpu_cache
-from gtpo_megatron.rollout.conversation import EnvironmentTurns
 from gtpo_megatron.rollout.engine_arguments import captures_routing, llm_arguments
 from gtpo_megatron.rollout.engine_weights import EngineWeights
 from gtpo_megatron.rollout.in_flight import InFlight, SampledEpisode
@@ -27,6 +27,9 @@ from gtpo_megatron.rollout.response_stream import SampledResponse, stream_respon
 from gtpo_megatron.rollout.responses import returned_routing, to_rollout_batch
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.megatron.checkpoint_files import converted_weights
+
+if TYPE_CHECKING:
+    from gtpo_megatron.rollout.conversation import EnvironmentTurns
 
 logger = logging.getLogger(__name__)
 
@@ -122,9 +125,12 @@ class VllmEngine:
         self._conversation: EnvironmentTurns | None = None
         if self.has_environment:
             assert data is not None, "an environment's prompts are rendered as the data's"
-            tokenizer, stop_ids = load_tokenizer(model_path), self._stops_of(config.sampling)
-            self._conversation = EnvironmentTurns(
-                environment, data, tokenizer, stop_ids=stop_ids, in_rounds=in_rounds and not config.is_continuous
+            self._conversation = _environment_turns(
+                environment,
+                data,
+                load_tokenizer(model_path),
+                stop_ids=self._stops_of(config.sampling),
+                in_rounds=in_rounds and not config.is_continuous,
             )
         self._in_flight = InFlight(self._llm.llm_engine, self._conversation)
         self._next_response = 0
@@ -367,3 +373,12 @@ def _stop_token_ids(model_path: str) -> list[int]:
     if not found:
         raise RolloutError("the model folder declares no eos_token_id; responses would all run to the length limit")
     return found
+
+
+def _environment_turns(
+    environment: EnvironmentConfig, data: DataConfig, tokenizer: Any, *, stop_ids: Sequence[int], in_rounds: bool
+) -> "EnvironmentTurns":
+    """Starts the workers of an environment; an engine without one imports nothing of conversations."""
+    from gtpo_megatron.rollout.conversation import EnvironmentTurns
+
+    return EnvironmentTurns(environment, data, tokenizer, stop_ids=stop_ids, in_rounds=in_rounds)

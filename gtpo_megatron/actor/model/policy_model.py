@@ -86,7 +86,7 @@ def fuse_weight_gradients(chunks: Sequence[torch.nn.Module]) -> None:
 class PolicyModel(GPTModel):
     """A GPTModel whose last stage returns the final hidden states ``[P, 1, H]`` (sharded under sequence parallelism).
 
-    The output layer is applied by ``loss_adapter``, to scored positions only and in chunks.
+    The output layer is applied by ``policy_head``, to scored positions only and in chunks.
 
     Attributes:
         packs_angles: layers are given the rotary angles of every packed token, so that Megatron's own rotary embedding

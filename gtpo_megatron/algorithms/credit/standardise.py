@@ -88,7 +88,7 @@ def standardise(
 
     Args:
         reward: ``[N]`` float64.
-        pools: their pools. Collectives: of its reduction two ``max`` and two ``sum`` more.
+        pools: pools of the values. Collectives: of its reduction three ``max`` and two ``sum`` more.
         ddof: the variance divides by ``n - ddof``.
         eps: added to the std.
         divides_by_std: False: only subtract the mean (Dr.GRPO).

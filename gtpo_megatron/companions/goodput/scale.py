@@ -229,7 +229,9 @@ def _snapshot(request: PlanRequest, layout: Layout) -> float:
 
     parameters = max(trained(stage).num_elements for stage in {0, layout.pipeline - 1})
     replicas = layout.data * layout.context
-    gathered = 12 * parameters * (replicas - 1) / replicas / (request.cluster.gpu.network_bytes * BYTES_EFFICIENCY)
+    gathered = (
+        12 * parameters * (replicas - 1) / replicas / (request.cluster.gpu.network_bytes_per_s * BYTES_EFFICIENCY)
+    )
     return gathered + 20 * parameters / HOST_BYTES
 
 

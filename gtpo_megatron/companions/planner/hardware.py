@@ -14,28 +14,40 @@ class GPU:
     """A GPU by its data sheet, dense rates.
 
     Attributes:
-        memory_gib: nominal.
-        bf16_flops: per second, on tensor cores.
-        hbm_bytes: per second.
-        nvlink_bytes: per second and direction, to the other GPUs of the node.
-        network_bytes: per second and direction, to other nodes.
+        memory_gib: nominal memory, GiB.
+        bf16_flops: operations a second on tensor cores.
+        hbm_bytes_per_s: bytes a second of its memory.
+        nvlink_bytes_per_s: bytes a second and direction, to the other GPUs of the node.
+        network_bytes_per_s: bytes a second and direction, to other nodes.
     """
 
     memory_gib: float
     bf16_flops: float
-    hbm_bytes: float
-    nvlink_bytes: float
-    network_bytes: float
+    hbm_bytes_per_s: float
+    nvlink_bytes_per_s: float
+    network_bytes_per_s: float
 
 
 GPUS: dict[GPUName, GPU] = {
-    "h100": GPU(memory_gib=80, bf16_flops=989e12, hbm_bytes=3.35e12, nvlink_bytes=450e9, network_bytes=50e9),
-    "h200": GPU(memory_gib=141, bf16_flops=989e12, hbm_bytes=4.8e12, nvlink_bytes=450e9, network_bytes=50e9),
-    "a100": GPU(memory_gib=80, bf16_flops=312e12, hbm_bytes=2.0e12, nvlink_bytes=300e9, network_bytes=25e9),
-    "b200": GPU(memory_gib=180, bf16_flops=2250e12, hbm_bytes=8.0e12, nvlink_bytes=900e9, network_bytes=50e9),
-    "b300": GPU(memory_gib=268, bf16_flops=2250e12, hbm_bytes=8.0e12, nvlink_bytes=900e9, network_bytes=100e9),
+    "h100": GPU(
+        memory_gib=80, bf16_flops=989e12, hbm_bytes_per_s=3.35e12, nvlink_bytes_per_s=450e9, network_bytes_per_s=50e9
+    ),
+    "h200": GPU(
+        memory_gib=141, bf16_flops=989e12, hbm_bytes_per_s=4.8e12, nvlink_bytes_per_s=450e9, network_bytes_per_s=50e9
+    ),
+    "a100": GPU(
+        memory_gib=80, bf16_flops=312e12, hbm_bytes_per_s=2.0e12, nvlink_bytes_per_s=300e9, network_bytes_per_s=25e9
+    ),
+    "b200": GPU(
+        memory_gib=180, bf16_flops=2250e12, hbm_bytes_per_s=8.0e12, nvlink_bytes_per_s=900e9, network_bytes_per_s=50e9
+    ),
+    "b300": GPU(
+        memory_gib=268, bf16_flops=2250e12, hbm_bytes_per_s=8.0e12, nvlink_bytes_per_s=900e9, network_bytes_per_s=100e9
+    ),
     # a board by itself: PCIe 4.0 x16 in the place of NVLink, a network of 10 Gbit/s
-    "rtx4090": GPU(memory_gib=24, bf16_flops=165e12, hbm_bytes=1.008e12, nvlink_bytes=32e9, network_bytes=1.25e9),
+    "rtx4090": GPU(
+        memory_gib=24, bf16_flops=165e12, hbm_bytes_per_s=1.008e12, nvlink_bytes_per_s=32e9, network_bytes_per_s=1.25e9
+    ),
 }
 """SXM boards with one network adapter per GPU: 400 Gbit/s, A100 200, B300 800."""
 

@@ -164,7 +164,7 @@ def _in_delta_rule(request: PlanRequest, layout: Layout, tokens: float) -> float
         return 0.0
     chunks = (request.batch.mean_prompt_tokens + request.batch.mean_response_tokens) / CHUNK_TOKENS
     moved = 2 * FLOAT32_BYTES * work_of_delta_rule(request.shape.delta) * tokens / layout.tensor
-    return chunks * DELTA_CHUNK_S + moved / (request.cluster.gpu.hbm_bytes * BYTES_EFFICIENCY)
+    return chunks * DELTA_CHUNK_S + moved / (request.cluster.gpu.hbm_bytes_per_s * BYTES_EFFICIENCY)
 
 
 def _experts(request: PlanRequest, layout: Layout, tokens: float, expert_layers: int) -> tuple[float, float]:
@@ -203,8 +203,8 @@ def _dispatch(request: PlanRequest, layout: Layout, row: float) -> float:
     within = max(1, min(layout.expert, request.cluster.gpus_per_node // layout.expert_tensor))
     gpu = request.cluster.gpu
     seconds = max(
-        copies * (within - 1) / layout.expert / gpu.nvlink_bytes,
-        copies * (layout.expert - within) / layout.expert / gpu.network_bytes,
+        copies * (within - 1) / layout.expert / gpu.nvlink_bytes_per_s,
+        copies * (layout.expert - within) / layout.expert / gpu.network_bytes_per_s,
     )
     gathered = layout.expert_tensor * copies * _share_sent(layout.expert_tensor)
     return 2 * (seconds / BYTES_EFFICIENCY + gathered / _link(request, layout.expert_tensor))
@@ -241,7 +241,7 @@ def decode_rates(request: PlanRequest, engine: EngineMemory, *, decoded: float) 
     """Rates of an engine that decodes about ``decoded`` sequences together."""
     token, read, launches = _decode(request, engine, decoded)
     context = _context(request)
-    memory = request.cluster.gpu.hbm_bytes * BYTES_EFFICIENCY
+    memory = request.cluster.gpu.hbm_bytes_per_s * BYTES_EFFICIENCY
     cache = engine.moved_by_step(context) / memory
     in_cache = request.engine.cache_bytes / engine.bytes_of_sequence(context)
     is_read = read / memory + decoded * cache >= decoded * token
@@ -267,7 +267,7 @@ def _generate(request: PlanRequest, engine: EngineMemory) -> float:
     together = max(1.0, min(responses, request.engine.max_sequences, in_cache))
     steps = max(batch.max_response_tokens, responses * batch.mean_response_tokens / together)
     decoded = responses * batch.mean_response_tokens / steps
-    memory = request.cluster.gpu.hbm_bytes * BYTES_EFFICIENCY
+    memory = request.cluster.gpu.hbm_bytes_per_s * BYTES_EFFICIENCY
     token, read, launches = _decode(request, engine, decoded)
     step = max((read + decoded * engine.moved_by_step(context)) / memory, decoded * token)
     prefill = responses * batch.mean_prompt_tokens * token
@@ -299,7 +299,9 @@ def _expert_flops(request: PlanRequest) -> float:
 def _link(request: PlanRequest, reach: int) -> float:
     """Bytes per second within so many neighbouring ranks."""
     gpu = request.cluster.gpu
-    return BYTES_EFFICIENCY * (gpu.nvlink_bytes if reach <= request.cluster.gpus_per_node else gpu.network_bytes)
+    return BYTES_EFFICIENCY * (
+        gpu.nvlink_bytes_per_s if reach <= request.cluster.gpus_per_node else gpu.network_bytes_per_s
+    )
 
 
 def _share_sent(ranks: int) -> float:

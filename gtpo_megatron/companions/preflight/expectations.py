@@ -61,7 +61,7 @@ class Expectations:
         """Bytes a second and direction that a collective should reach."""
         if self.gpu is None:
             return None
-        return BYTES_EFFICIENCY * (self.gpu.nvlink_bytes if on_one_node else self.gpu.network_bytes)
+        return BYTES_EFFICIENCY * (self.gpu.nvlink_bytes_per_s if on_one_node else self.gpu.network_bytes_per_s)
 
     def planned_bytes(self, role: str) -> Mapping[str, int]:
         """Bytes by phase on a GPU: ``stage 0``, ..., or ``engine``."""

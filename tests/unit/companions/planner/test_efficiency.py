@@ -74,7 +74,7 @@ def test_beyond_what_was_measured_nothing_is_made_up():
 def test_a_slower_gpu_waits_less_for_its_host():
     """At a quarter of the peak products of half the width last as long."""
     quarter = H100.__class__(
-        memory_gib=80, bf16_flops=H100.bf16_flops / 4, hbm_bytes=1, nvlink_bytes=1, network_bytes=1
+        memory_gib=80, bf16_flops=H100.bf16_flops / 4, hbm_bytes_per_s=1, nvlink_bytes_per_s=1, network_bytes_per_s=1
     )
     slow = trainer_shares(896, quarter, has_adapter=False)
     assert slow.score == pytest.approx(trainer_shares(1792, H100, has_adapter=False).score)

@@ -28,7 +28,7 @@ def test_nothing_is_faster_than_the_data_sheet():
     assert time.train > least
     assert time.score > least / 3
     steps = asked.batch.max_response_tokens
-    assert time.generate > steps * 2 * parameters / 4 / asked.cluster.gpu.hbm_bytes
+    assert time.generate > steps * 2 * parameters / 4 / asked.cluster.gpu.hbm_bytes_per_s
 
 
 def test_the_order_of_layouts():
@@ -101,7 +101,7 @@ def test_experts_on_other_nodes_are_far_away():
     assert sparse_seconds(expert=1).score < near < far
     copies = 2 * 8 * 2048 * 2 * 48  # bytes of a token, there and back, in all layers
     tokens = request().batch.num_responses * (256 + 2048) / 64
-    assert far - near > tokens * copies * 0.5 / GPUS["h100"].network_bytes / 2
+    assert far - near > tokens * copies * 0.5 / GPUS["h100"].network_bytes_per_s / 2
 
 
 def test_the_busiest_rank_decides():
@@ -115,7 +115,7 @@ def test_a_decode_step_reads_the_experts_that_its_tokens_choose():
         assess(replace(asked, batch=replace(asked.batch, num_responses=num)), SPARSE).time.generate
         for num in (16, 2048)
     )
-    active = 2 * asked.shape.num_active_parameters / 4 / asked.cluster.gpu.hbm_bytes
+    active = 2 * asked.shape.num_active_parameters / 4 / asked.cluster.gpu.hbm_bytes_per_s
     assert 4096 * active < few < many / 1.5
 
 
