@@ -64,7 +64,7 @@ def test_an_unknown_option(capsys, command):
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [
-        (["trian"], "did you mean train?"),
+        (["trian"], "did you mean train?"),  # codespell:ignore trian
         (["config", RECIPE, "--num-step", "3"], "--num-steps INT"),
         (["config", RECIPE, "--num_step", "3"], "--num-steps INT"),
         (["config", RECIPE, "--learning-rate", "3"], "--optimizer.learning-rate FLOAT"),

@@ -84,7 +84,7 @@ def test_everything_about_one_field(capsys, monkeypatch, named):
 @pytest.mark.parametrize(
     ("topic", "meant"),
     [
-        ("algoritm", "did you mean algorithm?"),
+        ("algoritm", "did you mean algorithm?"),  # codespell:ignore algoritm
         ("algorithm.alpha", "did you mean algorithm.alpha"),
         ("qq", "the sections are model"),
     ],
