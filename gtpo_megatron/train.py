@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from gtpo_megatron.checks import Request, run_checks
+from gtpo_megatron.config.model import is_gguf
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import load_config, to_plain
 from gtpo_megatron.data.prompt_sampler import PromptSampler
@@ -98,7 +99,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         with ExitStack() as processes:  # which end before the export: it needs no GPU
             try:
                 with stop.at_once():
-                    started = _started_with(config, architecture, checkpoint)
+                    started = _started_with(config, architecture, checkpoint, resume=resume)
                     stages = processes.enter_context(_stages(started, run_dir, timers))
                     stop.listen()  # imported libraries may have replaced signal handlers
             except StopAtOnce:
@@ -128,7 +129,7 @@ def _pinned_inputs(config: RunConfig, recorded: Path | None) -> tuple[RunConfig,
 
 def _with_model_folder(config: RunConfig) -> RunConfig:
     """The configuration with a folder as ``model.path``: a GGUF file is converted once."""
-    if not config.model.is_gguf:
+    if not is_gguf(config.model.path):
         return config
     from gtpo_megatron.orchestration.gguf_model import with_model_folder
 
@@ -170,7 +171,9 @@ def _outcome(summary: RunSummary) -> str:
     return f"stopped after step {summary.stopped_after}: {summary.stop_reason}"
 
 
-def _started_with(config: RunConfig, architecture: Architecture, checkpoint: Checkpoint | None) -> RunConfig:
+def _started_with(
+    config: RunConfig, architecture: Architecture, checkpoint: Checkpoint | None, *, resume: bool
+) -> RunConfig:
     """What processes are started with: adapters that a checkpoint has need no folder to begin with.
 
     Raises:
@@ -178,7 +181,7 @@ def _started_with(config: RunConfig, architecture: Architecture, checkpoint: Che
     """
     if checkpoint is not None:
         return replace(config, adapter=replace(config.adapter, path=""))
-    if config.adapter.path:
+    if config.adapter.path and resume:  # a new run's are checked with its other inputs
         from gtpo_megatron.weights.peft import PeftFolder
 
         PeftFolder(Path(config.adapter.path), architecture, config.adapter).check_values()

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gtpo_megatron.config.algorithm.named import algorithm_name
+from gtpo_megatron.config.model import is_gguf
 from gtpo_megatron.config.named_function import named_file
 from gtpo_megatron.config.reward import weighted_names
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.conversations.verifiers import is_of_verifiers
-from gtpo_megatron.weights.gguf.source import gguf_file, is_gguf
+from gtpo_megatron.weights.gguf.source import gguf_file
 
 BEGINNING = "adapter.path"
 """Of a run that begins; one that has a checkpoint does not read it."""

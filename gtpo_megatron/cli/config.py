@@ -13,11 +13,12 @@ from gtpo_megatron.sentence import print_sentence
 def run(arguments: Sequence[str]) -> int:
     """``config RECIPE ...``."""
     options = parse("config", RecipeOptions, arguments)
+    from gtpo_megatron.config.model import is_gguf
     from gtpo_megatron.config.serialize import to_yaml
     from gtpo_megatron.orchestration.gguf_model import cached_folder, with_model_folder
     from gtpo_megatron.orchestration.pinned_data import pin_data_sets, pin_date
     from gtpo_megatron.train import check_inputs  # takes seconds, so options are parsed first
-    from gtpo_megatron.weights.gguf.source import gguf_file, is_gguf
+    from gtpo_megatron.weights.gguf.source import gguf_file
 
     config = pin_data_sets(options.config, None)
     named = config.model.path

@@ -11,10 +11,10 @@ from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.interrupts import interruption, status_of
 from gtpo_megatron.config.evaluate import EvaluateConfig, defaults_of_run, fit_to_model
+from gtpo_megatron.config.model import is_gguf
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.sentence import print_sentence
-from gtpo_megatron.weights.gguf.source import is_gguf
 
 CHECKPOINTS = "checkpoints"
 GOES_ON = "the same command goes on from what is written"

@@ -15,6 +15,11 @@ GGUF_PREFIX = "gguf:"
 """Of a ``path`` that names a GGUF file."""
 
 
+def is_gguf(path: str) -> bool:
+    """Whether a model's path names a GGUF file and not a folder."""
+    return path.startswith(GGUF_PREFIX)
+
+
 @configuration
 class ModelConfig:
     """The model to train.
@@ -41,11 +46,6 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         require_text(path=self.path)
-
-    @property
-    def is_gguf(self) -> bool:
-        """``path`` names a GGUF file and not a folder."""
-        return self.path.startswith(GGUF_PREFIX)
 
     def check_dense(self) -> None:
         """Raises ConfigError if something is on that a dense model has no use for."""

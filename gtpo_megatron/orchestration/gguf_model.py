@@ -8,12 +8,13 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+from gtpo_megatron.config.model import is_gguf
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.run_folder.conversion_lock import alone
 from gtpo_megatron.untrusted.text import printable
 from gtpo_megatron.weights.conversion import ConversionProgress
 from gtpo_megatron.weights.gguf.conversion import gguf_to_hf
-from gtpo_megatron.weights.gguf.source import gguf_file, is_gguf
+from gtpo_megatron.weights.gguf.source import gguf_file
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,10 @@ import difflib
 from pathlib import Path
 from typing import Any
 
+from gtpo_megatron.config.model import is_gguf
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.weights.experts import GPT_OSS_CLAMP, Experts
-from gtpo_megatron.weights.gguf.source import is_gguf, named_architecture
+from gtpo_megatron.weights.gguf.source import named_architecture
 from gtpo_megatron.weights.model_shape import DeltaNet, LatentAttention, ModelShape
 
 

