@@ -64,7 +64,7 @@ class Saved:
 
 @lru_cache(maxsize=256)
 def saved_by_layer(
-    shape: ModelShape, kernels: Kernels, weight_bytes: int, recompute: Recompute, kind: LayerKind
+    shape: ModelShape, kernels: Kernels, weight_bytes: int, recompute: Recompute, kind: LayerKind, tensor: int = 1
 ) -> tuple[Saved, ...]:
     """Every tensor that one layer keeps.
 
@@ -75,13 +75,14 @@ def saved_by_layer(
         recompute: ``full`` keeps the layer's input only; ``selective`` leaves out what attention would keep besides its
             inputs and its output, ``experts`` what experts and their router would keep besides their input.
         kind: of the layer.
+        tensor: ranks that share the layer's matrices.
     """
     if recompute == "full":
         return (Saved("layer input", shape.hidden_size, weight_bytes, "sequence"),)
     if kind.has_delta_net:
         attention = _delta_net(shape, kernels, weight_bytes, recompute)
     elif shape.latents is None:
-        attention = _attention(shape, kernels, weight_bytes, recompute)
+        attention = _attention(shape, kernels, weight_bytes, recompute, tensor)
     else:
         attention = _latent_attention(shape, kernels, weight_bytes, recompute)
     if not kind.has_experts:
@@ -113,7 +114,9 @@ def _norm(what: str, width: float, rows: float, kernels: Kernels, weight_bytes: 
     )
 
 
-def _attention(shape: ModelShape, kernels: Kernels, weight_bytes: int, recompute: Recompute) -> tuple[Saved, ...]:
+def _attention(
+    shape: ModelShape, kernels: Kernels, weight_bytes: int, recompute: Recompute, tensor: int
+) -> tuple[Saved, ...]:
     query, key_value = shape.query_width, shape.key_value_width
     saved = [
         *_norm("input norm", shape.hidden_size, 1, kernels, weight_bytes, "sequence"),
@@ -123,10 +126,12 @@ def _attention(shape: ModelShape, kernels: Kernels, weight_bytes: int, recompute
         Saved("input of the output projection", query, weight_bytes, "tensor"),
     ]
     if shape.qk_norm:
-        saved += _norm("query norm", query, shape.num_heads, kernels, weight_bytes, "tensor")
+        query_norm = _norm("query norm", query, shape.num_heads, kernels, weight_bytes, "tensor")
         key_norm = _norm("key norm", key_value, shape.num_query_groups, kernels, weight_bytes, "tensor")
-        # without a float32 copy, torch keeps the view of qkv itself
-        saved += key_norm[1:] if kernels == "torch" and weight_bytes == FLOAT32_BYTES else key_norm
+        # without a float32 copy, a norm's input is a view of qkv: keys always, queries unless several groups are joined
+        is_view = kernels == "torch" and weight_bytes == FLOAT32_BYTES
+        saved += query_norm[1:] if is_view and shape.num_query_groups == tensor else query_norm
+        saved += key_norm[1:] if is_view else key_norm
     gate = query if shape.has_output_gate else 0
     if gate:
         saved.append(Saved("output of attention, before its gate", query, weight_bytes, "tensor"))

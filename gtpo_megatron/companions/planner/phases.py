@@ -284,7 +284,7 @@ def _forward_and_backward(
 
 def _kept_by_layer(request: PlanRequest, layout: Layout, kind: LayerKind, recompute: Recompute) -> float:
     """Bytes per token that a layer keeps for the backward pass."""
-    saved = saved_by_layer(request.shape, request.kernels, request.weight_bytes, recompute, kind)
+    saved = saved_by_layer(request.shape, request.kernels, request.weight_bytes, recompute, kind, layout.tensor)
     if request.adapter.is_on and recompute != "full":
         saved += saved_by_adapters(request.shape, request.adapter, request.weight_bytes, kind)
     return layer_bytes_per_token(layout, saved, request.expert_imbalance)
