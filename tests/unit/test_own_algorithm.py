@@ -11,18 +11,18 @@ import torch
 from gtpo_megatron.algorithms import assign_credit, policy_loss
 from gtpo_megatron.algorithms.registry import algorithm_of
 from gtpo_megatron.config.algorithm import GTPOConfig
+from gtpo_megatron.config.algorithm.base import SoftOverlongPenalty
 from gtpo_megatron.errors import ConfigError
 from tests.strategies import Batch
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "your_own_algorithm.md"
 
 
-def own_module(folder: Path) -> Path:
-    """Writes ``mine.py`` as the document has it."""
-    code = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
-    assert code is not None
-    path = folder / "mine.py"
-    path.write_text(code.group(1), encoding="utf-8")
+def own_module(folder: Path, name: str = "mine", number: int = 0) -> Path:
+    """Writes an example of the document as a module."""
+    code = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    path = folder / f"{name}.py"
+    path.write_text(code[number], encoding="utf-8")
     return path
 
 
@@ -32,6 +32,14 @@ def mine(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     yield importlib.import_module("mine")
     sys.modules.pop("mine", None)
+
+
+@pytest.fixture
+def bounded(tmp_path, monkeypatch):
+    own_module(tmp_path, "bounded", 1)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module("bounded")
+    sys.modules.pop("bounded", None)
 
 
 def left_out(rewards: list[float], groups: list[int]) -> list[float]:
@@ -80,3 +88,22 @@ def test_a_class_without_a_record_of_its_own_is_refused(mine) -> None:
             algorithm_of(config)
     with pytest.raises(ConfigError, match="got str"):
         algorithm_of("rloo")
+
+
+@pytest.mark.parametrize("options", [{}, {"formulation": "v2"}, {"advantage_scope": "group", "entropy_axis": "matrix"}])
+def test_the_variant_of_gtpo_is_gtpo_until_a_weight_reaches_its_bound(bounded, options) -> None:
+    rows = [[1.0, 2.0], [0.5, 7.0, 1.0], [1.0], [3.0, 1.0, 1.0], [0.2], [0.1, 4.0]]
+    arguments = Batch(rows, [1, 1, 0, 0, 1, 0], [7, 7, 7, 3, 3, 3]).arguments()
+    penalty = SoftOverlongPenalty(max_tokens=3, buffer_tokens=2)
+    gtpo = assign_credit(GTPOConfig(length_penalty=penalty, **options), **arguments)
+    unbounded = assign_credit(
+        bounded.BoundedConfig(length_penalty=penalty, largest_weight=100.0, **options), **arguments
+    )
+    assert torch.equal(unbounded.shaped_rewards, gtpo.shaped_rewards)
+    assert torch.equal(unbounded.advantages, gtpo.advantages)
+
+    capped = assign_credit(bounded.BoundedConfig(length_penalty=penalty, largest_weight=1.2, **options), **arguments)
+    assert not torch.equal(capped.advantages, gtpo.advantages)
+    if not options:  # entropies 2 and 7 of the two correct tokens at t = 1, and a penalty of -1 on three tokens
+        assert gtpo.shaped_rewards[1, 1].item() == pytest.approx(0.1 * 14 / 9)
+        assert capped.shaped_rewards[1, 1].item() == pytest.approx(0.1 * 1.2)
