@@ -39,6 +39,9 @@ _COMMIT = re.compile(r"commit (?P<commit>.+?), Python (?P<python>[^,]+), (?P<pla
 _MACHINES = re.compile(
     r"machines: (?P<gpus>\d{1,9})(?: x (?P<gpu>.+)| GPUs), (?P<cpus>\d{1,9}) CPUs, (?P<hosts>\d{1,9}) hosts?"
 )
+_NO_VERDICTS = re.compile(
+    r" gtpo_megatron\.rewards\.reward: \d+ of \d+ responses have no reward: (?P<reasons>.{1,400})"
+)
 _TIME_CHARACTERS = 19
 
 
@@ -72,12 +75,14 @@ class RunStart:
         seconds: time from the start to the last line that the log has of it.
         commit: commit of the code; empty if the log was cut before it.
         machines: None if the log does not say.
+        missing_verdicts: the commonest reasons of responses without a verdict, as last logged; empty if all have one.
     """
 
     began: datetime
     seconds: float = 0.0
     commit: str = ""
     machines: Machines | None = None
+    missing_verdicts: str = ""
 
 
 def log_provenance(config: RunConfig) -> None:
@@ -113,6 +118,8 @@ def logged_starts(log: Path) -> list[RunStart]:
                 starts[-1] = replace(starts[-1], seconds=seconds)
                 if is_ours:
                     starts[-1] = _with_fact(starts[-1], text)
+                elif found := _NO_VERDICTS.search(line):
+                    starts[-1] = replace(starts[-1], missing_verdicts=found["reasons"])
     return starts
 
 

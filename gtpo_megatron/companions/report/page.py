@@ -1,7 +1,7 @@
 """``report.html``: a self-contained page of one or several runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from importlib.resources import files
 from itertools import accumulate
@@ -381,7 +381,7 @@ def _one(run: RunData, *, is_alone: bool) -> str:
     findings = assess(run.metrics, sizes_by_label(run.contents))
     if not findings:
         return ""
-    bad = [finding for finding in findings if finding.level > Level.GREEN]
+    bad = [_with_reasons(finding, run) for finding in findings if finding.level > Level.GREEN]
     green = [finding for finding in findings if finding.level == Level.GREEN]
     name = "" if is_alone else f"<h3>{escape(run.name)}</h3>"
     summary = f"{len(green)} of {len(findings)} signs are green"
@@ -389,6 +389,13 @@ def _one(run: RunData, *, is_alone: bool) -> str:
         f"<section class='health' aria-label='health'>{name}{_list(bad)}"
         f"<details><summary>{_mark(Level.GREEN)} {summary}</summary>{_list(green)}</details></section>"
     )
+
+
+def _with_reasons(finding: Finding, run: RunData) -> Finding:
+    """Adds to the sign of missing verdicts the reasons in the log; metrics are numbers and have none."""
+    if finding.sign != "graders" or not run.missing_verdicts:
+        return finding
+    return replace(finding, seen=f"{finding.seen}; last: {run.missing_verdicts}")
 
 
 def _mark(level: Level) -> str:

@@ -83,6 +83,11 @@ class RunData:
         return value
 
     @property
+    def missing_verdicts(self) -> str:
+        """The commonest reasons of responses without a verdict, as last logged; empty if the log has none."""
+        return next((start.missing_verdicts for start in reversed(self.starts) if start.missing_verdicts), "")
+
+    @property
     def training_s(self) -> list[float]:
         """Seconds that each row of the metrics took, evaluation and checkpoints included."""
         return [sum(finite(row.get(f"timing/{part}_s")) or 0.0 for part in _TIMED) for row in self.metrics]

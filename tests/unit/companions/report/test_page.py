@@ -11,6 +11,7 @@ import pytest
 from gtpo_megatron.companions.report.page import write_report
 from gtpo_megatron.companions.report.traces import ALARM, PALETTE
 from gtpo_megatron.errors import DataError
+from gtpo_megatron.rewards.reward import report_failures
 from gtpo_megatron.run_folder.rollout_log import RolloutLog
 from tests.unit.companions.report.run_folders import ATTACK, CONFIG, make_run, response, step_metrics
 
@@ -452,3 +453,19 @@ def test_health_is_at_the_top_with_its_rules(tmp_path):
     assert sick.index("✕groups without variance 95% of the groups") < sick.index("signs are green")
     both = report(tmp_path, sound, make_run(tmp_path / "other")).text
     assert "sound✕groups without variance" in both.replace("\n", ""), "a sign comes after the name of its run"
+
+
+def test_missing_verdicts_have_the_reasons_of_the_log(tmp_path, caplog):
+    """As the code that grades logs them, twice: the page has the last."""
+    missing = {"rollout/reward_failed_count": 2.0, "rollout/responses_count": 8.0}
+    run = make_run(tmp_path / "run", metrics=lambda step: step_metrics(step) | missing)
+    report_failures(["ValueError: the first step", None])
+    report_failures([None, "KeyError: '<b>'", "KeyError: '<b>'", "no answer in 5 s"])
+    with (run / "log.txt").open("a") as log:
+        for record in caplog.records:
+            log.write(f"2026-11-23 03:26:08,000 {record.levelname} {record.name}: {record.getMessage()}\n")
+    text = report(tmp_path, run).text
+    assert (
+        "graders 10 of 40 responses without a verdict; last: 2 x KeyError: '<b>' (row 1 first); 1 x no answer in 5 s"
+    ) in text
+    assert "the first step" not in text
