@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import tyro
 
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rewards.reward_pool import RewardPool
 
@@ -112,7 +113,7 @@ def measure(options: Options) -> dict[str, Any]:
     cpu_rates: dict[str, list[float]] = {name: [] for name in KINDS}
     costs = []
     limit = {"num_workers": options.num_workers, "timeout_s": options.timeout_s, "sandbox": options.sandbox}
-    with RewardPool(SHARE, **limit) as pool:
+    with RewardPool(RewardConfig(function=SHARE, **limit)) as pool:
         pool.grade([calls(number) for number in range(2 * options.num_workers)])  # starts the sandboxes
         for _ in range(options.rounds):
             for name, make in KINDS.items():

@@ -81,7 +81,7 @@ def grading_seconds(options: Options, verdicts: Path) -> float:
     records = [json.loads(line) for line in verdicts.read_bytes().splitlines()]
     rows = [(record["response"], record["reference"]) for record in records if "response" in record]
     function = "gtpo_megatron.rewards.math_answer:math_answer"
-    with RewardPool(function, num_workers=options.num_workers, timeout_s=10.0) as pool:
+    with RewardPool(RewardConfig(function=function, num_workers=options.num_workers, timeout_s=10.0)) as pool:
         start = time.perf_counter()
         pool.grade([RewardRequest(response=text, answer=answer) for text, answer in rows])
         return time.perf_counter() - start

@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 import tyro
 
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rewards.reward_pool import RewardPool
 
@@ -96,7 +97,7 @@ def measure(options: Options) -> dict[str, Any]:
     rates: dict[str, list[float]] = {"integers": [], "latex": [], "mixed": []}
     cpu_rates: dict[str, list[float]] = {name: [] for name in rates}
     costs, num_failed = [], 0
-    with RewardPool(MATH, num_workers=options.num_workers, timeout_s=options.timeout_s) as pool:
+    with RewardPool(RewardConfig(function=MATH, num_workers=options.num_workers, timeout_s=options.timeout_s)) as pool:
         grade(pool, latex_rows(options, rng)[:200])  # sympy imports parts of itself at first use
         for _ in range(options.rounds):
             integers, latex = integer_rows(options, rng), latex_rows(options, rng)

@@ -30,7 +30,7 @@ from gtpo_megatron.data.chat_template import load_tokenizer, stop_token_ids
 from gtpo_megatron.data.prompts import load_problems
 from gtpo_megatron.orchestration.gguf_model import model_folder
 from gtpo_megatron.rewards.request import RewardRequest
-from gtpo_megatron.rewards.reward import RewardScorer
+from gtpo_megatron.rewards.reward_pool import RewardPool
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.gguf.source import is_gguf
 
@@ -115,12 +115,12 @@ def main() -> None:
         ).head(config.num_problems)
         problems = list(found.problems)
         texts = decoded(model.folder, problems, options)
-        with RewardScorer(config.reward) as scorer:
-            graded = scorer.grade(
+        with RewardPool(config.reward) as pool:
+            verdicts = pool.grade(
                 [RewardRequest(response=text, answer=one.answer) for text, one in zip(texts, problems, strict=True)]
             )
         mine = [ours[label, problem.problem_id] for problem in problems]
-        theirs = (graded.rewards > config.success_threshold).tolist()
+        theirs = [verdict.reward > config.success_threshold for verdict in verdicts]
         correct = [line["reward"] > config.success_threshold for line in mine]
         result["benchmarks"][label] = {
             "problems": len(problems),

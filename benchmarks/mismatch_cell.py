@@ -117,7 +117,7 @@ class Cell:
     def rewards(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
         """Verdicts; coins where the model writes tokens that are no text."""
         if not self.is_random:
-            return self.stages.reward.grade(rollouts, prompts)
+            return self.stages.grade(rollouts, prompts)
         coins = torch.rand(len(rollouts.own_lengths), generator=torch.Generator().manual_seed(self.version)) < 0.5
         return RewardBatch(rewards=coins.float(), failed=torch.zeros(len(coins), dtype=torch.bool))
 

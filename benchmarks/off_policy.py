@@ -125,7 +125,7 @@ def slept(options: Options, *, max_staleness: int) -> float:
     world: Any = Sleeper(options.sleep_s)
     stages = Stages(
         engine=world,
-        reward=world,
+        grade=world.grade,
         trainer=world,
         weight_sync=WeightSync(config.weight_sync, world.transfer),
         memory_sharing=MemorySharing(None, None, is_colocated=False),

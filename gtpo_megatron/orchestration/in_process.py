@@ -17,11 +17,11 @@ from gtpo_megatron.observability.known_warnings import expected_warnings_to_log
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.run_supervisor import swept_process
 from gtpo_megatron.orchestration.stages.engines import Engines
-from gtpo_megatron.orchestration.stages.environment_rewards import EnvironmentRewards
+from gtpo_megatron.orchestration.stages.environment_rewards import environment_rewards
 from gtpo_megatron.orchestration.stages.grading import build_grader
 from gtpo_megatron.orchestration.stages.processes import OnProcesses, RunProcesses, ignore_processes
 from gtpo_megatron.orchestration.stages.rollouts import Chunk, RolloutHandle
-from gtpo_megatron.orchestration.stages.stages import MemorySharing, RewardStage, Stages
+from gtpo_megatron.orchestration.stages.stages import Grade, MemorySharing, Stages
 from gtpo_megatron.orchestration.stages.trainer import Trainer
 from gtpo_megatron.orchestration.stages.weight_link import connect
 from gtpo_megatron.rollout.engine_arguments import engine_environment
@@ -133,10 +133,11 @@ def local_stages(
             )
         # before the trainer's: vLLM leaves the world's groups, and raises if they are gone
         stack.callback(engine.close)
-        reward: RewardStage = EnvironmentRewards()
+        grade: Grade = environment_rewards
         if not config.environment.name:
-            grader = reward = build_grader(config, run_folder)
+            grader = build_grader(config, run_folder)
             stack.callback(grader.close)
+            grade = grader.grade
         engines, trainer = LocalEngines(engine), Trainer(LocalRanks(actor))
         connect(config, trainer, engines, has_gpus=torch.cuda.is_available())
         transfer = _Transfer(actor, engine)
@@ -148,7 +149,7 @@ def local_stages(
 
         yield Stages(
             engine=engines,
-            reward=reward,
+            grade=grade,
             trainer=trainer,
             weight_sync=WeightSync(config.weight_sync, transfer),
             memory_sharing=MemorySharing(

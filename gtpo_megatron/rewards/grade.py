@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Sized
 from collections.abc import Set as AnySet
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, Literal, SupportsFloat
@@ -17,7 +17,7 @@ from typing import Any, Literal, SupportsFloat
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.judge.client import Judge, JudgeClient, JudgeSetup
 from gtpo_megatron.rewards.function import Form, RewardFunction
-from gtpo_megatron.rewards.request import Reward, RewardRequest
+from gtpo_megatron.rewards.request import OUT_OF_MEMORY, Reward, RewardRequest, Verdict
 from gtpo_megatron.sandbox.choose import open_sandbox
 from gtpo_megatron.untrusted.raised import text_of
 from gtpo_megatron.untrusted.text import printable, shown
@@ -31,37 +31,14 @@ INFO_CHARACTERS = 4_000
 REASON_CHARACTERS = 500
 """Length to which an exception's text, made one line, is cut; some contain the whole response."""
 
-OUT_OF_MEMORY = "MemoryError: the row needs more memory than its limit"
-
 _PART = re.compile(r"[a-z][a-z0-9_]{0,63}")
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The reward of one response, or why it has none.
-
-    Attributes:
-        kind: ``ok``, or what failed: ``error``, this row; ``call``, the call with all its rows; ``memory``, too little
-            memory; ``disturbed``, its process was killed or stopped from outside; ``over_budget``, too little time for
-            its batch.
-        reward: 0 without one.
-        parts: parts of the reward by name.
-        info: what the function said about the response, as a JSON object; "" if nothing.
-        failure: the reason, None if there is a reward.
-    """
-
-    kind: Literal["ok", "error", "call", "memory", "disturbed", "over_budget"] = "ok"
-    reward: float = 0.0
-    parts: Mapping[str, float] = field(default_factory=dict)
-    info: str = ""
-    failure: str | None = None
 
 
 class RewardCaller:
     """Calls the weighted functions of a run, in the process that grades.
 
     Args:
-        functions: at least one.
+        functions: the functions, at least one.
         timeout_s: limit per row of functions that are async; those that are not must be interrupted from outside.
         sandbox: as in ``RewardConfig.sandbox``.
         packages: as in ``RewardConfig.packages``.

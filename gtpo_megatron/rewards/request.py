@@ -1,4 +1,4 @@
-"""Input and result of a reward function: what it may see of a response, and what it may return."""
+"""What a reward function sees of a response, what it may return, and the verdict that comes of it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,8 @@ from gtpo_megatron.untrusted.thinking import split_thinking
 if TYPE_CHECKING:
     from gtpo_megatron.judge.client import Judge, JudgeAnswer
     from gtpo_megatron.sandbox.protocol import Job, Outcome, Sandbox
+
+OUT_OF_MEMORY = "MemoryError: the row needs more memory than its limit"
 
 
 class NoSandbox:
@@ -128,3 +130,24 @@ class Reward:
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The reward of one response, or why it has none.
+
+    Attributes:
+        kind: ``ok``, or what failed: ``error``, this row; ``call``, the call with all its rows; ``memory``, too little
+            memory; ``disturbed``, its process was killed or stopped from outside; ``over_budget``, too little time for
+            its batch.
+        reward: the outcome reward; 0 without one.
+        parts: parts of the reward, by name.
+        info: the function's remarks on the response, as a JSON object; "" for none.
+        failure: reason why there is no reward; None if there is one.
+    """
+
+    kind: Literal["ok", "error", "call", "memory", "disturbed", "over_budget"] = "ok"
+    reward: float = 0.0
+    parts: Mapping[str, float] = field(default_factory=dict)
+    info: str = ""
+    failure: str | None = None

@@ -1,25 +1,25 @@
-"""A pool of grading processes with limits per row: a row that hangs or crashes only loses its own verdict."""
+"""Pool of grading processes with limits per row: a row that hangs or crashes only loses its own verdict."""
 
-import contextlib
 import itertools
+import json
 import signal
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
+from gtpo_megatron.config.reward import JudgeConfig, RewardConfig
 from gtpo_megatron.errors import WorkerError
 from gtpo_megatron.judge.client import JudgeSetup
-from gtpo_megatron.rewards.grade import OUT_OF_MEMORY, Verdict
-from gtpo_megatron.rewards.request import RewardRequest
+from gtpo_megatron.judge.store import STORE_FILE, begin_session
+from gtpo_megatron.rewards.request import OUT_OF_MEMORY, RewardRequest, Verdict
+from gtpo_megatron.rewards.reward_worker import RewardService, load
 from gtpo_megatron.user_code.worker_handle import Cause, EpisodeEvent, WorkerExit, WorkerSettings
 from gtpo_megatron.user_code.worker_pool import WorkerPool
-
-DEFAULT_MEMORY_LIMIT_MIB = 4096
-DEFAULT_ROWS_PER_CALL = 16
 
 FREE_SHARE = 0.5
 """Fraction of a batch's time that is given to the first rows; the rest is divided equally."""
@@ -32,75 +32,75 @@ OVER_BUDGET = Verdict(
 
 
 class RewardPool:
-    """Runs reward functions in worker processes, see :class:`~gtpo_megatron.user_code.worker_pool.WorkerPool`.
+    """Grades responses with the reward functions of a run, in worker processes or in this one.
+
+    A worker has one call at a time, of a row or of several. A call is made again once if its worker was killed or
+    stopped from outside, with the same rows: what they earn may depend on each other. If a call of several rows fails
+    as a whole, its rows are graded one by one, so that only the row at fault has no verdict.
 
     Args:
-        function: as in ``RewardConfig.function``.
-        num_workers: processes; at least 1.
-        timeout_s: wall-clock limit per row; after it the worker is replaced and the row has no verdict.
-        memory_limit_mib: memory limit per row, including shared mappings and child processes; beyond it the row has no
-            verdict. 0: no limit.
-        most_rows: rows of a call of a batched or async function. Those of ``grade`` are cut into calls by their place
-            alone; to a row of ``submit`` those are added that wait behind it.
-        sandbox: as in ``RewardConfig.sandbox``.
-        packages: as in ``RewardConfig.packages``.
-        judge: as in ``RewardConfig.judge``.
+        config: functions and limits; without workers they are called in this process, without limits (tests,
+            debugging).
+        folder: place of the judge's answers; None: nowhere, and each worker has a budget of its own.
+        responses_per_step: responses that share one of the judge's budgets; 0: all do.
 
     Raises:
-        ConfigError: the function cannot be imported, or a number is out of range.
+        ConfigError: a function cannot be imported, or has another signature.
+        DataError: the file of the judge's answers cannot be used.
         WorkerError: a worker does not start.
     """
 
-    def __init__(
-        self,
-        function: str,
-        *,
-        num_workers: int,
-        timeout_s: float,
-        memory_limit_mib: int = DEFAULT_MEMORY_LIMIT_MIB,
-        most_rows: int = DEFAULT_ROWS_PER_CALL,
-        sandbox: str = "bubblewrap",
-        packages: str = "",
-        judge: JudgeSetup | None = None,
-    ) -> None:
+    def __init__(self, config: RewardConfig, *, folder: Path | None = None, responses_per_step: int = 0) -> None:
         settings = WorkerSettings(
             service="gtpo_megatron.rewards.reward_worker",
             arguments={
-                "function": function,
-                "timeout_s": timeout_s,
-                "sandbox": sandbox,
-                "packages": packages,
-                "judge": asdict(judge or JudgeSetup()),
+                "function": config.function,
+                "timeout_s": config.timeout_s,
+                "sandbox": config.sandbox,
+                "packages": config.packages,
+                "judge": asdict(_judge(config.judge, folder)),
             },
-            name=f"reward function {function!r}",
+            name=f"reward function {config.function!r}",
             kind="reward function",
-            timeout_s=timeout_s,
+            timeout_s=config.timeout_s,
             patience_s=0.0,
-            memory_limit_mib=memory_limit_mib,
+            memory_limit_mib=config.memory_limit_mib,
         )
-        self._num_workers = num_workers
-        self._calls = _Calls(settings)
+        self._num_workers = config.num_workers
+        self._responses_per_step = responses_per_step
+        self._num_graded = 0
+        self._numbers = itertools.count(1)
+        self._waiting: deque[_Call] = deque()
+        self._running: dict[int, _Call] = {}
+        self._here: RewardService | None = None
+        self._workers = WorkerPool(settings, _weakly(self._take))
         # Also if the pool is garbage-collected without close(), and at exit.
-        self._end = weakref.finalize(self, self._calls.end)
+        self._end = weakref.finalize(self, _end, self._workers, self._running, self._waiting)
         try:
-            facts = self._calls.workers.start(num_workers)
+            if config.num_workers:
+                facts = self._workers.start(config.num_workers)
+            else:
+                self._here = load(settings.arguments)
+                facts = self._here.facts
         except BaseException:
             self.close()
             raise
-        self._calls.rows_per_call = most_rows if facts["takes_several"] else 1
+        self._rows_per_call = config.rows_per_call if facts["takes_several"] else 1
 
     @property
     def process_ids(self) -> list[int]:
         """Process ids of the workers' current supervisors; workers are their children."""
-        return self._calls.workers.supervisor_ids
+        return self._workers.supervisor_ids
 
     def submit(self, request: RewardRequest) -> "Future[Verdict]":
-        """Queues a row; rows are graded in the order of submission.
+        """Queues a row, which is graded after those before it, with those behind it if a call may have several.
+
+        Without workers it is graded at once.
 
         Raises:
             WorkerError: the pool is closed, or a worker did not start. The future raises it if one does not later.
         """
-        row = _RewardRow(request.to_json())
+        row = _Row(request.to_json())
         self._put(_Call((row,), takes_more=True))
         return row.verdict
 
@@ -111,40 +111,96 @@ class RewardPool:
         is the same however busy the workers are, and for any number of them.
 
         Args:
-            requests: the rows.
-            budget_s: time for all rows, see ``BatchBudget``; rows after it have no verdict. None: no limit.
+            requests: the rows, those of a group one after the other.
+            budget_s: time for all rows, see ``BatchBudget``; rows after it have no verdict. None: no limit, as without
+                workers.
 
         Raises:
             WorkerError: the pool is closed, or a worker does not start.
         """
         budget = None
-        if budget_s is not None:
+        if budget_s is not None and self._num_workers:
             budget = BatchBudget(budget_s, num_rows=len(requests), num_workers=self._num_workers)
-        rows = tuple(_RewardRow(request.to_json()) for request in requests)
-        size = self._calls.rows_per_call
+        rows = tuple(_Row(request.to_json()) for request in self._with_judge_budgets(requests))
         try:
-            for first in range(0, len(rows), size):
-                self._put(_Call(rows[first : first + size], budget))
+            for first in range(0, len(rows), self._rows_per_call):
+                self._put(_Call(rows[first : first + self._rows_per_call], budget))
             return [row.verdict.result() for row in rows]
         finally:
             for row in rows:  # after an error or interrupt
                 row.verdict.cancel()
 
-    def _put(self, call: "_Call") -> None:
-        if not self._end.alive:
-            raise WorkerError("the reward pool is closed; make a new one")
-        self._calls.put(call)
-
     def close(self) -> None:
         """Ends the workers; the pool cannot be used afterwards."""
         self._end()
-        self._calls.workers.join()
+        self._workers.join()
+        if self._here is not None:
+            self._here.close()
+            self._here = None
 
     def __enter__(self) -> "RewardPool":
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    def _with_judge_budgets(self, requests: Sequence[RewardRequest]) -> list[RewardRequest]:
+        """Says which of the judge's budgets pays for each: a new one begins every ``responses_per_step``."""
+        first = self._num_graded
+        self._num_graded += len(requests)
+        step = self._responses_per_step
+        return [replace(one, judge_budget=index // step if step else 0) for index, one in enumerate(requests, first)]
+
+    def _put(self, call: "_Call") -> None:
+        if not self._end.alive:
+            raise WorkerError("the reward pool is closed; make a new one")
+        with self._workers.lock:
+            self._workers.check()
+            self._waiting.append(call)
+            self._assign()
+
+    def _assign(self) -> None:
+        """Makes the calls for which there is a worker; those that are late wait for none."""
+        while self._waiting and (self._waiting[0].is_late or self._here is not None or self._workers.num_idle):
+            call = self._next()
+            if call.is_late:
+                call.give([OVER_BUDGET] * len(call.rows))
+            elif call.rows and self._here is not None:
+                self._settle(call, self._here.grade(json.loads(call.body)))
+            elif call.rows:
+                number = next(self._numbers)
+                self._running[number] = call
+                self._workers.open(number, call.body, deadline=None if call.budget is None else call.deadline)
+
+    def _next(self) -> "_Call":
+        """The first call, of its rows that are not cancelled, with as many behind it as it takes."""
+        call = self._waiting.popleft()
+        if call.is_again:
+            return call
+        rows = call.begun()
+        while call.takes_more and len(rows) < self._rows_per_call and self._waiting and self._waiting[0].takes_more:
+            rows += self._waiting.popleft().begun()
+        return _Call(tuple(rows), call.budget)
+
+    def _take(self, event: EpisodeEvent | None) -> None:
+        """Takes the outcome of a call, in its worker's thread; None: a worker is ready, or cannot start."""
+        with self._workers.lock:
+            if event is None:
+                if self._workers.error is not None:
+                    _fail(self._workers.error, self._running, self._waiting)
+            elif (call := self._running.pop(event.episode, None)) is not None:  # None after the pool was closed
+                self._settle(call, _verdicts(event, len(call.rows)))
+            self._assign()
+
+    def _settle(self, call: "_Call", verdicts: Sequence[Verdict]) -> None:
+        """Gives the verdicts of a call to its rows, or lets these be graded again before all that wait."""
+        kinds = {verdict.kind for verdict in verdicts}
+        if "disturbed" in kinds and not call.is_second:
+            self._waiting.appendleft(replace(call, is_again=True, is_second=True))
+        elif len(call.rows) > 1 and kinds & {"call", "memory", "disturbed"}:
+            self._waiting.extendleft(_Call((row,), call.budget, is_again=True) for row in reversed(call.rows))
+        else:
+            call.give(verdicts)
 
 
 class BatchBudget:
@@ -160,7 +216,7 @@ class BatchBudget:
         clock: monotonic seconds.
 
     Attributes:
-        deadline: of the batch.
+        deadline: time by which the batch must have ended.
     """
 
     def __init__(
@@ -184,7 +240,7 @@ class BatchBudget:
 
 
 @dataclass(frozen=True, slots=True)
-class _RewardRow:
+class _Row:
     """A row, as JSON, and its verdict to come."""
 
     request: str
@@ -193,18 +249,20 @@ class _RewardRow:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Rows that a worker is given together.
+    """Rows that the functions are given together.
 
     Attributes:
-        rows: at least one.
-        budget: of the batch that they belong to.
-        takes_more: it may become one call with those behind it that say so too.
-        is_second: a worker that had it was killed or stopped from outside.
+        rows: at least one, unless all were cancelled.
+        budget: time of the batch that they belong to; None: no limit.
+        takes_more: whether it may become one call with those behind it that take more too.
+        is_again: whether its rows have been in another call.
+        is_second: whether a worker that had the same call was killed or stopped from outside.
     """
 
-    rows: tuple[_RewardRow, ...]
+    rows: tuple[_Row, ...]
     budget: BatchBudget | None = None
     takes_more: bool = False
+    is_again: bool = False
     is_second: bool = False
 
     @property
@@ -212,116 +270,60 @@ class _Call:
         """Whether its batch has no time left."""
         return self.budget is not None and time.monotonic() >= self.budget.deadline
 
+    @property
+    def body(self) -> bytes:
+        """The rows as JSON."""
+        return f"[{','.join(row.request for row in self.rows)}]".encode()
+
     def deadline(self) -> float:
         """Time by which it must have ended, if it begins now and belongs to a batch."""
         assert self.budget is not None
         return max(self.budget.row_deadline() for _ in self.rows)
+
+    def begun(self) -> list[_Row]:
+        """The rows that are not cancelled, and cannot be from now on."""
+        return [row for row in self.rows if row.verdict.set_running_or_notify_cancel()]
 
     def give(self, verdicts: Sequence[Verdict]) -> None:
         """Gives each row its verdict."""
         for row, verdict in zip(self.rows, verdicts, strict=True):
             row.verdict.set_result(verdict)
 
-    def fail(self, error: BaseException) -> None:
-        """Lets each row's future raise."""
-        for row in self.rows:
+
+def _weakly(take: Callable[[EpisodeEvent | None], None]) -> Callable[[EpisodeEvent | None], None]:
+    """Calls a method as long as its object is there: the workers' threads must not keep a pool that was dropped."""
+    method = weakref.WeakMethod(take)
+
+    def call(event: EpisodeEvent | None) -> None:
+        if (found := method()) is not None:
+            found(event)
+
+    return call
+
+
+def _end(workers: WorkerPool, running: dict[int, _Call], waiting: deque[_Call]) -> None:
+    """Ends the workers of a pool and fails its calls; without the pool itself, which may have been dropped."""
+    workers.end()
+    with workers.lock:
+        _fail(WorkerError("the reward pool was closed while it was grading"), running, waiting)
+
+
+def _fail(error: BaseException, running: dict[int, _Call], waiting: deque[_Call]) -> None:
+    """Lets the futures of rows that a worker had raise; those that nobody had are cancelled."""
+    calls: Iterable[_Call] = (*running.values(), *waiting)
+    for row in (row for call in calls for row in call.rows):
+        if not row.verdict.cancel():
             row.verdict.set_exception(error)
+    running.clear()
+    waiting.clear()
 
 
-class _Calls:
-    """The calls of a pool, each an episode of one step; it has no reference to the pool, which may be dropped.
-
-    A call is tried again once if its worker was killed or stopped from outside, with the same rows: what they earn may
-    depend on each other. If a call of several rows fails as a whole, its rows are graded one by one, so that only the
-    row at fault has no verdict.
-
-    Attributes:
-        workers: that grade, one call each at a time.
-        rows_per_call: most rows of a call.
-    """
-
-    def __init__(self, settings: WorkerSettings) -> None:
-        self.workers = WorkerPool(settings, self._take)
-        self.rows_per_call = 1
-        self._numbers = itertools.count(1)
-        self._waiting: deque[_Call] = deque()
-        self._again: deque[_Call] = deque()  # to be graded again, before all that wait
-        self._running: dict[int, _Call] = {}
-
-    def put(self, call: _Call) -> None:
-        """Adds a call.
-
-        Raises:
-            WorkerError: a worker did not start.
-        """
-        with self.workers.lock:
-            self.workers.check()
-            self._waiting.append(call)
-            self._assign()
-
-    def end(self) -> None:
-        """Ends the workers; rows that wait are cancelled, and those that a worker has raise."""
-        self.workers.end()
-        with self.workers.lock:
-            self._fail(WorkerError("the reward pool was closed while it was grading"))
-
-    def _assign(self) -> None:
-        while self._waiting and self._waiting[0].is_late:  # it waits for no worker
-            for row in self._waiting.popleft().rows:
-                if row.verdict.set_running_or_notify_cancel():
-                    row.verdict.set_result(OVER_BUDGET)
-        while self.workers.num_idle and (call := self._next()) is not None:
-            if call.is_late:
-                call.give([OVER_BUDGET] * len(call.rows))
-                continue
-            number = next(self._numbers)
-            self._running[number] = call
-            body = f"[{','.join(row.request for row in call.rows)}]".encode()
-            self.workers.open(number, body, deadline=None if call.budget is None else call.deadline)
-
-    def _next(self) -> _Call | None:
-        """The first call whose rows are not all cancelled, with as many behind it as it takes; None: there is none."""
-        if self._again:
-            return self._again.popleft()
-        rows: list[_RewardRow] = []
-        budget: BatchBudget | None = None
-        with contextlib.suppress(IndexError):  # none is left
-            while len(rows) < self.rows_per_call:
-                call = self._waiting.popleft()
-                budget = call.budget
-                rows += [row for row in call.rows if row.verdict.set_running_or_notify_cancel()]
-                if rows and not (call.takes_more and self._waiting[0].takes_more):
-                    break
-        return _Call(tuple(rows), budget) if rows else None
-
-    def _take(self, event: EpisodeEvent | None) -> None:
-        with self.workers.lock:
-            if event is None:
-                if self.workers.error is not None:
-                    self._fail(self.workers.error)
-                self._assign()
-                return
-            if (call := self._running.pop(event.episode, None)) is None:  # the pool was closed
-                return
-            verdicts = _verdicts(event, len(call.rows))
-            kinds = {verdict.kind for verdict in verdicts}
-            if "disturbed" in kinds and not call.is_second:
-                self._again.appendleft(replace(call, is_second=True))
-            elif len(call.rows) > 1 and kinds & {"call", "memory", "disturbed"}:
-                self._again.extendleft(_Call((row,), call.budget) for row in reversed(call.rows))
-            else:
-                call.give(verdicts)
-            self._assign()
-
-    def _fail(self, error: BaseException) -> None:
-        for call in (*self._running.values(), *self._again):
-            call.fail(error)
-        for call in self._waiting:
-            for row in call.rows:
-                row.verdict.cancel()
-        self._running.clear()
-        self._again.clear()
-        self._waiting.clear()
+def _judge(config: JudgeConfig, folder: Path | None) -> JudgeSetup:
+    """The judge, with a file of its answers if they are to be stored or counted."""
+    if not config.url or folder is None or not (config.cache or config.calls_per_step):
+        return JudgeSetup(config=config)
+    begin_session(folder / STORE_FILE)
+    return JudgeSetup(config=config, store=str(folder / STORE_FILE))
 
 
 def _verdicts(event: EpisodeEvent, num_rows: int) -> list[Verdict]:

@@ -1,7 +1,7 @@
-"""The worker of a reward pool: a call of some rows is an episode of one step, and there is one at a time."""
+"""The service of a reward pool's workers: it grades the rows of a call, one call at a time."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -9,7 +9,7 @@ from gtpo_megatron.config.reward import JudgeConfig
 from gtpo_megatron.judge.client import JudgeSetup
 from gtpo_megatron.rewards.function import resolve_rewards, takes_several
 from gtpo_megatron.rewards.grade import RewardCaller
-from gtpo_megatron.rewards.request import RewardRequest
+from gtpo_megatron.rewards.request import RewardRequest, Verdict
 from gtpo_megatron.user_code.frames import Frame, FrameKind
 from gtpo_megatron.user_code.worker import Channel
 
@@ -30,7 +30,7 @@ class RewardService:
     """Grades rows in the main thread, so that a function may use signals or an event loop of its own.
 
     Args:
-        arguments: of ``RewardCaller``, as JSON has them.
+        arguments: names of the functions, and what ``RewardCaller`` takes, as JSON has it.
 
     Attributes:
         facts: whether a call may have several rows.
@@ -55,6 +55,14 @@ class RewardService:
         while (frames := channel.receive()) is not None:
             for frame in frames:
                 self._answer(channel, frame)
+
+    def grade(self, rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+        """The verdicts of one call; rows are parsed :meth:`~gtpo_megatron.rewards.request.RewardRequest.to_json`."""
+        return self._caller.grade([RewardRequest.from_json(row) for row in rows])
+
+    def close(self) -> None:
+        """Ends what the functions were given: the sandbox, and the connection to the judge."""
+        self._caller.close()
 
     def _answer(self, channel: Channel, frame: Frame) -> None:
         limit = {"limit_s": self._timeout_s, "patience_s": self._patience_s}

@@ -136,7 +136,7 @@ def _short_of_processes() -> Iterator[None]:
             "gtpo_megatron.companions.verify_resume.verify.TrainingProcess",
             "gtpo_megatron.companions.study.session.TrainingProcess",
             "gtpo_megatron.companions.evaluate.evaluation_run._engine",
-            "gtpo_megatron.companions.evaluate.evaluation_run.RewardScorer",
+            "gtpo_megatron.companions.evaluate.evaluation_run.RewardPool",
             "launchers.local._run",
         ):
             stack.enter_context(mock.patch(name, _reached))

@@ -10,7 +10,7 @@ from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.problems import DataConfig
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.data.chat_template import load_tokenizer
-from gtpo_megatron.orchestration.stages.environment_rewards import reward_batch
+from gtpo_megatron.orchestration.stages.environment_rewards import episode_rewards
 from gtpo_megatron.rollout.requests import SampleRequest
 from recipes.tiny_cpu import ASSETS
 from tests.integration.engine_host import EngineHost
@@ -92,7 +92,7 @@ def test_what_was_sampled_is_scored_alike_over_the_whole_conversation(batch):
 def test_conversations_are_the_templates_and_graded_by_the_environment(batch, problems):
     tokenizer = load_tokenizer(MODEL)
     turns = stretches(batch.loss_mask).tolist()
-    rewards = reward_batch(batch.results)
+    rewards = episode_rewards(batch.results)
     assert rewards.parts["turns"].tolist() == [float(num) for num in turns]
     assert [len(earned) for earned in rewards.turn_rewards] == turns
     assert [sum(earned) for earned in rewards.turn_rewards] == rewards.rewards.tolist()

@@ -21,8 +21,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2
 from gtpo_megatron.config.reward import JudgeConfig, RewardConfig
 from gtpo_megatron.judge.check import check_judge
 from gtpo_megatron.judge.store import STORE_FILE
+from gtpo_megatron.orchestration.stages.grading import reward_batch
 from gtpo_megatron.rewards.request import RewardRequest
-from gtpo_megatron.rewards.reward import RewardScorer
+from gtpo_megatron.rewards.reward_pool import RewardPool
 from recipes.tiny_cpu import ASSETS
 from tests.integration.runs import LEAVINGS, shared_memory_of
 
@@ -147,9 +148,9 @@ def test_a_judge_that_is_killed_in_mid_step_and_started_again_judges_every_respo
     )
     responses = sums()
     found = []
-    with RewardScorer(config, folder=tmp_path) as scorer:
+    with RewardPool(config, folder=tmp_path) as pool:
         requests = [RewardRequest(response=one) for one in responses]
-        step = threading.Thread(target=lambda: found.append(scorer.grade(requests)))
+        step = threading.Thread(target=lambda: found.append(reward_batch(pool.grade(requests))))
         step.start()
         wait_until(lambda: num_answers(tmp_path) >= 5)
         server.kill()
@@ -158,7 +159,7 @@ def test_a_judge_that_is_killed_in_mid_step_and_started_again_judges_every_respo
         step.join(400.0)
         num_after = num_answers(tmp_path)
         server.kill()
-        again = scorer.grade(requests)
+        again = reward_batch(pool.grade(requests))
     assert num_before < len(responses)
     [batch] = found
     answers = list(greedy(TEMPLATE.replace("{response}", one) for one in responses))
@@ -201,8 +202,8 @@ def test_a_reward_model_gives_the_scores_of_transformers(served, tmp_path):
         judge=JudgeConfig(url=server.url),
     )
     responses = ["7", "28", "I do not know", "\\boxed{7}"]
-    with RewardScorer(config, folder=tmp_path) as scorer:
-        batch = scorer.grade([RewardRequest(response=one, prompt="Compute 3+4.") for one in responses])
+    with RewardPool(config, folder=tmp_path) as pool:
+        batch = reward_batch(pool.grade([RewardRequest(response=one, prompt="Compute 3+4.") for one in responses]))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     expected = []
     for one in responses:

@@ -120,9 +120,8 @@ def test_options_that_sum_otherwise_are_said_where_there_is_a_checkpoint(begin, 
 
 def test_a_failure_that_refers_to_the_log_quotes_it_and_so_does_the_status(begin, tmp_path, monkeypatch, capsys):
     def failing(*_, inspector=None):
-        line = (
-            "2026-01-01 10:00:00,000 ERROR   [reward] gtpo_megatron.rewards.reward: 16 of 16 responses have no reward"
-        )
+        where = "[reward] gtpo_megatron.orchestration.stages.grading"
+        line = f"2026-01-01 10:00:00,000 ERROR   {where}: 16 of 16 responses have no reward"
         with (tmp_path / "run" / "log.txt").open("a", encoding="utf-8") as log:
             log.write(f"{line}: 16 x TypeError: mine() got 'solution'\n")
         raise RolloutError("the reward function has no verdict on any of 16 responses; log.txt says what it raised")

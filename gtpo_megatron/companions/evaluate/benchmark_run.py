@@ -16,8 +16,7 @@ from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.conversations.graded_text import GradedText
 from gtpo_megatron.data.prompts import ProblemSet
 from gtpo_megatron.errors import GTPOError
-from gtpo_megatron.rewards.grade import Verdict
-from gtpo_megatron.rewards.request import RewardRequest
+from gtpo_megatron.rewards.request import RewardRequest, Verdict
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.rollout.response_stream import SampledResponse
 from gtpo_megatron.untrusted.thinking import THINKING
@@ -25,7 +24,7 @@ from gtpo_megatron.untrusted.thinking import THINKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from gtpo_megatron.rewards.reward import RewardScorer
+    from gtpo_megatron.rewards.reward_pool import RewardPool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +108,7 @@ class BenchmarkRun:
         file: the file of verdicts.
         tokenizer: the model's tokenizer.
         source: the sampler; may be None if no response is missing.
-        grader: grades the responses that come without a verdict.
+        pool: pool that grades the responses that come without a verdict.
         answer_in: finds the answer of a response, for maj@k; None: no maj@k.
         problems: every problem by benchmark and id.
         on_verdict: called after each verdict is in the file.
@@ -120,7 +119,7 @@ class BenchmarkRun:
     file: VerdictFile
     tokenizer: "PreTrainedTokenizerBase"
     source: ResponseSource | None
-    grader: "RewardScorer"
+    pool: "RewardPool"
     answer_in: Callable[[str], str | None] | None
     problems: Mapping[tuple[str, str], Problem]
     on_verdict: Callable[[GradedResponse], None]
@@ -206,7 +205,7 @@ class BenchmarkRun:
             num_prompt_tokens=len(problem.prompt_ids),
             num_response_tokens=response.num_tokens,
         )
-        self._in_grading.append((response, self.grader.submit(request)))
+        self._in_grading.append((response, self.pool.submit(request)))
 
     def _write_down(self, *, wait: bool) -> None:
         """Writes every response that has its verdict; verdicts arrive out of order.

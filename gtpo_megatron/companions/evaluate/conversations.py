@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from gtpo_megatron.batch import ENVIRONMENT_SECONDS, ENVIRONMENT_WAIT, RolloutBatch
 from gtpo_megatron.config.rollout import SamplingConfig
-from gtpo_megatron.orchestration.stages.environment_rewards import reward_batch
-from gtpo_megatron.rewards.grade import Verdict
+from gtpo_megatron.orchestration.stages.environment_rewards import episode_rewards
+from gtpo_megatron.rewards.request import Verdict
 from gtpo_megatron.rollout.requests import SampleRequest
 from gtpo_megatron.rollout.response_stream import QUEUE_FACTOR, SampledResponse
 
@@ -25,8 +25,8 @@ class PlayedResponse(SampledResponse):
     """An episode that has ended; its tokens are all that followed the prompt, whoever wrote them.
 
     Attributes:
-        num_own_tokens: that the policy wrote.
-        verdict: the environment's.
+        num_own_tokens: tokens that the policy wrote.
+        verdict: reward of the environment.
     """
 
     num_own_tokens: int
@@ -38,7 +38,7 @@ class ConversationSource:
     """The engine of an evaluation with an environment, as a source of responses.
 
     Attributes:
-        engine: with the environment.
+        engine: the engine, with the environment.
         max_concurrent: sequences that vLLM decodes together.
     """
 
@@ -73,7 +73,7 @@ class ConversationSource:
 def _played(index: int, episode: RolloutBatch) -> PlayedResponse:
     """A batch of one response."""
     (result,) = episode.results
-    rewards = reward_batch(episode.results)  # in float32, as training has them
+    rewards = episode_rewards(episode.results)  # in float32, as training has them
     is_refused = bool(result.refusal) and result.refusal not in result.failure
     return PlayedResponse(
         index=index,

@@ -53,7 +53,7 @@ from gtpo_megatron.orchestration.cpu_memory import check_free, engines_need, env
 from gtpo_megatron.orchestration.loop.inputs import contamination_notes, rows_needed, template_notes
 from gtpo_megatron.orchestration.run_supervisor import swept_process
 from gtpo_megatron.rewards.function import resolve_final_answer
-from gtpo_megatron.rewards.reward import RewardScorer
+from gtpo_megatron.rewards.reward_pool import RewardPool
 from gtpo_megatron.rollout.engine_arguments import CPU_ENVIRONMENT, ENVIRONMENT
 from gtpo_megatron.rollout.engine_checks import check_cache, is_cpu_build
 from gtpo_megatron.run_folder import held_locks
@@ -341,7 +341,7 @@ def _measure(  # noqa: PLR0913 - called once, with all that the evaluation has r
         missing, without_verdict = [one for one in wanted if not file.has_verdict(one.key)], []
         reward = replace(reward, num_workers=0)
     with ExitStack() as stack:
-        scorer = stack.enter_context(RewardScorer(reward, folder=file.path.parent))
+        pool = stack.enter_context(RewardPool(reward, folder=file.path.parent))
         source: ResponseSource | None = None
         if missing:
             if is_cpu_build():
@@ -358,7 +358,7 @@ def _measure(  # noqa: PLR0913 - called once, with all that the evaluation has r
             file=file,
             tokenizer=tokenizer,
             source=source,
-            grader=scorer,
+            pool=pool,
             answer_in=answer_in,
             problems={(one.benchmark, one.problem.problem_id): one.problem for one in wanted},
             on_verdict=display.verdict_given,

@@ -344,7 +344,7 @@ class ContinuousSampling:
         self, attempts: list[Attempt], problems: list[Problem], handles: list[RolloutHandle]
     ) -> list[SampledStep]:
         prompts = PromptBatch(problems=tuple(problems), group_ids=tuple(attempt.group for attempt in attempts))
-        rewards = self._stages.reward.grade(joined(handles, max_spread=self._config.rollout.max_staleness), prompts)
+        rewards = self._stages.grade(joined(handles, max_spread=self._config.rollout.max_staleness), prompts)
         groups: list[SampledStep] = []
         first = 0
         for attempt, problem, handle in zip(attempts, problems, handles, strict=True):

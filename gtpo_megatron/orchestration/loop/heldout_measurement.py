@@ -82,4 +82,4 @@ class HeldOutMeasurement:
         rollouts = self._stages.engine.generate(
             prompts, self._config.sampling, samples_per_prompt=self._config.samples, seed=self._config.seed
         )
-        return self._stages.reward.grade(rollouts, prompts)
+        return self._stages.grade(rollouts, prompts)

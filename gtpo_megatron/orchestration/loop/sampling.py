@@ -126,7 +126,7 @@ def _one_round(prompts: PromptBatch, stages: Stages, config: RolloutConfig, seed
     with stages.timers.stage("rollout"):  # (2)
         rollouts = stages.engine.generate(prompts, config.sampling, samples_per_prompt=config.group_size, seed=seed)
     with stages.timers.stage("reward"):  # (3)
-        rewards = stages.reward.grade(rollouts, prompts)
+        rewards = stages.grade(rollouts, prompts)
     return SampledStep(prompts=prompts, rollouts=rollouts, rewards=rewards, metrics=rollout_metrics(rollouts, rewards))
 
 

@@ -1,19 +1,16 @@
-"""Megatron ranks, the reward process and pushes over Ray: remote calls that return handles and small numbers."""
+"""Megatron ranks and pushes over Ray: remote calls that return handles and small numbers."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gtpo_megatron.batch import PromptBatch, RewardBatch
 from gtpo_megatron.distributed.groups import RankCoordinates
 from gtpo_megatron.orchestration.on_ray.collect import collect
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet
-from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.weights.checksum import Checksums
 from gtpo_megatron.weights.push.sync import merged_checksums
 
 if TYPE_CHECKING:
     from gtpo_megatron.actor.actor import MegatronActor
-    from gtpo_megatron.orchestration.stages.grading import RewardGrader
 
 REWARD_NAME = "reward process"
 
@@ -55,25 +52,6 @@ class RayRanks:
             str(rank): process.run.remote(function)
             for rank, process, function in zip(self.coordinates, self._processes, functions, strict=False)
         }
-
-
-class RayRewards:
-    """Decoding and grading in the reward process."""
-
-    def __init__(self, process: Any, *, deadline_s: float) -> None:
-        self._process = process
-        self._deadline_s = deadline_s
-
-    def grade(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
-        """Grades every response."""
-
-        def grade(grader: "RewardGrader") -> RewardBatch:
-            return grader.grade(rollouts, prompts)
-
-        reference = self._process.run.remote(grade)
-        rewards = collect({REWARD_NAME: reference}, stage="reward", deadline_s=self._deadline_s)[REWARD_NAME]
-        assert isinstance(rewards, RewardBatch)
-        return rewards
 
 
 class RayTransfer:

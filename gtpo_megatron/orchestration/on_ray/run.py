@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gtpo_megatron.batch import PromptBatch, RewardBatch
 from gtpo_megatron.config.rollout import WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.observability.timers import StageTimers
@@ -16,11 +17,12 @@ from gtpo_megatron.orchestration.on_ray.collect import Deadline, checked_while_w
 from gtpo_megatron.orchestration.on_ray.engines import RayEngines
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet, engine_names
 from gtpo_megatron.orchestration.on_ray.placement import Placement, place
-from gtpo_megatron.orchestration.on_ray.ranks import REWARD_NAME, RayRanks, RayRewards, RayTransfer
+from gtpo_megatron.orchestration.on_ray.ranks import REWARD_NAME, RayRanks, RayTransfer
 from gtpo_megatron.orchestration.on_ray.start import ProcessStarter, bring_up, bring_up_engine, end_in_order, rank_name
 from gtpo_megatron.orchestration.run_supervisor import RunSupervisor
 from gtpo_megatron.orchestration.stages.processes import OnProcesses, RunProcesses, ignore_processes
-from gtpo_megatron.orchestration.stages.stages import MemorySharing, RewardStage, Stages
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
+from gtpo_megatron.orchestration.stages.stages import Grade, MemorySharing, Stages
 from gtpo_megatron.orchestration.stages.trainer import Trainer
 from gtpo_megatron.orchestration.stages.weight_link import connect
 from gtpo_megatron.weights.push.sync import WeightSync
@@ -96,7 +98,7 @@ def ray_stages(
         engine = RayEngines(fleet, push_again=lambda version: weight_sync.push(version=version))
         yield Stages(
             engine=engine,
-            reward=_reward_stage(config, processes),
+            grade=_grading(config, processes),
             trainer=trainer,
             weight_sync=weight_sync,
             memory_sharing=MemorySharing(
@@ -136,13 +138,20 @@ def _supervised(run_folder: Path, timers: StageTimers) -> Iterator[tuple[RunSupe
         supervisor.end()
 
 
-def _reward_stage(config: RunConfig, processes: Mapping[str, Any]) -> RewardStage:
+def _grading(config: RunConfig, processes: Mapping[str, Any]) -> Grade:
     if config.environment.name:
         # imports what a run without an environment leaves to its reward process
-        from gtpo_megatron.orchestration.stages.environment_rewards import EnvironmentRewards
+        from gtpo_megatron.orchestration.stages.environment_rewards import environment_rewards
 
-        return EnvironmentRewards()
-    return RayRewards(processes[REWARD_NAME], deadline_s=config.cluster.stage_deadline_s)
+        return environment_rewards
+    process, deadline_s = processes[REWARD_NAME], config.cluster.stage_deadline_s
+
+    def grade(rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
+        call = process.run.remote(lambda grader: grader.grade(rollouts, prompts))
+        rewards: RewardBatch = collect({REWARD_NAME: call}, stage="reward", deadline_s=deadline_s)[REWARD_NAME]
+        return rewards
+
+    return grade
 
 
 def _fleet(

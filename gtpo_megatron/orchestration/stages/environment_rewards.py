@@ -8,25 +8,25 @@ from dataclasses import replace
 import torch
 
 from gtpo_megatron.batch import REQUESTS_REFUSED, EpisodeResult, PromptBatch, RewardBatch
+from gtpo_megatron.orchestration.stages.grading import report_failures
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
-from gtpo_megatron.rewards.reward import report_failures
 
 logger = logging.getLogger(__name__)
 
 
-class EnvironmentRewards:
-    """``RewardStage`` of a run with an environment; no process is asked, and no token is read."""
+def environment_rewards(rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
+    """``stages.Grade`` of a run with an environment: no process is asked, and no token is read.
 
-    def grade(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
-        """The rewards of every response, as its environment gave them; failures and refusals are logged."""
-        del prompts  # an episode begins with its problem
-        results = rollouts.results
-        _report_refusals(results)
-        failures = report_failures([result.failure or None for result in results])
-        return replace(reward_batch(results), failures=failures)
+    Failures and refusals are logged.
+    """
+    del prompts  # an episode begins with its problem
+    results = rollouts.results
+    _report_refusals(results)
+    failures = report_failures([result.failure or None for result in results])
+    return replace(episode_rewards(results), failures=failures)
 
 
-def reward_batch(results: Sequence[EpisodeResult]) -> RewardBatch:
+def episode_rewards(results: Sequence[EpisodeResult]) -> RewardBatch:
     """The results of ``B`` responses as rewards."""
     names = dict.fromkeys(name for result in results for name in sorted(result.parts))
     infos = tuple(_info(result) for result in results)

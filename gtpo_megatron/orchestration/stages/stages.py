@@ -9,7 +9,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from gtpo_megatron.batch import PromptBatch, RewardBatch
 from gtpo_megatron.config.rollout import WeightSyncConfig
@@ -63,12 +62,8 @@ class MemorySharing:
                 self._engine.wake("kv_cache")
 
 
-class RewardStage(Protocol):
-    """(3) Rewards."""
-
-    def grade(self, rollouts: RolloutHandle, prompts: PromptBatch) -> RewardBatch:
-        """The outcome reward of every response."""
-        ...
+Grade = Callable[[RolloutHandle, PromptBatch], RewardBatch]
+"""(3) Gives every response its outcome reward: in the reward process, in this one, or by the environment."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +75,7 @@ class Stages:
     """
 
     engine: Engines
-    reward: RewardStage
+    grade: Grade
     trainer: Trainer
     weight_sync: WeightSync
     memory_sharing: MemorySharing

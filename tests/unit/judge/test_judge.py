@@ -13,9 +13,10 @@ from gtpo_megatron.config.reward import JudgeConfig, RewardConfig
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.judge.check import check_judge
 from gtpo_megatron.judge.store import STORE_FILE, JudgeStore, begin_session
+from gtpo_megatron.orchestration.stages.grading import reward_batch
 from gtpo_megatron.rewards.function import complaint, needs_answer, run_rewards
 from gtpo_megatron.rewards.request import RewardRequest
-from gtpo_megatron.rewards.reward import RewardScorer
+from gtpo_megatron.rewards.reward_pool import RewardPool
 from tests.unit.judge.endpoint import BROKEN, BUSY, Reply, says, scores, serving
 
 JUDGE = "gtpo_megatron.rewards.judge:judge"
@@ -38,8 +39,8 @@ def setting(endpoint, function=JUDGE, *, num_workers=0, limit_s=20.0, rows_per_c
 
 
 def scored(config, requests, **more):
-    with RewardScorer(config, **more) as scorer:
-        return scorer.grade(requests)
+    with RewardPool(config, **more) as pool:
+        return reward_batch(pool.grade(requests))
 
 
 def test_the_judge_reads_no_thinking():
@@ -210,7 +211,7 @@ def test_what_is_no_score_is_a_failure_that_is_said_and_counted(reply, said, cap
         batch = scored(setting(endpoint, max_retries=1, timeout_s=timeout_s), rows("a"))
         assert time.monotonic() - start < timeout_s + 14.0
     assert batch.failed.tolist() == [True]
-    [record] = [one for one in caplog.records if one.name == "gtpo_megatron.rewards.reward"]
+    [record] = [one for one in caplog.records if one.name == "gtpo_megatron.orchestration.stages.grading"]
     assert re.search(said, record.getMessage()), record.getMessage()
     assert "\n" not in record.getMessage()
 
@@ -270,8 +271,8 @@ def test_an_equal_question_is_asked_once_also_at_the_same_time_and_in_a_later_ru
 def test_a_step_has_a_budget_for_all_processes_and_the_next_one_has_it_again(num_workers, tmp_path, caplog):
     with serving(says("Score: 2")) as endpoint:
         config = setting(endpoint, num_workers=num_workers, calls_per_step=3)
-        with RewardScorer(config, folder=tmp_path, responses_per_step=5) as scorer:
-            first, second = scorer.grade(rows(*"abcde")), scorer.grade(rows(*"fghij"))
+        with RewardPool(config, folder=tmp_path, responses_per_step=5) as pool:
+            first, second = reward_batch(pool.grade(rows(*"abcde"))), reward_batch(pool.grade(rows(*"fghij")))
         assert (int(first.failed.sum()), int(second.failed.sum())) == (2, 2)
         assert "the judge's budget for this step, 3 answers, is used up: raise reward.judge" in caplog.text
         known = [response for response, failed in zip("abcde", first.failed.tolist(), strict=True) if not failed]
@@ -285,10 +286,10 @@ def test_the_budget_is_a_steps_however_often_a_reward_asks(function, tmp_path):
     names = f"{name}agrees + {name}asks_twice" if function == "asks_with_two" else name + function
     with serving(says("yes")) as endpoint:
         config = setting(endpoint, names, calls_per_step=3, rows_per_call=1)
-        with RewardScorer(config, folder=tmp_path, responses_per_step=4) as scorer:
-            scorer.grade(rows(*"abcd"))
+        with RewardPool(config, folder=tmp_path, responses_per_step=4) as pool:
+            pool.grade(rows(*"abcd"))
             num_first = len(endpoint.asked)
-            scorer.grade(rows(*"efgh"))
+            pool.grade(rows(*"efgh"))
         assert num_first <= 3
         assert num_first < len(endpoint.asked) <= 6
 
@@ -334,9 +335,9 @@ def test_equal_questions_do_not_wait_for_each_other_where_no_answer_is_kept():
 
 
 def test_a_store_that_cannot_be_opened_is_a_failure_that_is_said(tmp_path, caplog):
-    with serving(says("Score: 2")) as endpoint, RewardScorer(setting(endpoint), folder=tmp_path) as scorer:
+    with serving(says("Score: 2")) as endpoint, RewardPool(setting(endpoint), folder=tmp_path) as pool:
         (tmp_path / STORE_FILE).write_bytes(b"no database" * 1000)
-        assert scorer.grade(rows("a")).failed.all()
+        assert reward_batch(pool.grade(rows("a"))).failed.all()
     assert "the judge's answers cannot be opened: file is not a database" in caplog.text
 
 
@@ -373,10 +374,10 @@ def test_without_memory_and_budget_there_is_no_file(tmp_path):
 
 
 def test_answers_that_cannot_be_kept_cost_no_verdict(tmp_path, monkeypatch, caplog):
-    with serving(says("Score: 2")) as endpoint, RewardScorer(setting(endpoint), folder=tmp_path) as scorer:
-        assert scorer.grade(rows("a")).rewards.tolist() == pytest.approx([0.2])
-        scorer._caller._judge._store._database.execute("DROP TABLE answers")
-        assert not scorer.grade(rows("b", "c")).failed.any()
+    with serving(says("Score: 2")) as endpoint, RewardPool(setting(endpoint), folder=tmp_path) as pool:
+        assert reward_batch(pool.grade(rows("a"))).rewards.tolist() == pytest.approx([0.2])
+        pool._here._caller._judge._store._database.execute("DROP TABLE answers")
+        assert not reward_batch(pool.grade(rows("b", "c"))).failed.any()
     assert caplog.text.count("judge: could not") == 1
 
 

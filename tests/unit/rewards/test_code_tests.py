@@ -6,11 +6,12 @@ import shutil
 import pytest
 
 from gtpo_megatron.config.reward import RewardConfig
+from gtpo_megatron.orchestration.stages.grading import reward_batch
 from gtpo_megatron.rewards.code_tests import code_tests, share_of_tests
 from gtpo_megatron.rewards.function import complaint, resolve_rewards
 from gtpo_megatron.rewards.outputs import same_output
 from gtpo_megatron.rewards.request import RewardRequest
-from gtpo_megatron.rewards.reward import RewardScorer
+from gtpo_megatron.rewards.reward_pool import RewardPool
 from gtpo_megatron.sandbox.bubblewrap import BubblewrapSandbox
 from gtpo_megatron.sandbox.choose import UnsafeSandbox
 from tests.sandboxes import needs_bubblewrap
@@ -172,8 +173,8 @@ def test_in_the_pool_a_row_without_tests_is_a_failure_and_the_next_is_right(capl
     config = RewardConfig(function="gtpo_megatron.rewards.code_tests:share_of_tests", num_workers=1, timeout_s=30.0)
     good = fenced("def add(a, b):\n    return a + b")
     rows = [RewardRequest(response=good, columns_json=text) for text in (json.dumps(ADD), "{}", json.dumps(ADD))]
-    with RewardScorer(config) as scorer:
-        batch = scorer.grade(rows)
+    with RewardPool(config) as pool:
+        batch = reward_batch(pool.grade(rows))
     assert batch.rewards.tolist() == [1.0, 0.0, 1.0]
     assert batch.failed.tolist() == [False, True, False]
     assert "DataError: no tests" in caplog.text

@@ -9,9 +9,9 @@ import pytest
 
 from gtpo_megatron.config.reward import RewardConfig, weighted_names
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.orchestration.stages.grading import reward_batch
 from gtpo_megatron.rewards.function import Form, check_threshold, complaint, needs_answer, resolve_rewards
 from gtpo_megatron.rewards.request import RewardRequest
-from gtpo_megatron.rewards.reward import RewardScorer
 from gtpo_megatron.rewards.reward_pool import RewardPool
 
 HERE = "tests.unit.rewards.reward_forms"
@@ -25,8 +25,8 @@ def rows(*responses, columns=None, **changes):
 
 def scored(name, requests, *, num_workers=0, timeout_s=20.0, rows_per_call=16):
     config = RewardConfig(function=name, num_workers=num_workers, timeout_s=timeout_s, rows_per_call=rows_per_call)
-    with RewardScorer(config) as scorer:
-        return scorer.grade(requests)
+    with RewardPool(config) as pool:
+        return reward_batch(pool.grade(requests))
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_a_batched_function_gets_columns_side_by_side(num_workers):
 def test_a_batched_function_gets_as_many_rows_as_it_may_and_a_last_part_in_every_call(num_workers):
     """Whoever compares completions sees the same ones together, however busy the workers are."""
     config = RewardConfig(function=f"{HERE}:rows_in_call", num_workers=num_workers, timeout_s=20.0, rows_per_call=2)
-    with RewardScorer(config) as scorer:
+    with RewardPool(config) as pool:
         for _ in range(20):
-            assert scorer.grade(rows(*"abcde")).rewards.tolist() == [2.0, 2.0, 2.0, 2.0, 1.0]
+            assert reward_batch(pool.grade(rows(*"abcde"))).rewards.tolist() == [2.0, 2.0, 2.0, 2.0, 1.0]
 
 
 @pytest.mark.parametrize("bad", ["die", "hang", "raise"])
@@ -182,7 +182,9 @@ def test_async_and_batched_at_once():
 
 
 def test_submitted_rows_of_a_batched_function_wait_for_one_another_at_most_shortly():
-    with RewardPool(f"{HERE}:rows_in_call", num_workers=1, timeout_s=20.0, most_rows=8) as pool:
+    with RewardPool(
+        RewardConfig(function=f"{HERE}:rows_in_call", num_workers=1, timeout_s=20.0, rows_per_call=8)
+    ) as pool:
         futures = [pool.submit(row) for row in rows(*"abcdefghij")]
         sizes = [future.result(20).reward for future in futures]
     assert sum(1 / size for size in sizes) == pytest.approx(round(sum(1 / size for size in sizes)))
@@ -192,7 +194,9 @@ def test_submitted_rows_of_a_batched_function_wait_for_one_another_at_most_short
 def test_rows_of_a_batch_are_given_together_beside_rows_that_are_submitted(tmp_path):
     end = tmp_path / "end"
     with (
-        RewardPool(f"{HERE}:rows_in_call", num_workers=1, timeout_s=30.0, most_rows=4) as pool,
+        RewardPool(
+            RewardConfig(function=f"{HERE}:rows_in_call", num_workers=1, timeout_s=30.0, rows_per_call=4)
+        ) as pool,
         ThreadPoolExecutor(2) as threads,
     ):
         futures = [pool.submit(row) for row in rows(f"wait-for {end}", "a")]

@@ -16,10 +16,11 @@ import torch
 
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.orchestration.stages.grading import reward_batch
 from gtpo_megatron.rewards.function import resolve_rewards, states
 from gtpo_megatron.rewards.grade import RewardCaller
 from gtpo_megatron.rewards.request import RewardRequest
-from gtpo_megatron.rewards.reward import RewardScorer
+from gtpo_megatron.rewards.reward_pool import RewardPool
 
 HERE = "tests.unit.rewards.test_grade"
 COLUMNS = {"tests": [1, 2, 3, 4], "deep": {"names": ["a", "b"]}}
@@ -318,7 +319,7 @@ async def spoils_later(request):
 def test_no_call_sees_what_another_changed(name, reward, num_workers):
     """One row's responses, as of a group; twice, and for several functions."""
     config = RewardConfig(function=f"{HERE}:{name}", num_workers=num_workers, timeout_s=20.0)
-    with RewardScorer(config) as scorer:
+    with RewardPool(config) as pool:
         for _ in range(2):
-            assert scorer.grade(rows(4, prompt=CHAT)).rewards.tolist() == [reward] * 4
+            assert reward_batch(pool.grade(rows(4, prompt=CHAT))).rewards.tolist() == [reward] * 4
     assert CHAT == ({"role": "user", "content": "1+1?"},)

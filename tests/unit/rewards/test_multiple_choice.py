@@ -2,9 +2,10 @@ import pytest
 
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.errors import DataError
+from gtpo_megatron.orchestration.stages.grading import reward_batch
 from gtpo_megatron.rewards.multiple_choice import final_answer, multiple_choice
 from gtpo_megatron.rewards.request import RewardRequest
-from gtpo_megatron.rewards.reward import RewardScorer
+from gtpo_megatron.rewards.reward_pool import RewardPool
 
 
 @pytest.mark.parametrize(
@@ -107,9 +108,9 @@ def test_a_reference_that_is_no_choice_is_an_error(reference):
 
 def test_it_is_named_like_any_reward():
     name = "gtpo_megatron.rewards.multiple_choice:multiple_choice"
-    with RewardScorer(RewardConfig(function=name, num_workers=1, timeout_s=5.0)) as scorer:
-        assert scorer.grade(
-            [RewardRequest(response=one, answer="B") for one in (r"\boxed{B}", "Answer: C")]
+    with RewardPool(RewardConfig(function=name, num_workers=1, timeout_s=5.0)) as pool:
+        assert reward_batch(
+            pool.grade([RewardRequest(response=one, answer="B") for one in (r"\boxed{B}", "Answer: C")])
         ).rewards.tolist() == [1.0, 0.0]
 
 

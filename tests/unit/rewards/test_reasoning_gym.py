@@ -14,11 +14,12 @@ from gtpo_megatron.config.problems import BOXED_TEMPLATE, DAPO_TEMPLATE  # noqa:
 from gtpo_megatron.config.reasoning_task import reasoning_task  # noqa: E402
 from gtpo_megatron.config.reward import RewardConfig  # noqa: E402
 from gtpo_megatron.data import reasoning_process  # noqa: E402
+from gtpo_megatron.orchestration.stages.grading import reward_batch  # noqa: E402
 from gtpo_megatron.rewards import reasoning_gym as graded_tasks  # noqa: E402
 from gtpo_megatron.rewards.function import complaint, resolve_rewards  # noqa: E402
 from gtpo_megatron.rewards.reasoning_gym import answer_asked_for, final_answer, is_expression, task_score  # noqa: E402
 from gtpo_megatron.rewards.request import RewardRequest  # noqa: E402
-from gtpo_megatron.rewards.reward import RewardScorer  # noqa: E402
+from gtpo_megatron.rewards.reward_pool import RewardPool  # noqa: E402
 
 TAGS = "Give the answer in <answer></answer>."
 
@@ -184,7 +185,9 @@ def test_rows_that_cannot_be_graded():
 def test_worker_processes_grade_them():
     record = record_of("gcd?size=1")
     config = RewardConfig(function="gtpo_megatron.rewards.reasoning_gym:task_score", num_workers=1, timeout_s=60.0)
-    with RewardScorer(config) as scorer:
-        batch = scorer.grade([request_of(record, f"<answer>{record['answer']}</answer>"), request_of(record, "none")])
+    with RewardPool(config) as pool:
+        batch = reward_batch(
+            pool.grade([request_of(record, f"<answer>{record['answer']}</answer>"), request_of(record, "none")])
+        )
     assert batch.rewards.tolist() == [1.0, 0.0]
     assert batch.parts["accuracy"].tolist() == [1.0, 0.0]

@@ -7,11 +7,12 @@ import pytest
 from gtpo_megatron.companions.evaluate.evaluation_run import AnswerFinder
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.data.rows import generic_row
+from gtpo_megatron.orchestration.stages.grading import reward_batch
 from gtpo_megatron.rewards.function import resolve_final_answer
 from gtpo_megatron.rewards.math_answer import math_answer
 from gtpo_megatron.rewards.multiple_choice import multiple_choice
 from gtpo_megatron.rewards.request import RewardRequest
-from gtpo_megatron.rewards.reward import RewardScorer
+from gtpo_megatron.rewards.reward_pool import RewardPool
 
 MATH = "gtpo_megatron.rewards.math_answer:math_answer"
 CHOICE = "gtpo_megatron.rewards.multiple_choice:multiple_choice"
@@ -38,8 +39,8 @@ def test_neighbours_that_math_verify_took_for_equal(given, reference):
 
 def test_a_response_that_was_cut_in_a_box_earns_nothing_with_an_earlier_one():
     cut = r"so \boxed{5}. Wait, \boxed{12"
-    with RewardScorer(RewardConfig(function=MATH, num_workers=0)) as scorer:
-        found = scorer.grade([RewardRequest(response=cut, answer="5", ended="length")])
+    with RewardPool(RewardConfig(function=MATH, num_workers=0)) as pool:
+        found = reward_batch(pool.grade([RewardRequest(response=cut, answer="5", ended="length")]))
     assert found.rewards.tolist() == [0.0]
     assert AnswerFinder(resolve_final_answer(MATH))(cut) is None
 
@@ -56,8 +57,10 @@ BATCH = [
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_answer_that_cannot_be_read_moves_no_other_score(num_workers):
-    with RewardScorer(RewardConfig(function=MATH, num_workers=num_workers, timeout_s=30.0)) as scorer:
-        found = scorer.grade([RewardRequest(response=response, answer=answer) for response, answer, _ in BATCH])
+    with RewardPool(RewardConfig(function=MATH, num_workers=num_workers, timeout_s=30.0)) as pool:
+        found = reward_batch(
+            pool.grade([RewardRequest(response=response, answer=answer) for response, answer, _ in BATCH])
+        )
     assert list(zip(found.rewards.tolist(), found.failed.tolist(), strict=True)) == [right for _, _, right in BATCH]
     votes = [AnswerFinder(resolve_final_answer(MATH))(response) for response, _, _ in BATCH]
     assert votes == ["5", "5", None, r"\frac{1}{0}", "100^{10^{9}}", "7"]

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.errors import ConfigError, WorkerError
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rewards.reward_pool import RewardPool
 from gtpo_megatron.supervision.process_tree import descendants, process_ids, process_stat
 
+ECHO = "tests.unit.rewards.reward_functions:echo"
 OBEY = "tests.unit.rewards.reward_functions:obey"
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -29,7 +31,7 @@ def session_of(pid):
 
 @pytest.fixture(scope="module")
 def pool():
-    with RewardPool(OBEY, num_workers=2, timeout_s=3.0) as pool:
+    with RewardPool(RewardConfig(function=OBEY, num_workers=2, timeout_s=3.0)) as pool:
         yield pool
 
 
@@ -56,14 +58,14 @@ def gone(pid, within_s=10.0):
 
 
 def test_rewards_come_back_in_the_order_of_the_rows():
-    with RewardPool("tests.unit.rewards.reward_functions:echo", num_workers=2, timeout_s=5.0) as pool:
+    with RewardPool(RewardConfig(function=ECHO, num_workers=2, timeout_s=5.0)) as pool:
         verdicts = pool.grade(rows(*map(str, range(200))))
         assert [verdict.reward for verdict in verdicts] == list(map(float, range(200)))
         assert pool.grade([]) == []
 
 
 def test_a_hanging_row_costs_its_limit_once_and_no_other_row():
-    with RewardPool(OBEY, num_workers=2, timeout_s=4.0) as pool:
+    with RewardPool(RewardConfig(function=OBEY, num_workers=2, timeout_s=4.0)) as pool:
         start = time.monotonic()
         got = failures(pool, "fine", "hang", *["fine"] * 20)
         assert 4.0 <= time.monotonic() - start < 7.5
@@ -88,7 +90,7 @@ def test_a_dying_worker_fails_its_own_row_and_is_replaced(pool):
 
 @pytest.mark.parametrize("who", ["worker", "supervisor"])
 def test_a_worker_killed_while_idle_costs_nothing_but_its_replacement(who):
-    with RewardPool(OBEY, num_workers=1, timeout_s=1.0) as pool:
+    with RewardPool(RewardConfig(function=OBEY, num_workers=1, timeout_s=1.0)) as pool:
         (pid,) = pool.process_ids
         (worker,) = descendants(pid)
         os.kill(pid if who == "supervisor" else worker, signal.SIGKILL)
@@ -99,7 +101,7 @@ def test_a_worker_killed_while_idle_costs_nothing_but_its_replacement(who):
 
 
 def test_a_row_that_prints_megabytes_fills_neither_the_pipe_nor_the_log(capfd):
-    with RewardPool(OBEY, num_workers=1, timeout_s=5.0) as pool:
+    with RewardPool(RewardConfig(function=OBEY, num_workers=1, timeout_s=5.0)) as pool:
         assert failures(pool, "print 3000000", "fine", "print 5") == [None] * 3
     printed = capfd.readouterr()
     assert printed.out == ""
@@ -109,7 +111,7 @@ def test_a_row_that_prints_megabytes_fills_neither_the_pipe_nor_the_log(capfd):
 
 
 def test_a_row_that_allocates_gigabytes_fails_and_gives_them_back():
-    with RewardPool(OBEY, num_workers=1, timeout_s=20.0, memory_limit_mib=512) as pool:
+    with RewardPool(RewardConfig(function=OBEY, num_workers=1, timeout_s=20.0, memory_limit_mib=512)) as pool:
         first = pool.process_ids[0]
         assert failures(pool, "allocate 256", "allocate 8192", "allocate-bit-by-bit 8192", "fine") == [
             None,
@@ -121,7 +123,7 @@ def test_a_row_that_allocates_gigabytes_fails_and_gives_them_back():
 
 @pytest.mark.parametrize("how", ["write-to-2", "child-writes"])
 def test_a_row_that_writes_to_the_descriptor_is_cut_as_well(capfd, how):
-    with RewardPool(OBEY, num_workers=1, timeout_s=20.0) as pool:
+    with RewardPool(RewardConfig(function=OBEY, num_workers=1, timeout_s=20.0)) as pool:
         assert failures(pool, f"{how} 3000000", "close-2", "fine") == [None] * 3
     printed = capfd.readouterr()
     assert printed.out == ""
@@ -131,7 +133,7 @@ def test_a_row_that_writes_to_the_descriptor_is_cut_as_well(capfd, how):
 
 @pytest.mark.parametrize("how", ["share 1500", "allocate-in-children 300"])
 def test_shared_mappings_and_children_count_to_the_memory_of_a_row(how):
-    with RewardPool(OBEY, num_workers=1, timeout_s=30.0, memory_limit_mib=512) as pool:
+    with RewardPool(RewardConfig(function=OBEY, num_workers=1, timeout_s=30.0, memory_limit_mib=512)) as pool:
         start = time.monotonic()
         assert failures(pool, "share 100", how, "fine") == [
             None,
@@ -144,7 +146,7 @@ def test_shared_mappings_and_children_count_to_the_memory_of_a_row(how):
 @pytest.mark.parametrize("how", ["daemon", "daemon-and-die", "daemon-and-hang"])
 def test_no_child_survives_whatever_session_it_made(tmp_path, how):
     told = tmp_path / "pid"
-    with RewardPool(OBEY, num_workers=1, timeout_s=4.0) as pool:
+    with RewardPool(RewardConfig(function=OBEY, num_workers=1, timeout_s=4.0)) as pool:
         pool.grade(rows(f"{how} {told}"))
         assert failures(pool, "fine") == [None]
         is_living = not gone(int(told.read_text()), within_s=0.2)
@@ -154,7 +156,7 @@ def test_no_child_survives_whatever_session_it_made(tmp_path, how):
 
 def test_no_process_survives_that_forks_and_ends_faster_than_one_can_look(tmp_path):
     told = tmp_path / "session"
-    with RewardPool(OBEY, num_workers=1, timeout_s=4.0) as pool:
+    with RewardPool(RewardConfig(function=OBEY, num_workers=1, timeout_s=4.0)) as pool:
         pool.grade(rows(f"flee {told}"))
         assert failures(pool, "fine") == [None]
         session = int(told.read_text())
@@ -167,9 +169,10 @@ def test_no_child_survives_a_pool_that_is_killed(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import os\n"
+        "from gtpo_megatron.config.reward import RewardConfig\n"
         "from gtpo_megatron.rewards.reward_pool import RewardPool\n"
         "from gtpo_megatron.rewards.request import RewardRequest\n"
-        f"pool = RewardPool({OBEY!r}, num_workers=1, timeout_s=60.0)\n"
+        f"pool = RewardPool(RewardConfig(function={OBEY!r}, num_workers=1, timeout_s=60.0))\n"
         f"pool.grade([RewardRequest(response='daemon {told}')])\n"
         "os.kill(os.getpid(), 9)\n"
     )
@@ -178,7 +181,7 @@ def test_no_child_survives_a_pool_that_is_killed(tmp_path):
 
 
 def test_rows_past_the_budget_of_their_batch_have_no_verdict_and_the_next_batch_has():
-    with RewardPool(OBEY, num_workers=2, timeout_s=60.0) as pool:
+    with RewardPool(RewardConfig(function=OBEY, num_workers=2, timeout_s=60.0)) as pool:
         start = time.monotonic()
         verdicts = pool.grade(rows("fine", *["sleep 30"] * 50), budget_s=1.0)
         assert time.monotonic() - start < 4.0
@@ -201,13 +204,13 @@ def test_an_exception_that_quotes_megabytes_is_cut(pool):
 
 def test_many_hanging_rows_cost_their_limits_and_nothing_else():
     """Two workers, four hanging rows of one second: about two seconds and the restarts, and every other row is fine."""
-    with RewardPool(OBEY, num_workers=2, timeout_s=1.0) as pool:
+    with RewardPool(RewardConfig(function=OBEY, num_workers=2, timeout_s=1.0)) as pool:
         responses = ["hang", *["fine"] * 30] * 4
         assert failures(pool, *responses) == ["took longer than 1 s" if row == "hang" else None for row in responses]
 
 
 def test_verdicts_of_a_call_that_was_given_up_reach_no_later_call(monkeypatch):
-    with RewardPool("tests.unit.rewards.reward_functions:echo", num_workers=2, timeout_s=5.0) as pool:
+    with RewardPool(RewardConfig(function=ECHO, num_workers=2, timeout_s=5.0)) as pool:
         collect = Future.result
         monkeypatch.setattr(Future, "result", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -222,7 +225,7 @@ def interrupted(self, timeout=None):
 
 def test_closing_while_a_row_runs_does_not_wait_for_it(tmp_path):
     told = tmp_path / "pids"
-    pool = RewardPool(OBEY, num_workers=1, timeout_s=30.0)
+    pool = RewardPool(RewardConfig(function=OBEY, num_workers=1, timeout_s=30.0))
     row, waiting = pool.submit(*rows(f"child {told}")), pool.submit(*rows("fine"))
     while not told.exists():
         time.sleep(0.01)
@@ -236,7 +239,7 @@ def test_closing_while_a_row_runs_does_not_wait_for_it(tmp_path):
 
 def test_rows_are_taken_as_they_are_submitted(tmp_path):
     end = tmp_path / "end"
-    with RewardPool(OBEY, num_workers=2, timeout_s=60.0) as pool:
+    with RewardPool(RewardConfig(function=OBEY, num_workers=2, timeout_s=60.0)) as pool:
         futures = [pool.submit(row) for row in rows(f"wait-for {end}", "fine", "fine")]
         assert futures[2].result(30).failure is None
         assert not futures[0].done()
@@ -246,19 +249,19 @@ def test_rows_are_taken_as_they_are_submitted(tmp_path):
 
 def test_the_clock_of_a_row_starts_when_a_worker_takes_it():
     """Eight rows of 0.6 s on two workers: the last of them wait for almost as long as the limit."""
-    with RewardPool(OBEY, num_workers=2, timeout_s=2.0) as pool:
+    with RewardPool(RewardConfig(function=OBEY, num_workers=2, timeout_s=2.0)) as pool:
         assert failures(pool, *["sleep 0.6"] * 8) == [None] * 8
 
 
 def test_a_kill_takes_along_what_the_row_started(tmp_path):
     told = tmp_path / "pids"
-    with RewardPool(OBEY, num_workers=1, timeout_s=4.0) as pool:
+    with RewardPool(RewardConfig(function=OBEY, num_workers=1, timeout_s=4.0)) as pool:
         assert failures(pool, f"child {told}") == ["took longer than 4 s"]
     assert all(gone(int(pid)) for pid in told.read_text().split())
 
 
 def test_close_ends_the_workers_and_a_closed_pool_says_so():
-    pool = RewardPool(OBEY, num_workers=2, timeout_s=1.0)
+    pool = RewardPool(RewardConfig(function=OBEY, num_workers=2, timeout_s=1.0))
     pids = pool.process_ids
     pool.close()
     assert all(gone(pid, 0.5) for pid in pids)
@@ -267,7 +270,7 @@ def test_close_ends_the_workers_and_a_closed_pool_says_so():
 
 
 def test_a_pool_that_is_dropped_takes_its_workers_along():
-    pool = RewardPool(OBEY, num_workers=1, timeout_s=1.0)
+    pool = RewardPool(RewardConfig(function=OBEY, num_workers=1, timeout_s=1.0))
     pid = pool.process_ids[0]
     del pool
     gc.collect()
@@ -281,9 +284,11 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path, rest):
     script = tmp_path / "script.py"
     script.write_text(
         "import time\n"
+        "from gtpo_megatron.config.reward import RewardConfig\n"
         "from gtpo_megatron.rewards.reward_pool import RewardPool\n"
         "from gtpo_megatron.rewards.request import RewardRequest\n"
-        f"pool = RewardPool({OBEY!r}, num_workers=1, timeout_s=2.0 if {rest == 'hang-in-c'} else 60.0)\n"
+        f"timeout_s = 2.0 if {rest == 'hang-in-c'} else 60.0\n"
+        f"pool = RewardPool(RewardConfig(function={OBEY!r}, num_workers=1, timeout_s=timeout_s))\n"
         f"pool.grade([RewardRequest(response='tell-pid {told}')])\n"
         f"pool.grade([RewardRequest(response={rest!r})])\n"
         "time.sleep(60)\n"
@@ -304,24 +309,11 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path, rest):
 
 def test_a_function_no_worker_can_import_is_a_config_error_and_leaves_no_process():
     with pytest.raises(ConfigError, match=r"reward_functions lacks it"):
-        RewardPool("tests.unit.rewards.reward_functions:ecko", num_workers=2, timeout_s=1.0)
+        RewardPool(RewardConfig(function="tests.unit.rewards.reward_functions:ecko", num_workers=2, timeout_s=1.0))
 
 
 def test_a_module_that_kills_its_worker_is_a_worker_error(tmp_path, monkeypatch):
     (tmp_path / "deadly_reward_module.py").write_text("import os\nos._exit(7)\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(WorkerError, match=r"did not start.*status 7"):
-        RewardPool("deadly_reward_module:f", num_workers=1, timeout_s=1.0)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"num_workers": 0, "timeout_s": 1.0},
-        {"num_workers": 1, "timeout_s": 0.0},
-        {"num_workers": 1, "timeout_s": 1.0, "memory_limit_mib": -1},
-    ],
-)
-def test_numbers_out_of_range_are_refused(wrong):
-    with pytest.raises(ConfigError, match="at least 1 worker"):
-        RewardPool(OBEY, **wrong)
+        RewardPool(RewardConfig(function="deadly_reward_module:f", num_workers=1, timeout_s=1.0))

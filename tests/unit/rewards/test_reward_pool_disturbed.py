@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rewards.reward_pool import RewardPool
 from gtpo_megatron.supervision.process_tree import descendants
@@ -16,7 +17,7 @@ OBEY = "tests.unit.rewards.reward_functions:obey"
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_row_whose_worker_is_killed_or_stopped_from_outside_is_graded_again(number):
-    with RewardPool(OBEY, num_workers=1, timeout_s=3.0) as pool:
+    with RewardPool(RewardConfig(function=OBEY, num_workers=1, timeout_s=3.0)) as pool:
         pool.grade([RewardRequest(response="warm")])
         [supervisor] = pool.process_ids
         [worker] = descendants(supervisor)
@@ -27,7 +28,7 @@ def test_a_row_whose_worker_is_killed_or_stopped_from_outside_is_graded_again(nu
 
 
 def test_a_supervisor_that_is_killed_costs_no_verdict():
-    with RewardPool(OBEY, num_workers=1, timeout_s=3.0) as pool:
+    with RewardPool(RewardConfig(function=OBEY, num_workers=1, timeout_s=3.0)) as pool:
         pool.grade([RewardRequest(response="warm")])
         [supervisor] = pool.process_ids
         threading.Timer(0.3, os.kill, (supervisor, signal.SIGKILL)).start()
@@ -36,7 +37,9 @@ def test_a_supervisor_that_is_killed_costs_no_verdict():
 
 
 def test_rows_whose_worker_is_killed_are_graded_again_together():
-    with RewardPool("tests.unit.rewards.reward_forms:rows_in_call", num_workers=1, timeout_s=20.0) as pool:
+    with RewardPool(
+        RewardConfig(function="tests.unit.rewards.reward_forms:rows_in_call", num_workers=1, timeout_s=20.0)
+    ) as pool:
         [supervisor] = pool.process_ids
         [worker] = descendants(supervisor)
         os.kill(worker, signal.SIGKILL)
@@ -45,7 +48,7 @@ def test_rows_whose_worker_is_killed_are_graded_again_together():
 
 
 def test_a_row_that_kills_its_worker_is_not_graded_for_ever():
-    with RewardPool(OBEY, num_workers=1, timeout_s=3.0) as pool:
+    with RewardPool(RewardConfig(function=OBEY, num_workers=1, timeout_s=3.0)) as pool:
         started = time.monotonic()
         [verdict] = pool.grade([RewardRequest(response="die")])
         assert verdict.failure is not None

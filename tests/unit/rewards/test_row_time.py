@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.rewards.code_tests import SHARE_OF_LIMIT, limit_s
 from gtpo_megatron.rewards.function import states
 from gtpo_megatron.rewards.request import RewardRequest
@@ -63,7 +64,7 @@ def test_in_the_pool_a_row_of_many_tests_has_the_time_for_them():
             (0, row(1)),
         )
     ]
-    with RewardPool(function, num_workers=1, timeout_s=3.0, sandbox="unsafe") as pool:
+    with RewardPool(RewardConfig(function=function, num_workers=1, timeout_s=3.0, sandbox="unsafe")) as pool:
         verdicts = pool.grade(rows)
         hurried = pool.grade(rows[:1], budget_s=2.0)
     assert [(one.reward, one.failure) for one in verdicts] == [(1.0, None)] * 3
@@ -85,7 +86,7 @@ def test_what_a_function_says_of_a_row_is_its_limit():
         for seconds, takes in ((3.0, 1.5), (2.0, 9.0), (0.1, 0.0))
     ]
     bare = RewardRequest(response="", columns_json='{"takes": 0}')
-    with RewardPool(f"{__file__}:slow", num_workers=1, timeout_s=1.0) as pool:
+    with RewardPool(RewardConfig(function=f"{__file__}:slow", num_workers=1, timeout_s=1.0)) as pool:
         verdicts = pool.grade([*rows, bare])
     assert [one.reward for one in verdicts] == [3.0, 0.0, 1.0, 1.0]
     assert [one.failure for one in verdicts] == [None, "took longer than 2 s", None, None]

@@ -189,7 +189,7 @@ def rewards(context: StepContext) -> Results:
     """
     sampled: ProbeRollouts = context.values["generate"]
     began = time.perf_counter()
-    batch = context.stages.reward.grade(sampled.handle, sampled.prompts)
+    batch = context.stages.grade(sampled.handle, sampled.prompts)
     seconds = time.perf_counter() - began
     total, failed = len(batch.failed), int(batch.failed.sum())
     mean = float(batch.rewards[~batch.failed].mean()) if failed < total else math.nan

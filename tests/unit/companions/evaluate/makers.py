@@ -9,7 +9,7 @@ from gtpo_megatron.batch import EpisodeResult, Problem, RolloutBatch
 from gtpo_megatron.companions.evaluate.verdict_file import GradedResponse, MeasuredSet, VerdictFile
 from gtpo_megatron.config.problems import DatasetRef
 from gtpo_megatron.data.prompts import ProblemSet
-from gtpo_megatron.rewards.grade import Verdict
+from gtpo_megatron.rewards.request import Verdict
 from gtpo_megatron.rollout.response_stream import SampledResponse
 
 

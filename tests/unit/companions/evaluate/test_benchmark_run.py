@@ -6,7 +6,7 @@ from gtpo_megatron.companions.evaluate.benchmark_run import BenchmarkRun, wanted
 from gtpo_megatron.companions.evaluate.evaluation_run import AnswerFinder
 from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.errors import RolloutError, WorkerError
-from gtpo_megatron.rewards.grade import Verdict
+from gtpo_megatron.rewards.request import Verdict
 from gtpo_megatron.rollout.requests import SampleRequest
 from tests.unit.companions.evaluate.makers import Grader, Letters, Sampler, open_file, problem_set, saved_verdicts
 
@@ -44,7 +44,7 @@ class Evaluation:
             file=self.file,
             tokenizer=Letters(),
             source=sampler,
-            grader=grader or Grader(),
+            pool=grader or Grader(),
             answer_in=answer_in,
             problems={(one.benchmark, one.problem.problem_id): one.problem for one in self.wanted},
             on_verdict=on_verdict,

@@ -54,7 +54,7 @@ def test_verdicts_are_the_environments(tmp_path):
         file=file,
         tokenizer=Letters(),
         source=ConversationSource(engine=engine, max_concurrent=8),
-        grader=NoGrader(),
+        pool=NoGrader(),
         answer_in=None,
         problems={},
         on_verdict=seen.append,

@@ -38,7 +38,7 @@ def grader(monkeypatch):
         raise AssertionError("nothing is to be sampled")
 
     opened = []
-    monkeypatch.setattr(evaluation_run, "RewardScorer", Scorer)
+    monkeypatch.setattr(evaluation_run, "RewardPool", Scorer)
     monkeypatch.setattr(evaluation_run, "_engine", engine)
     return opened
 

@@ -131,7 +131,7 @@ def run(
     folder.open(config, resume=checkpoint is not None)
     stages = Stages(
         engine=world,
-        reward=world,
+        grade=world.grade,
         trainer=world,
         weight_sync=WeightSync(config.weight_sync, world.transfer),
         memory_sharing=memory_sharing or MemorySharing(None, None, is_colocated=False, timers=StageTimers()),

@@ -82,7 +82,7 @@ def sample(outcomes, algorithm, num_prompts):
 
     stages = Stages(
         engine=world,
-        reward=world,
+        grade=world.grade,
         trainer=None,
         weight_sync=WeightSync(None, None),
         memory_sharing=MemorySharing(None, None, is_colocated=False, timers=StageTimers()),

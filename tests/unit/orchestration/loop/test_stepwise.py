@@ -78,7 +78,7 @@ def loop(world, *, num_steps=5, num_prompts=2, dynamic_sampling=None, **rollout)
     )
     stages = Stages(
         engine=world,
-        reward=world,
+        grade=world.grade,
         trainer=world,
         weight_sync=WeightSync(config.weight_sync, world.transfer),
         memory_sharing=MemorySharing(None, None, is_colocated=False, timers=StageTimers()),

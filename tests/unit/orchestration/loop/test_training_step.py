@@ -62,7 +62,7 @@ def one_step(source, gap=0.0, version=0, *, world=None, **update):
     )
     stages = Stages(
         engine=world,
-        reward=world,
+        grade=world.grade,
         trainer=world,
         weight_sync=WeightSync(config.weight_sync, world.transfer),
         memory_sharing=MemorySharing(None, None, is_colocated=False, timers=StageTimers()),

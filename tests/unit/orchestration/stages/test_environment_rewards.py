@@ -6,7 +6,7 @@ import math
 import pytest
 
 from gtpo_megatron.batch import EpisodeResult
-from gtpo_megatron.orchestration.stages.environment_rewards import EnvironmentRewards, reward_batch
+from gtpo_megatron.orchestration.stages.environment_rewards import environment_rewards, episode_rewards
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from tests.unit.orchestration.stages.test_grading import prompts, rollouts
 
@@ -24,7 +24,7 @@ def test_what_an_environment_gave_is_in_the_responses_order_and_its_failures_are
         EpisodeResult(reward=0.75, turn_rewards=(0.5, 0.25), parts={"turns": 3.0}),
     )
     with caplog.at_level("WARNING"):
-        found = EnvironmentRewards().grade(given, prompts())
+        found = environment_rewards(given, prompts())
     assert found.rewards.tolist() == [0.25, 0.0, 0.75]
     assert found.failed.tolist() == [False, True, False]
     assert found.turn_rewards == ((0.25,), (), (0.5, 0.25))
@@ -51,7 +51,7 @@ def test_refused_requests_are_told_once_with_the_first_reason(caplog, failure):
         EpisodeResult(parts={"requests_refused": 1.0}, refusal="stop"),
     )
     with caplog.at_level("WARNING"):
-        EnvironmentRewards().grade(given, prompts())
+        environment_rewards(given, prompts())
     said = "3 requests of agents were refused, in 2 of 3 episodes, %d of which have no reward: n=2: no (row 1 first)"
     assert caplog.text.count(said % bool(failure)) == 1
 
@@ -65,4 +65,4 @@ def test_refused_requests_are_told_once_with_the_first_reason(caplog, failure):
     ],
 )
 def test_a_refused_request_is_named_also_where_there_is_a_reward(result, info):
-    assert reward_batch([result]).info == (info,)
+    assert episode_rewards([result]).info == (info,)

@@ -7,7 +7,8 @@ from gtpo_megatron.batch import Problem, PromptBatch, RolloutBatch, mask_of_leng
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.errors import ShapeError
 from gtpo_megatron.orchestration.stages.grading import RewardGrader
-from gtpo_megatron.rewards.reward import RewardScorer
+from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
+from gtpo_megatron.rewards.reward_pool import RewardPool
 
 
 class Letters:
@@ -52,14 +53,14 @@ def prompts():
 
 
 def test_special_tokens_and_padding_are_not_graded():
-    grader = RewardGrader(Letters(), RewardScorer(RewardConfig(function=f"{__name__}:exact", num_workers=0)))
-    found = grader.grade_decoded(grader.decode(rollouts([70, 71, 70])), prompts())
+    grader = RewardGrader(Letters(), RewardPool(RewardConfig(function=f"{__name__}:exact", num_workers=0)))
+    found = grader.grade(RolloutHandle.of(rollouts([70, 71, 70])), prompts())
     assert found.rewards.tolist() == [1.0, 1.0, 0.0]
     assert not found.failed.any()
     grader.close()
 
 
 def test_a_response_of_no_prompt_is_an_error():
-    grader = RewardGrader(Letters(), RewardScorer(RewardConfig(function=f"{__name__}:exact", num_workers=0)))
+    grader = RewardGrader(Letters(), RewardPool(RewardConfig(function=f"{__name__}:exact", num_workers=0)))
     with pytest.raises(ShapeError, match="group 72 have no prompt"):
-        grader.grade_decoded(grader.decode(rollouts([70, 72, 70])), prompts())
+        grader.grade(RolloutHandle.of(rollouts([70, 72, 70])), prompts())
