@@ -45,10 +45,10 @@ class ChatRequest:
     """A request for a turn of the policy.
 
     Attributes:
-        asked: all messages, and tools.
-        model: as the client calls it.
-        is_streamed: it wants the answer as events.
-        wants_usage: it wants an event with the numbers of tokens.
+        asked: all messages, and the tools.
+        model: name of the model that the client asks for.
+        is_streamed: whether the client wants the answer as events.
+        wants_usage: whether the client wants an event with the numbers of tokens.
     """
 
     asked: Opening
@@ -88,9 +88,9 @@ def chat_answer(turn: Message, request: ChatRequest, *, number: int) -> dict[str
     """The answer to a request; events as text if it is streamed.
 
     Args:
-        turn: the policy's.
-        request: that it answers.
-        number: of the answer, for its id.
+        turn: turn of the policy.
+        request: the request.
+        number: number of the answer, which its id contains.
     """
     if request.is_streamed:
         return _events(turn, request, number=number)

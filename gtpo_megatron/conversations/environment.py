@@ -45,7 +45,8 @@ class NamedEnvironment:
     Attributes:
         name: ``module:Name``, ``FILE.py:Name`` or ``verifiers:TASKSET?python=...``.
         make: makes the object of an episode.
-        is_async: it waits in an event loop, so that none of its methods may block; None: its object must be seen.
+        is_async: whether it waits in an event loop, so that none of its methods may block; None: its object must be
+            seen.
     """
 
     name: str
@@ -132,8 +133,8 @@ class Episode:
         return not self._is_async
 
     @property
-    def told(self) -> dict[str, Any]:
-        """What the engine is told of the episode beside openings and replies, as JSON has it."""
+    def facts(self) -> dict[str, Any]:
+        """Facts of the episode for the engine beside openings and replies, as JSON has them."""
         turns = self._turns
         if isinstance(turns, AgentTurns):
             why = _shortened(turns.first_refusal)

@@ -27,7 +27,7 @@ from gtpo_megatron.conversations.messages import (
 from gtpo_megatron.conversations.verifiers import LOAD_LIMIT_S, is_of_verifiers
 from gtpo_megatron.errors import DataError, StageOrderError, WorkerError
 from gtpo_megatron.supervision.supervised_process import START_LIMIT_S
-from gtpo_megatron.user_code.worker_handle import EpisodeEvent, WorkerSettings
+from gtpo_megatron.user_code.worker_handle import Answer, WorkerSettings
 from gtpo_megatron.user_code.worker_pool import WorkerPool
 
 SILENCE_PATIENCE_S = 2.0
@@ -35,43 +35,38 @@ SILENCE_PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Event:
-    """What has become of an opening or of a message.
+class EpisodeAnswer(Answer):
+    """What has come of an opening or of a message.
+
+    ``session`` is the number of the episode, ``seconds`` the time that the environment took.
 
     Attributes:
-        episode: its number.
-        opening: what the episode begins with; None if this is none.
-        reply: the environment's answer; None if this is none.
-        failure: why the episode has ended, in a line; "" if it has not failed.
-        is_lost: it has failed through no fault of its own, as far as can be told: it shared a worker.
-        seconds: that the environment took.
-        is_graded_last: of an opening: the reward is asked for after the last turn only, so that an episode which a
-            limit ends has none.
-        num_refused: requests of an agent that were refused in the episode so far; None: it has none.
-        refusal: why the first of them was.
+        opening: beginning of the episode; None if this is none.
+        reply: the environment's reply to a turn; None if this is none.
+        is_graded_last: of an opening, whether the reward is asked for after the last turn only, so that an episode
+            which a limit ends has none.
+        num_refused: requests of an agent that were refused in the episode so far; None: it has no agent.
+        refusal: reason of the first refusal.
     """
 
-    episode: int
     opening: Opening | None = None
     reply: Reply | None = None
-    failure: str = ""
-    is_lost: bool = False
-    seconds: float = 0.0
     is_graded_last: bool = False
     num_refused: int | None = None
     refusal: str = ""
 
     @classmethod
-    def of(cls, found: EpisodeEvent, episode: int) -> "Event":
-        """The event of an episode that its caller knows by another number."""
-        body = found.body
+    def of(cls, answer: Answer, episode: int) -> "EpisodeAnswer":
+        """The answer to an episode that its caller knows by another number."""
+        body = answer.body
         return cls(
-            episode=episode,
+            session=episode,
             opening=opening_of_json(body["opening"]) if "opening" in body else None,
             reply=reply_of_json(body["reply"]) if "reply" in body else None,
-            failure=found.failure,
-            is_lost=found.is_lost,
-            seconds=body.get("seconds", found.seconds),
+            is_last=answer.is_last,
+            failure=answer.failure,
+            is_lost=answer.is_lost,
+            seconds=body.get("seconds", answer.seconds),
             is_graded_last=body.get("is_graded_last", False),
             num_refused=body.get("num_refused"),
             refusal=body.get("refusal", ""),
@@ -108,14 +103,14 @@ class EnvironmentPool:
     """
 
     def __init__(self, name: str, *, num_workers: int, timeout_s: float, memory_limit_mib: int) -> None:
-        self._events: queue.SimpleQueue[EpisodeEvent | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
         settings = worker_settings(name, timeout_s=timeout_s, memory_limit_mib=memory_limit_mib)
-        self._workers = WorkerPool(settings, self._events.put)
+        self._workers = WorkerPool(settings, self._answers.put)
         # Also if the pool is garbage-collected without close(), and at exit.
         self._end = weakref.finalize(self, self._workers.end)
-        self._numbers: dict[int, int] = {}  # by episode, its number in the workers, where none is given twice
+        self._numbers: dict[int, int] = {}  # by episode, the number of its session, which none gets twice
         self._episodes: dict[int, int] = {}  # the other way round
-        self._asked: set[int] = set()  # numbers of those that wait for an event
+        self._asked: set[int] = set()  # numbers of those that wait for an answer
         self._num_opened = 0
         try:
             self._workers.start(num_workers)
@@ -129,7 +124,7 @@ class EnvironmentPool:
         return self._workers.supervisor_ids
 
     def open(self, episode: int, row: Mapping[str, Any]) -> None:
-        """Begins an episode; its event has an opening or a failure.
+        """Begins an episode; its answer has an opening or a failure.
 
         Args:
             episode: a number that no episode under way has.
@@ -149,7 +144,7 @@ class EnvironmentPool:
             self._workers.open(self._num_opened, _json(row))
 
     def step(self, episode: int, message: Message) -> None:
-        """Hands a turn of the policy to an episode; its event has a reply or a failure.
+        """Hands a turn of the policy to an episode; its answer has a reply or a failure.
 
         Raises:
             StageOrderError: there is no such episode, or it has not answered yet.
@@ -161,18 +156,18 @@ class EnvironmentPool:
             raise StageOrderError(f"episode {episode} {state}; it takes a message after an opening, or a reply")
         self._asked.add(number)
         with self._failing(number, "the policy's message"):
-            self._workers.step(number, _json(message_json(message)))
+            self._workers.call(number, _json(message_json(message)))
 
     def end(self, episode: int) -> None:
-        """Ends an episode that is neither done nor failed, if it is under way; no event of it comes any more."""
+        """Ends an episode that is neither done nor failed, if it is under way; no answer of it comes any more."""
         number = self._numbers.pop(episode, None)
         if number is not None:
             del self._episodes[number]
             self._asked.discard(number)
             self._workers.close(number)
 
-    def poll(self, timeout_s: float) -> list[Event]:
-        """The events since the last call; an episode that is done or has failed is under way no more.
+    def poll(self, timeout_s: float) -> list[EpisodeAnswer]:
+        """The answers since the last call; an episode that is done or has failed is under way no more.
 
         A worker that ends fails its episodes at once, so a failure may come of one that waits for the policy.
 
@@ -184,23 +179,23 @@ class EnvironmentPool:
         """
         if not self._end.alive:
             raise WorkerError("the environment pool is closed; make a new one")
-        found: list[Event] = []
+        found: list[EpisodeAnswer] = []
         deadline = time.monotonic() + timeout_s
         while True:
             left = 0.0 if found else max(0.0, deadline - time.monotonic())
             try:
-                event = self._events.get(block=left > 0, timeout=left or None)
+                answer = self._answers.get(block=left > 0, timeout=left or None)
             except queue.Empty:
                 return found
-            if event is None:
+            if answer is None:
                 self._workers.check()
                 continue
-            if (episode := self._episodes.get(event.episode)) is None:  # it was ended meanwhile
+            if (episode := self._episodes.get(answer.session)) is None:  # it was ended meanwhile
                 continue
-            self._asked.discard(event.episode)
-            if event.is_last:
-                del self._numbers[episode], self._episodes[event.episode]
-            found.append(Event.of(event, episode))
+            self._asked.discard(answer.session)
+            if answer.is_last:
+                del self._numbers[episode], self._episodes[answer.session]
+            found.append(EpisodeAnswer.of(answer, episode))
 
     def close(self) -> None:
         """Ends the workers; the pool cannot be used afterwards."""
@@ -224,7 +219,7 @@ class EnvironmentPool:
         except (TypeError, ValueError, RecursionError) as error:  # DataError of its length too
             self._workers.close(number)
             failure = f"{what} cannot be sent to the environment: {error}"
-            self._events.put(EpisodeEvent(episode=number, is_last=True, failure=failure))
+            self._answers.put(Answer(session=number, is_last=True, failure=failure))
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

@@ -115,12 +115,12 @@ class EnvironmentService:
             self._ended.set()
         for frame in frames or ():
             if frame.kind is FrameKind.OPEN:
-                served = self._served[frame.episode] = _Served(frame.episode, self._environment)
+                served = self._served[frame.session] = _Served(frame.session, self._environment)
                 task = asyncio.create_task(self._serve_episode(served))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-            if frame.episode in self._served:
-                self._served[frame.episode].frames.put_nowait(frame)
+            if frame.session in self._served:
+                self._served[frame.session].frames.put_nowait(frame)
 
     async def _serve_episode(self, served: _Served) -> None:
         """Makes the calls of an episode one after the other, then forgets it, whatever it has raised."""
@@ -188,13 +188,13 @@ class EnvironmentService:
         self._send(FrameKind.FAILED, served, {"reason": reason})
 
     def _send(self, kind: FrameKind, served: _Served, body: dict[str, Any]) -> None:
-        """Sends what has come of a call, and what the engine is told of the episode beside it.
+        """Sends what has come of a call, and the facts of its episode.
 
         Raises:
             DataError: it is too long; the line names the environment.
             TypeError, ValueError, RecursionError: JSON does not have it.
         """
-        text = json.dumps({"seconds": served.seconds, **served.episode.told, **body}).encode()
+        text = json.dumps({"seconds": served.seconds, **served.episode.facts, **body}).encode()
         if len(text) > MAX_MESSAGE_BYTES:
             problem = f"{len(text)} bytes of JSON, more than {MAX_MESSAGE_BYTES}"
             raise DataError(f"{self._where}: a message cannot be sent: {problem}")

@@ -34,12 +34,12 @@ class Exchange:
     endpoint, answers from the environment's side.
 
     Attributes:
-        key: that the agent's requests have.
-        first: what the agent does first.
+        key: API key of the agent's requests.
+        first: the agent's first action.
         num_refused: requests that were refused while the episode went on.
-        first_refusal: why the first of them was; "" without one.
-        refusal: why the first was that no turn of the policy has followed; "": none, or it was mended.
-        was_left: the agent has ended while a request of its waited for its answer.
+        first_refusal: reason of the first refusal; "" without one.
+        refusal: reason of the first refusal that no turn of the policy has followed; "": none, or it was mended.
+        was_left: whether the agent has ended while a request of its waited for its answer.
     """
 
     def __init__(self) -> None:

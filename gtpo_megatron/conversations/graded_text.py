@@ -41,7 +41,7 @@ class GradedText:
     ``</think>``, as most models write it themselves.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:

@@ -18,9 +18,9 @@ class ToolCall:
     """A call of a tool that the policy asks for.
 
     Attributes:
-        name: of the tool.
-        arguments: by name, as parsed from the policy's text.
-        call_id: that the policy gave it, if its family's form has one.
+        name: name of the tool.
+        arguments: arguments by name, as parsed from the policy's text.
+        call_id: id that the policy gave the call, if its family's form has one.
     """
 
     name: str
@@ -33,11 +33,11 @@ class TurnStats:
     """How a turn of the policy was sampled.
 
     Attributes:
-        num_prompt_tokens: that the policy had read before it, of the whole conversation.
-        num_tokens: of the turn, with the one that ended it.
-        is_cut: a limit ended it, not the policy.
-        token_ids: of the turn, for who writes tokens instead of messages.
-        logprobs: of these.
+        num_prompt_tokens: tokens of the whole conversation before the turn.
+        num_tokens: tokens of the turn, with the one that ended it.
+        is_cut: whether a limit ended the turn, not the policy.
+        token_ids: token ids of the turn, for environments that write tokens instead of messages.
+        logprobs: log-probs of these tokens.
     """
 
     num_prompt_tokens: int = 0
@@ -52,14 +52,14 @@ class Message:
     """One message.
 
     Attributes:
-        role: who says it.
+        role: speaker of the message.
         content: its text, without tool calls.
         reasoning: thinking that the policy's family writes apart from its answer.
-        tool_calls: of the policy's message.
-        malformed_calls: per call in it that cannot be read, what is wrong with it.
-        tool: of a tool's result, the name of the tool.
-        call_id: of a tool's result, that of the call.
-        sampled: of the policy's message in a run.
+        tool_calls: calls in the policy's message.
+        malformed_calls: complaint about each call in it that cannot be read.
+        tool: name of the tool whose result this is.
+        call_id: id of the call whose result this is.
+        sampled: statistics of the policy's message in a run.
     """
 
     role: Role
@@ -77,9 +77,10 @@ class Opening:
     """What a conversation begins with.
 
     Attributes:
-        messages: all up to the policy's first turn.
-        tools: that the policy may call, as OpenAI describes functions: ``{"type": "function", "function": {...}}``.
-        token_ids: in the place of both, the whole prompt.
+        messages: messages up to the policy's first turn.
+        tools: tools that the policy may call, as OpenAI describes functions: ``{"type": "function", "function":
+            {...}}``.
+        token_ids: token ids of the whole prompt, in place of both.
     """
 
     messages: tuple[Message, ...] = ()
@@ -92,11 +93,11 @@ class Reply:
     """An environment's answer to a turn of the policy.
 
     Attributes:
-        messages: that the policy reads before its next turn; none if ``done``.
-        reward: of the turn; that of the last one is the outcome's.
-        done: the conversation has ended.
+        messages: messages that the policy reads before its next turn; none if ``done``.
+        reward: reward of the turn; that of the last one is the outcome's.
+        done: whether the conversation has ended.
         num_tool_errors: calls of the turn that failed or could not be read.
-        token_ids: in the place of messages, where the opening had such.
+        token_ids: token ids in place of messages, where the opening had such.
     """
 
     messages: tuple[Message, ...] = ()

@@ -22,8 +22,8 @@ def message_from(value: object, where: str) -> Message:
     """A message, given as one or as OpenAI's dict.
 
     Args:
-        value: what somebody has for a message; arguments of calls may be an object or its JSON text.
-        where: in errors, who has given it.
+        value: the message as it was given; arguments of calls may be an object or its JSON text.
+        where: giver of the message, for errors.
 
     Raises:
         DataError: it is none.

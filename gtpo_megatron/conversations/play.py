@@ -58,8 +58,8 @@ async def _played(console: Console, name: str, row_json: str, turns: Sequence[st
         parts = "".join(f", {part} {value:g}" for part, value in reply.parts.items())
         errors = f", {reply.num_tool_errors} calls failed" if reply.num_tool_errors else ""
         print_sentence(console, f"  reward {reply.reward:g}{parts}{errors}{', done' if reply.done else ''}")
-        if num_refused := episode.told.get("num_refused"):
-            print_sentence(console, f"  requests refused so far: {num_refused}; the first: {episode.told['refusal']}")
+        if num_refused := episode.facts.get("num_refused"):
+            print_sentence(console, f"  requests refused so far: {num_refused}; the first: {episode.facts['refusal']}")
         if reply.done:
             break
     await episode.close()

@@ -47,8 +47,8 @@ class _CallingTurn:
     """A turn that calls the tools whose results follow; templates differ in what they take.
 
     Attributes:
-        max_calls: at most so many of them; 0: none, the turn is a text.
-        content: of the message beside its calls.
+        max_calls: most calls of the turn; 0: none, the turn is a text.
+        content: text of the message beside its calls.
     """
 
     max_calls: int
@@ -84,13 +84,13 @@ class TemplateBridge:
     before it, and no prefix is computed twice. docs/conversations_reference.md has the differences by family.
 
     Args:
-        tokenizer: with a chat template.
+        tokenizer: tokenizer with a chat template.
         stop_ids: tokens that end a turn, as ``stop_token_ids`` reads them; the template's own end is added.
-        given: to the template besides the messages; None: the date alone.
-        form: of tool calls; None: by the template.
+        given: inputs of the template besides the messages; None: the date alone.
+        form: form of tool calls; None: by the template.
 
     Attributes:
-        form: of tool calls; None: the policy's text is not searched for calls.
+        form: form of tool calls; None: the policy's text is not searched for calls.
 
     Raises:
         ConfigError: there is no template, or what follows a turn depends on what the turn said.
@@ -152,8 +152,8 @@ class TemplateBridge:
 
         Args:
             sampled: ids of the turn, with its stop token if it has one.
-            messages: that the policy reads next.
-            stop_ids: with which the turn was sampled; None: those of this bridge.
+            messages: messages that the policy reads next.
+            stop_ids: stop tokens with which the turn was sampled; None: those of this bridge.
 
         Raises:
             DataError: the template refuses the messages, such as results of tools that it does not know.
@@ -293,8 +293,8 @@ class TemplateBridge:
 
         Args:
             sampled: ids of the turn.
-            is_truncated: it was cut by the length limit.
-            tools: of the conversation, for forms that write arguments without quotes (see ``parse_calls``).
+            is_truncated: whether the length limit cut the turn.
+            tools: tools of the conversation, for forms that write arguments without quotes (see ``parse_calls``).
             stop_ids: as in :meth:`next_turn`.
         """
         ids = list(sampled[:-1] if self._has_end(sampled, stop_ids) else sampled)

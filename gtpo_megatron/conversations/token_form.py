@@ -24,7 +24,7 @@ class TokenRequest:
 
     Attributes:
         asked: all tokens.
-        request_id: that the client gave it; "": none.
+        request_id: id that the client gave the request; "": none.
     """
 
     asked: Opening

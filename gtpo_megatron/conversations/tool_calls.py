@@ -52,10 +52,10 @@ class ParsedText:
     """A turn's text, taken apart.
 
     Attributes:
-        content: without calls and reasoning.
-        reasoning: of harmony's channel for it.
-        calls: in the text's order.
-        malformed: per call that cannot be read, what is wrong with it.
+        content: the text without calls and reasoning.
+        reasoning: text of harmony's channel for thinking.
+        calls: calls, in the text's order.
+        malformed: complaint about each call that cannot be read.
     """
 
     content: str = ""
@@ -75,9 +75,9 @@ def parse_calls(
     """Takes a turn's text apart; never raises.
 
     Args:
-        text: with special tokens as text.
-        form: of the calls.
-        is_truncated: the turn was cut by the length limit.
+        text: the turn, with special tokens as text.
+        form: form of the calls.
+        is_truncated: whether the length limit cut the turn.
         tools: as in ``Opening``; forms that write arguments without quotes (``glm``, ``qwen3_coder``) take from their
             schemas which arguments may be text. Where one says nothing, an argument is JSON if it can be read as such.
     """

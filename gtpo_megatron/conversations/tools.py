@@ -37,11 +37,11 @@ class Tool:
     """How a function is called by a model.
 
     Attributes:
-        name: the function's.
-        schema: as OpenAI describes a function.
-        is_async: calling it gives an awaitable.
-        model: pydantic's, of the arguments.
-        arguments: their names, by that model's fields.
+        name: name of the function.
+        schema: description of the function, in OpenAI's form.
+        is_async: whether calling it gives an awaitable.
+        model: pydantic's model of the arguments.
+        arguments: names of the arguments, by that model's fields.
     """
 
     name: str
@@ -118,8 +118,8 @@ class Tools:
         functions: the tools, in the order in which the model reads them.
 
     Attributes:
-        schemas: of all, for :class:`~gtpo_megatron.conversations.messages.Opening`.
-        is_async: one of them is.
+        schemas: descriptions of all tools, for :class:`~gtpo_megatron.conversations.messages.Opening`.
+        is_async: whether one of them is.
 
     Raises:
         ConfigError: one cannot be described, or two have one name.
@@ -220,10 +220,10 @@ class ToolTurns:
     """An environment with ``reset(row)`` and ``step(message)`` around one whose public methods are its tools.
 
     Args:
-        environment: as :class:`ToolEnvironment`, which need not be its class.
+        environment: an object as :class:`ToolEnvironment`, which need not be its class.
 
     Attributes:
-        is_graded_last: the reward is asked for after the last turn only; known once the episode has begun.
+        is_graded_last: whether the reward is asked for after the last turn only; known once the episode has begun.
     """
 
     def __init__(self, environment: Any) -> None:

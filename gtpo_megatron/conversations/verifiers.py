@@ -65,11 +65,11 @@ class Taskset:
     """A taskset of verifiers, and who plays it.
 
     Attributes:
-        name: as a person wrote it.
-        taskset: its id there.
+        name: the whole name, as a person wrote it.
+        taskset: id of the taskset there.
         python: the interpreter.
-        passed: environment variables that it gets beside ``PASSED``.
-        options: of verifiers, by dotted name.
+        passed: environment variables that the interpreter gets beside ``PASSED``.
+        options: options of verifiers, by dotted name.
     """
 
     name: str
@@ -129,7 +129,7 @@ class TasksetAgent:
     ends with it, so that whoever watches this one replaces both, with all that they have started.
 
     Args:
-        taskset: it.
+        taskset: the taskset.
 
     Raises:
         ConfigError: the interpreter has no verifiers or another version, no such taskset, or an option is refused.

@@ -40,8 +40,8 @@ def check_stop_strings(folder: Path, sampling: SamplingConfig, *, where: str) ->
     """Raises ConfigError if responses are to end at strings, which vLLM cannot find with this folder's tokenizer.
 
     Args:
-        folder: of the model.
-        sampling: with the strings.
+        folder: folder of the model.
+        sampling: sampling options, with the strings.
         where: prefix of its options, such as ``rollout.sampling``.
     """
     if sampling.stop_strings and is_sentencepiece_only(folder):
@@ -92,7 +92,7 @@ class TemplateInputs:
 
     Attributes:
         options: variables of its own, such as ``enable_thinking``.
-        date: what it is told that today is, at midnight.
+        date: day that the template takes for today, at midnight.
     """
 
     options: Mapping[str, object] = field(default_factory=dict)
@@ -156,8 +156,8 @@ def render_prompt(
         tokenizer: must have a chat template, unless the prompt is verbatim text.
         prompt: chat messages; or text, which becomes one user message.
         verbatim_text: take text as it is, without a template (base models).
-        given: to the template besides the messages; None: the date alone.
-        tools: of the row, told to the policy; verbatim text has none.
+        given: inputs of the template besides the messages; None: the date alone.
+        tools: tools of the row, which the prompt describes; verbatim text has none.
 
     Raises:
         DataError: the tokenizer has no chat template, or the template refuses the messages or has no place for tools.
@@ -226,9 +226,10 @@ def render_text(
     """Messages as the chat template writes them.
 
     Args:
-        tokenizer: with the template.
-        messages: in transformers' form: ``role``, ``content``, and ``tool_calls`` or ``tool_call_id`` where there are.
-        given: to the template besides them.
+        tokenizer: tokenizer with the template.
+        messages: messages in transformers' form: ``role``, ``content``, and ``tool_calls`` or ``tool_call_id`` where
+            there are.
+        given: inputs of the template besides them.
         tools: JSON schemas of functions.
         add_generation_prompt: end with what the assistant's turn begins with.
 
@@ -293,8 +294,8 @@ def unstopped_turn(
     Such is a base model's folder: it has ChatML as its template, and knows no end but ``<|endoftext|>``.
 
     Args:
-        tokenizer: with or without a template.
-        given: to the template besides the messages.
+        tokenizer: tokenizer with or without a template.
+        given: inputs of the template besides the messages.
         stop_ids: tokens that end a response.
         stop_strings: texts that do.
     """

@@ -44,8 +44,8 @@ class Questions:
 
     Attributes:
         ids: ids of the problems.
-        texts: their questions, without instructions.
-        details: what else each problem is made of, where an environment makes it of its row; empty: nothing.
+        texts: questions of the problems, without instructions.
+        details: further columns of each problem, where an environment makes it of its row; empty: none.
     """
 
     ids: tuple[str, ...]

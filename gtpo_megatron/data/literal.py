@@ -15,7 +15,7 @@ def literal(value: object, opening: str) -> object:
     """The list or object in a text, of JSON or of Python; anything else as it is.
 
     Args:
-        value: of a column.
+        value: value of a column.
         opening: bracket that the text must begin with.
     """
     text = value.strip() if isinstance(value, str) else ""

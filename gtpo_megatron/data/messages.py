@@ -35,9 +35,9 @@ def chat_messages(prompt: object, column: str, place: str, *, is_padded: bool = 
 
     Args:
         prompt: value of the column.
-        column: its name, for messages.
-        place: of the row, for messages.
-        is_padded: keys that are null are not there, as in an :class:`ArrowRecord`.
+        column: name of the column, for messages.
+        place: place of the row, for messages.
+        is_padded: whether keys that are null are not there, as in an :class:`ArrowRecord`.
 
     Raises:
         DataError: the last turn is the assistant's, the user says nothing, or a call or some thinking cannot be read.

@@ -70,9 +70,9 @@ class ProblemSet:
     Attributes:
         dataset: the requested data set.
         origin: the file, or the hub's repository, commit and split.
-        problems: at least one; their ids are unique.
+        problems: problems, at least one; their ids are unique.
         questions: the question of each problem without instructions, for comparing data sets.
-        details: what else each problem is made of, if an environment makes it; see ``Questions``.
+        details: further columns of each problem, if an environment makes it; see ``Questions``.
         prompt_digests: digest of each problem's prompt before rendering, and of its other columns if it has any.
         num_rows: rows read.
         num_repeated: rows dropped because they repeat an earlier one.
@@ -152,12 +152,12 @@ def load_problems(
     Args:
         dataset: a file, or a known data set, see :mod:`gtpo_megatron.config.problems`.
         tokenizer: the model's tokenizer.
-        max_prompt_tokens: longer prompts are dropped, counted and reported.
+        max_prompt_tokens: longest prompt; longer ones are dropped, counted and reported.
         verbatim_text: take text prompts as they are, without the chat template.
         template: instruction around bare questions; ``{problem}`` stands for the question.
-        graded_by: what the reward needs of a row; None: a reference answer.
-        given: to the chat template besides the messages; None: today's date alone.
-        vocab_size: of the model; None does not compare token ids with it.
+        graded_by: needs of the reward; None: a reference answer.
+        given: inputs of the chat template besides the messages; None: today's date alone.
+        vocab_size: tokens that the model knows; None does not compare token ids with it.
 
     Raises:
         ConfigError: ``max_prompt_tokens`` is not positive, the data set's name is unknown, or the chat template has no

@@ -37,7 +37,7 @@ def task_records(term: GeneratedSet, num: int) -> Iterator[dict[str, object]]:
 
     Args:
         term: the task.
-        num: of rows.
+        num: number of rows.
 
     Raises:
         ConfigError: the package is missing, or the task or an option is unknown or refused.

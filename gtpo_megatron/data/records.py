@@ -34,9 +34,10 @@ def read_records(
     """Reads a file, or files of a folder in the order of their names, row by row; places count from 1.
 
     Args:
-        path: ends in one of ``ENDINGS``; or a folder of such files, such as a local copy of a repository of the hub.
+        path: a file that ends in one of ``ENDINGS``; or a folder of such files, such as a local copy of a repository of
+            the hub.
         subset: configuration of such a copy.
-        split: of a folder, as :func:`files_of` takes it.
+        split: split of a folder, as :func:`files_of` takes it.
         usual_split: likewise.
 
     Raises:
@@ -138,10 +139,10 @@ def files_of(folder: Path, *, subset: str = "", split: str = "", usual_split: st
     """The files of a data set, in the order of their names.
 
     Args:
-        folder: of the files, or a copy of a repository of the hub.
+        folder: folder of the files, or a copy of a repository of the hub.
         subset: configuration; its folder is taken if there is one.
-        split: that somebody has asked for; the names of the files must say it.
-        usual_split: taken if none is asked for and the names of the files say their splits.
+        split: requested split; the names of the files must say it.
+        usual_split: split that is taken if none is requested and the names of the files say their splits.
 
     Raises:
         DataError: there are none, they are of several splits and none is asked for, the one that is asked for is not

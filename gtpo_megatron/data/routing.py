@@ -21,9 +21,9 @@ class RoutingLayout:
     """The routers of a rank, and how the tokens of a packed micro-batch are shared.
 
     Attributes:
-        num_routers: ``M``, of the layers that this rank holds.
-        experts_per_token: ``k``.
-        num_experts: that a router has.
+        num_routers: routers ``M`` in the layers that this rank holds.
+        experts_per_token: experts ``k`` that a router chooses for a token.
+        num_experts: experts of a router.
         context_size: ranks that share every sequence.
         sequence_size: ranks that share what a context-parallel rank holds; 1 without sequence parallelism.
     """
@@ -89,6 +89,6 @@ def routing_mismatch(ours: Tensor, theirs: Tensor) -> Tensor:
 
     Args:
         ours: ``[n, M, k]``.
-        theirs: the same, of the same tokens.
+        theirs: other choices for the same tokens, likewise.
     """
     return (ours.sort(-1).values != theirs.sort(-1).values).any(-1)

@@ -80,14 +80,14 @@ class Row:
         place: file and line, or row of the hub, for messages.
         prompt: chat messages, or plain text.
         answer: the reference answer; empty if there is none.
-        row_id: None if the source has none.
+        row_id: id of the row; None if the source has none.
         source: name of the data set.
-        is_bare: the prompt is only the question; an instruction must be added.
+        is_bare: whether the prompt is only the question; an instruction must be added.
         columns_json: all columns but the prompt, as one JSON object.
-        tools: functions that the policy is told of.
+        tools: functions that the policy may call.
         extra: the columns that no other attribute has, as JSON; empty if there are none.
-        no_answer: why there is no reference answer; empty if there is one.
-        no_text: why the prompt cannot be given as text, such as a picture; empty if it can.
+        no_answer: reason why there is no reference answer; empty if there is one.
+        no_text: reason why the prompt cannot be given as text, such as a picture; empty if it can.
     """
 
     place: str
@@ -156,10 +156,10 @@ class RowColumns:
     """Columns that have none of the usual names; ``a.b`` is ``b`` in the object ``a``.
 
     Attributes:
-        prompt: of the prompt; empty: the first of ``PROMPT_COLUMNS`` that is present.
-        answer: of the reference answer; empty: the first of ``ANSWER_COLUMNS``.
-        usual_prompt: used before ``PROMPT_COLUMNS`` in rows that have it; empty: none is.
-        usual_answer: used before ``ANSWER_COLUMNS`` in rows that have it; empty: none is.
+        prompt: column of the prompt; empty: the first of ``PROMPT_COLUMNS`` that is present.
+        answer: column of the reference answer; empty: the first of ``ANSWER_COLUMNS``.
+        usual_prompt: column that is used before ``PROMPT_COLUMNS`` in rows that have it; empty: none is.
+        usual_answer: column that is used before ``ANSWER_COLUMNS`` in rows that have it; empty: none is.
     """
 
     prompt: str = ""

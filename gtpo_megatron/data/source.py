@@ -117,8 +117,8 @@ def pinned(text: str, field: str) -> str:
     """A data set's name with the commit that it is at now, so that a later start reads the same rows.
 
     Args:
-        text: as :func:`parse_dataset` reads it; what needs no commit stays as it is.
-        field: of the configuration; named in errors.
+        text: name of a data set, as :func:`parse_dataset` reads it; what needs no commit stays as it is.
+        field: field of the configuration, for errors.
 
     Raises:
         DataError: neither the hub nor its local cache knows the commit.

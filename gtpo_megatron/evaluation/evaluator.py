@@ -22,7 +22,7 @@ class HeldOutSet:
 
     Attributes:
         label: label of the set in metric names.
-        problems: already cut to ``EvaluationConfig.num_problems``.
+        problems: problems, already cut to ``EvaluationConfig.num_problems``.
         num_contaminated: number of them that are also in the training set.
     """
 
@@ -42,7 +42,7 @@ class HeldOutResult:
         pass_at_k: fraction of problems with a correct sample.
         best_at: expected highest reward of 32 and of 16 responses, drawn with replacement from the samples.
         num_problems: number of problems.
-        samples: ``k``.
+        samples: samples ``k`` per problem.
         num_failed: responses without a verdict.
         commonest_failure: most frequent reason of missing verdicts, with its count.
         num_ungraded: episodes that a limit ended before they were graded; their reward is 0.

@@ -6,7 +6,7 @@ import json
 import math
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +18,6 @@ from gtpo_megatron.untrusted.text import shown
 
 if TYPE_CHECKING:  # it imports openai, which takes seconds
     from openai import AsyncOpenAI
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JudgeSetup:
-    """A judge as a grading process opens it.
-
-    Attributes:
-        config: configuration of the judge.
-        store: path of the shared database; "": nothing is shared with other processes.
-    """
-
-    config: JudgeConfig = field(default_factory=JudgeConfig)
-    store: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +42,18 @@ class JudgeClient:
     """Asks the judge for one grading process; its client is imported here, and opened by the first question.
 
     Args:
-        setup: configuration and store.
+        config: configuration of the judge.
+        store: path of the database of answers; "": nothing is shared with other processes.
     """
 
-    def __init__(self, setup: JudgeSetup) -> None:
-        self.config = setup.config
-        self._setup = setup
-        if setup.config.url:  # else the first response would pay for the import
+    def __init__(self, config: JudgeConfig, store: str = "") -> None:
+        self.config = config
+        self._store_path = Path(store) if store else None
+        if config.url:  # else the first response would pay for the import
             importlib.import_module("gtpo_megatron.judge.endpoint")
         self._client: AsyncOpenAI | None = None
         self._store: JudgeStore | None = None
-        self._model = setup.config.model
+        self._model = config.model
         self._naming = asyncio.Lock()
         # equal questions that are asked at the same time wait for the first answer
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
@@ -105,8 +93,7 @@ class JudgeClient:
 
     def _opened_store(self) -> JudgeStore:
         if self._store is None:
-            path = Path(self._setup.store) if self._setup.store else None
-            self._store = JudgeStore(path, calls_per_step=self.config.calls_per_step)
+            self._store = JudgeStore(self._store_path, calls_per_step=self.config.calls_per_step)
         return self._store
 
     async def _ask(self, path: str, body: dict[str, Any] | None = None) -> object:
@@ -149,7 +136,7 @@ class Judge:
         """Asks a chat model.
 
         Args:
-            messages: with ``role`` and ``content``.
+            messages: chat messages with ``role`` and ``content``.
 
         Raises:
             DataError: there is no judge, it cannot be reached, it refuses, its budget is used up, or it answers
@@ -162,7 +149,7 @@ class Judge:
         """Asks a model with a classification head, as vLLM serves one, for its scores before any activation.
 
         Args:
-            messages: with ``role`` and ``content``, perhaps calls of tools; the last one is the response.
+            messages: chat messages with ``role`` and ``content``, perhaps calls of tools; the last one is the response.
 
         Raises:
             DataError: as :meth:`chat`.

@@ -90,9 +90,9 @@ class ScoreForm:
 
     Attributes:
         examples: texts with the score 7.
-        pattern: with the group ``score``, and ``scale`` or ``percent`` where the text says out of how many.
-        needs_scale: it is no score unless it is out of the full score, or in ``[[ ]]`` or ``\boxed{ }``.
-        is_labelled: it has the word score, rating or grade as a label.
+        pattern: expression with the group ``score``, and ``scale`` or ``percent`` where the text says out of how many.
+        needs_scale: whether it is no score unless it is out of the full score, or in ``[[ ]]`` or ``\boxed{ }``.
+        is_labelled: whether it has the word score, rating or grade as a label.
     """
 
     examples: tuple[str, ...]

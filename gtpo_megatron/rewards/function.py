@@ -50,13 +50,13 @@ class Statement:
     """Statement of a reward function about itself, made with :func:`states`.
 
     Attributes:
-        success_threshold: a response is correct from this reward on; None: the run's setting decides.
+        success_threshold: reward from which on a response is correct; None: the run's setting decides.
         columns: columns that every row must have.
-        complaint: takes the columns of a row; why it cannot be graded, or "".
-        answer_complaint: takes a reference answer; why no response could earn it, or "".
-        needs_sandbox: it runs programs, so a sandbox must be there before the run starts.
-        needs_judge: it asks ``reward.judge``, which must answer before the run starts.
-        fills_template: it asks with ``reward.judge.template``, so rows must have what is named there.
+        complaint: function of the columns of a row that returns why it cannot be graded, or "".
+        answer_complaint: function of a reference answer that returns why no response could earn it, or "".
+        needs_sandbox: whether it runs programs, so that a sandbox must be there before the run starts.
+        needs_judge: whether it asks ``reward.judge``, which must answer before the run starts.
+        fills_template: whether it asks with ``reward.judge.template``, so that rows must have what is named there.
         limit_s: seconds that grading a row may take where that is more than ``reward.timeout_s``, which is the
             request's ``limit_s``.
     """
@@ -109,12 +109,12 @@ class RewardFunction:
         name: ``module:function`` or ``FILE.py:function``.
         function: the callable.
         form: its signature.
-        is_async: calling it gives an awaitable.
+        is_async: whether calling it gives an awaitable.
         weight: factor in a sum of rewards.
         columns: columns that it needs; of the form ``COLUMNS``, its parameters without a default value.
-        accepts: of the form ``COLUMNS``: names that it takes; None: any.
-        needs_answer: every row must have a reference answer.
-        statement: what it says about itself.
+        accepts: names that a function of the form ``COLUMNS`` takes; None: any.
+        needs_answer: whether every row must have a reference answer.
+        statement: statement of the function about itself.
     """
 
     name: str

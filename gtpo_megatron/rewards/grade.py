@@ -14,9 +14,10 @@ from functools import partial
 from itertools import islice
 from typing import Any, Literal, SupportsFloat
 
+from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.errors import DataError
-from gtpo_megatron.judge.client import Judge, JudgeClient, JudgeSetup
-from gtpo_megatron.rewards.function import Form, RewardFunction
+from gtpo_megatron.judge.client import Judge, JudgeClient
+from gtpo_megatron.rewards.function import Form, RewardFunction, resolve_rewards
 from gtpo_megatron.rewards.request import OUT_OF_MEMORY, Reward, RewardRequest, Verdict
 from gtpo_megatron.sandbox.choose import open_sandbox
 from gtpo_megatron.untrusted.raised import text_of
@@ -38,40 +39,35 @@ class RewardCaller:
     """Calls the weighted functions of a run, in the process that grades.
 
     Args:
+        config: functions and limits; a function that is not async must be interrupted from outside.
+        store: path of the database of the judge's answers; "": nothing is shared with other processes.
+
+    Attributes:
         functions: the functions, at least one.
-        timeout_s: limit per row of functions that are async; those that are not must be interrupted from outside.
-        sandbox: as in ``RewardConfig.sandbox``.
-        packages: as in ``RewardConfig.packages``.
-        judge: as in ``RewardConfig.judge``.
+
+    Raises:
+        ConfigError: a function cannot be imported, or has another signature.
     """
 
-    def __init__(
-        self,
-        functions: Sequence[RewardFunction],
-        *,
-        timeout_s: float,
-        sandbox: str = "bubblewrap",
-        packages: str = "",
-        judge: JudgeSetup | None = None,
-    ) -> None:
-        self._functions = functions
-        self._sandbox = open_sandbox(sandbox, packages)
-        self._judge = JudgeClient(judge or JudgeSetup())
-        self._timeout_s = timeout_s
+    def __init__(self, config: RewardConfig, *, store: str = "") -> None:
+        self.functions = resolve_rewards(config.function)
+        self._sandbox = open_sandbox(config.sandbox, config.packages)
+        self._judge = JudgeClient(config.judge, store)
+        self._timeout_s = config.timeout_s
         self._runner = asyncio.Runner()  # one event loop for all calls, so that a function may keep connections
 
     def grade(self, requests: Sequence[RewardRequest]) -> list[Verdict]:
         """Grades rows; one verdict per row, whatever the functions do."""
         columns = [
-            self._called(function, [self._given(function, row) for row in requests]) for function in self._functions
+            self._called(function, [self._given(function, row) for row in requests]) for function in self.functions
         ]
-        if len(columns) == 1 and self._functions[0].weight == 1.0:
+        if len(columns) == 1 and self.functions[0].weight == 1.0:
             return columns[0]
-        return [_summed(self._functions, verdicts) for verdicts in zip(*columns, strict=True)]
+        return [_summed(self.functions, verdicts) for verdicts in zip(*columns, strict=True)]
 
     def limit_s(self, requests: Sequence[RewardRequest]) -> float:
         """Seconds that a call with these rows may take: the limit of a row, or what a function says that one needs."""
-        return max(self._limit_of(function, row) for function in self._functions for row in requests)
+        return max(self._limit_of(function, row) for function in self.functions for row in requests)
 
     def close(self) -> None:
         """Ends the event loop, the sandbox and the judge's connection."""
@@ -153,7 +149,7 @@ def checked(returned: object, *, by: str = "the reward function") -> Reward:
 
     Args:
         returned: the result.
-        by: in errors, what has returned it.
+        by: words for what has returned it, in errors.
 
     Raises:
         DataError: it returned something else, or a number of more than ``LARGEST_REWARD`` in magnitude.

@@ -37,7 +37,7 @@ def program_in(response: str, language: str = "python") -> str:
     """The program of a response, without empty lines around it; "" if there is none.
 
     Args:
-        response: as sampled.
+        response: the sampled text.
         language: ``python`` or ``cpp``.
     """
     thought, end, answer = response.rpartition(_THOUGHT)

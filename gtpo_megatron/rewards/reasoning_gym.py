@@ -108,8 +108,8 @@ def answer_asked_for(prompt: str, response: str, *, content: str | None = None, 
     White space at the ends is removed, and from a whole content also a last full stop.
 
     Args:
-        prompt: as text.
-        response: as sampled.
+        prompt: the prompt as text.
+        response: the sampled text.
         content: the response without its thinking; None: the response has none.
         is_number: the reference is a number.
     """
@@ -167,7 +167,7 @@ def _task(name: str, options: tuple[tuple[str, str], ...]) -> Any:
     """The task, with a scorer that runs nothing of an answer.
 
     Args:
-        name: of the task.
+        name: name of the task.
         options: its options as text.
 
     Raises:

@@ -54,13 +54,13 @@ class RewardRequest:
         prompt: the prompt before rendering: text, or chat messages with ``role`` and ``content``, both text, and maybe
             ``tool_calls`` (arguments are objects), ``reasoning_content``, ``name`` and ``tool_call_id``.
         columns_json: the row's other columns as one JSON object; :attr:`columns` has them parsed.
-        ended: why the response ended: the model stopped, or the length limit cut it.
-        opens_thinking: the prompt ends with ``<think>``, which is then not in the response.
+        ended: end of the response: the model stopped, or the length limit cut it.
+        opens_thinking: whether the prompt ends with ``<think>``, which is then not in the response.
         num_prompt_tokens: tokens of the rendered prompt.
         num_response_tokens: tokens of the response.
         limit_s: seconds that grading may take.
-        sandbox: runs programs, see :mod:`gtpo_megatron.sandbox`; it has no process before its first job.
-        judge: asks the model of ``reward.judge``, in functions that are async.
+        sandbox: sandbox for programs, see :mod:`gtpo_megatron.sandbox`; it has no process before its first job.
+        judge: client of the model of ``reward.judge``, for functions that are async.
         judge_budget: number of the budget that pays for what the judge is asked: a step's, in training.
     """
 
@@ -122,7 +122,7 @@ class Reward:
 
     Attributes:
         value: the outcome reward.
-        parts: what it is made of, by name (lower case letters, digits, underscores); a metric and a column of the
+        parts: terms of the reward, by name (lower case letters, digits, underscores); a metric and a column of the
             report each.
         info: anything else about the response, as JSON values; shown in the report.
     """

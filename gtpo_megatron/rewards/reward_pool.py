@@ -14,11 +14,11 @@ from pathlib import Path
 
 from gtpo_megatron.config.reward import JudgeConfig, RewardConfig
 from gtpo_megatron.errors import WorkerError
-from gtpo_megatron.judge.client import JudgeSetup
 from gtpo_megatron.judge.store import STORE_FILE, begin_session
+from gtpo_megatron.rewards.function import takes_several
+from gtpo_megatron.rewards.grade import RewardCaller
 from gtpo_megatron.rewards.request import OUT_OF_MEMORY, RewardRequest, Verdict
-from gtpo_megatron.rewards.reward_worker import RewardService, load
-from gtpo_megatron.user_code.worker_handle import Cause, EpisodeEvent, WorkerExit, WorkerSettings
+from gtpo_megatron.user_code.worker_handle import Answer, Cause, WorkerExit, WorkerSettings
 from gtpo_megatron.user_code.worker_pool import WorkerPool
 
 FREE_SHARE = 0.5
@@ -51,15 +51,10 @@ class RewardPool:
     """
 
     def __init__(self, config: RewardConfig, *, folder: Path | None = None, responses_per_step: int = 0) -> None:
+        store = _judge_store(config.judge, folder)
         settings = WorkerSettings(
             service="gtpo_megatron.rewards.reward_worker",
-            arguments={
-                "function": config.function,
-                "timeout_s": config.timeout_s,
-                "sandbox": config.sandbox,
-                "packages": config.packages,
-                "judge": asdict(_judge(config.judge, folder)),
-            },
+            arguments={"config": asdict(config), "store": store},
             name=f"reward function {config.function!r}",
             kind="reward function",
             timeout_s=config.timeout_s,
@@ -72,20 +67,20 @@ class RewardPool:
         self._numbers = itertools.count(1)
         self._waiting: deque[_Call] = deque()
         self._running: dict[int, _Call] = {}
-        self._here: RewardService | None = None
+        self._here: RewardCaller | None = None  # without workers
         self._workers = WorkerPool(settings, _weakly(self._take))
         # Also if the pool is garbage-collected without close(), and at exit.
         self._end = weakref.finalize(self, _end, self._workers, self._running, self._waiting)
         try:
             if config.num_workers:
-                facts = self._workers.start(config.num_workers)
+                several = self._workers.start(config.num_workers)["takes_several"]
             else:
-                self._here = load(settings.arguments)
-                facts = self._here.facts
+                self._here = RewardCaller(config, store=store)
+                several = takes_several(self._here.functions)
         except BaseException:
             self.close()
             raise
-        self._rows_per_call = config.rows_per_call if facts["takes_several"] else 1
+        self._rows_per_call = config.rows_per_call if several else 1
 
     @property
     def process_ids(self) -> list[int]:
@@ -166,7 +161,7 @@ class RewardPool:
             if call.is_late:
                 call.give([OVER_BUDGET] * len(call.rows))
             elif call.rows and self._here is not None:
-                self._settle(call, self._here.grade(json.loads(call.body)))
+                self._settle(call, self._here.grade([RewardRequest.from_json(row) for row in json.loads(call.body)]))
             elif call.rows:
                 number = next(self._numbers)
                 self._running[number] = call
@@ -182,14 +177,14 @@ class RewardPool:
             rows += self._waiting.popleft().begun()
         return _Call(tuple(rows), call.budget)
 
-    def _take(self, event: EpisodeEvent | None) -> None:
-        """Takes the outcome of a call, in its worker's thread; None: a worker is ready, or cannot start."""
+    def _take(self, answer: Answer | None) -> None:
+        """Takes the answer to a call, in its worker's thread; None: a worker is ready, or cannot start."""
         with self._workers.lock:
-            if event is None:
+            if answer is None:
                 if self._workers.error is not None:
                     _fail(self._workers.error, self._running, self._waiting)
-            elif (call := self._running.pop(event.episode, None)) is not None:  # None after the pool was closed
-                self._settle(call, _verdicts(event, len(call.rows)))
+            elif (call := self._running.pop(answer.session, None)) is not None:  # None after the pool was closed
+                self._settle(call, _verdicts(answer, len(call.rows)))
             self._assign()
 
     def _settle(self, call: "_Call", verdicts: Sequence[Verdict]) -> None:
@@ -290,13 +285,13 @@ class _Call:
             row.verdict.set_result(verdict)
 
 
-def _weakly(take: Callable[[EpisodeEvent | None], None]) -> Callable[[EpisodeEvent | None], None]:
+def _weakly(take: Callable[[Answer | None], None]) -> Callable[[Answer | None], None]:
     """Calls a method as long as its object is there: the workers' threads must not keep a pool that was dropped."""
     method = weakref.WeakMethod(take)
 
-    def call(event: EpisodeEvent | None) -> None:
+    def call(answer: Answer | None) -> None:
         if (found := method()) is not None:
-            found(event)
+            found(answer)
 
     return call
 
@@ -318,21 +313,21 @@ def _fail(error: BaseException, running: dict[int, _Call], waiting: deque[_Call]
     waiting.clear()
 
 
-def _judge(config: JudgeConfig, folder: Path | None) -> JudgeSetup:
-    """The judge, with a file of its answers if they are to be stored or counted."""
+def _judge_store(config: JudgeConfig, folder: Path | None) -> str:
+    """Path of the judge's answers, whose budgets begin anew; "" if they are neither stored nor counted."""
     if not config.url or folder is None or not (config.cache or config.calls_per_step):
-        return JudgeSetup(config=config)
+        return ""
     begin_session(folder / STORE_FILE)
-    return JudgeSetup(config=config, store=str(folder / STORE_FILE))
+    return str(folder / STORE_FILE)
 
 
-def _verdicts(event: EpisodeEvent, num_rows: int) -> list[Verdict]:
+def _verdicts(answer: Answer, num_rows: int) -> list[Verdict]:
     """The verdicts of a call; of one that has failed, why."""
-    if event.exit is not None:
-        return [_failed(event.exit)] * num_rows
-    if event.failure:
-        return [Verdict("call", failure=event.failure)] * num_rows
-    return [Verdict(**verdict) for verdict in event.body["verdicts"]]
+    if answer.exit is not None:
+        return [_failed(answer.exit)] * num_rows
+    if answer.failure:
+        return [Verdict("call", failure=answer.failure)] * num_rows
+    return [Verdict(**verdict) for verdict in answer.body["verdicts"]]
 
 
 def _failed(how: WorkerExit) -> Verdict:

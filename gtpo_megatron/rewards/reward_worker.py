@@ -1,15 +1,14 @@
 """The service of a reward pool's workers: it grades the rows of a call, one call at a time."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from gtpo_megatron.config.reward import JudgeConfig
-from gtpo_megatron.judge.client import JudgeSetup
-from gtpo_megatron.rewards.function import resolve_rewards, takes_several
+from gtpo_megatron.config.reward import JudgeConfig, RewardConfig
+from gtpo_megatron.rewards.function import takes_several
 from gtpo_megatron.rewards.grade import RewardCaller
-from gtpo_megatron.rewards.request import RewardRequest, Verdict
+from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.user_code.frames import Frame, FrameKind
 from gtpo_megatron.user_code.worker import Channel
 
@@ -30,23 +29,18 @@ class RewardService:
     """Grades rows in the main thread, so that a function may use signals or an event loop of its own.
 
     Args:
-        arguments: names of the functions, and what ``RewardCaller`` takes, as JSON has it.
+        arguments: ``config`` and ``store`` of a ``RewardCaller``, as JSON has them.
 
     Attributes:
         facts: whether a call may have several rows.
     """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
-        functions = resolve_rewards(arguments["function"])
-        judge = arguments["judge"]
-        self._timeout_s: float = arguments["timeout_s"]
-        self._caller = RewardCaller(
-            functions,
-            timeout_s=self._timeout_s,
-            sandbox=arguments["sandbox"],
-            packages=arguments["packages"],
-            judge=JudgeSetup(**judge | {"config": JudgeConfig(**judge["config"])}),
-        )
+        given = arguments["config"]
+        config = RewardConfig(**given | {"judge": JudgeConfig(**given["judge"])})
+        self._caller = RewardCaller(config, store=arguments["store"])
+        functions = self._caller.functions
+        self._timeout_s = config.timeout_s
         self._patience_s = ASYNC_PATIENCE_S if any(one.is_async for one in functions) else 0.0
         self.facts = {"takes_several": takes_several(functions)}
 
@@ -56,23 +50,15 @@ class RewardService:
             for frame in frames:
                 self._answer(channel, frame)
 
-    def grade(self, rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
-        """The verdicts of one call; rows are parsed :meth:`~gtpo_megatron.rewards.request.RewardRequest.to_json`."""
-        return self._caller.grade([RewardRequest.from_json(row) for row in rows])
-
-    def close(self) -> None:
-        """Ends what the functions were given: the sandbox, and the connection to the judge."""
-        self._caller.close()
-
     def _answer(self, channel: Channel, frame: Frame) -> None:
         limit = {"limit_s": self._timeout_s, "patience_s": self._patience_s}
-        channel.send(FrameKind.BEGUN, frame.episode, limit)
+        channel.send(FrameKind.BEGUN, frame.session, limit)
         requests = [RewardRequest.from_json(row) for row in json.loads(frame.body)]
         if (limit_s := self._caller.limit_s(requests)) > self._timeout_s:
-            channel.send(FrameKind.BEGUN, frame.episode, limit | {"limit_s": limit_s})
+            channel.send(FrameKind.BEGUN, frame.session, limit | {"limit_s": limit_s})
         verdicts = self._caller.grade(requests)
         if any(verdict.kind == "memory" for verdict in verdicts):
             # first, so that no other call comes: only the end of the process frees what the rows left allocated
             channel.send(FrameKind.RETIRES, body={"reason": "a row has run out of memory"})
-        channel.send(FrameKind.DONE, frame.episode, {"verdicts": [asdict(verdict) for verdict in verdicts]})
-        channel.send(FrameKind.CLOSED, frame.episode)
+        channel.send(FrameKind.DONE, frame.session, {"verdicts": [asdict(verdict) for verdict in verdicts]})
+        channel.send(FrameKind.CLOSED, frame.session)

@@ -11,7 +11,7 @@ from gtpo_megatron.batch import ENDED_UNGRADED, ENVIRONMENT_SECONDS, REQUESTS_RE
 from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.problems import DataConfig
 from gtpo_megatron.conversations.environment import resolve_environment
-from gtpo_megatron.conversations.environment_pool import EnvironmentPool, Event
+from gtpo_megatron.conversations.environment_pool import EnvironmentPool, EpisodeAnswer
 from gtpo_megatron.conversations.messages import Message, Opening, Reply, TurnStats
 from gtpo_megatron.conversations.template_bridge import TemplateBridge
 from gtpo_megatron.data.chat_template import TemplateInputs, today
@@ -31,13 +31,14 @@ class _EpisodeState:
     Attributes:
         stop_ids: tokens that end a turn.
         last_turn: tokens of the policy's last turn; None before the first.
-        tools: that the policy may call.
-        num_tokens: of prompt, turns and answers.
-        writes_tokens: the environment does, instead of messages.
-        has_ended: the environment has, so that nothing more can be asked of it.
-        is_ungraded: the environment gives its reward at the end, which has not come; None: turns may have rewards.
+        tools: tools that the policy may call.
+        num_tokens: tokens of prompt, turns and answers.
+        writes_tokens: whether the environment writes tokens instead of messages.
+        has_ended: whether the environment has ended, so that it takes no more calls.
+        is_ungraded: whether the environment's reward, which comes at the end, has not come; None: turns may have
+            rewards.
         num_refused: requests of the agent that were refused; None: there is no agent.
-        refusal: why the first was.
+        refusal: reason of the first refusal.
     """
 
     stop_ids: tuple[int, ...]
@@ -73,14 +74,14 @@ class _EpisodeState:
             refusal=self.refusal,
         )
 
-    def take(self, event: Event) -> None:
-        """Takes what an event says beside the opening, the reply or the failure."""
-        self.seconds += event.seconds
-        self.has_ended = bool(event.failure)
-        if event.opening is not None and event.is_graded_last:
+    def take(self, answer: EpisodeAnswer) -> None:
+        """Takes what an answer says beside the opening, the reply or the failure."""
+        self.seconds += answer.seconds
+        self.has_ended = bool(answer.failure)
+        if answer.opening is not None and answer.is_graded_last:
             self.is_ungraded = True
-        if event.num_refused is not None:  # None of a worker that has ended
-            self.num_refused, self.refusal = event.num_refused, event.refusal
+        if answer.num_refused is not None:  # None of a worker that has ended
+            self.num_refused, self.refusal = answer.num_refused, answer.refusal
 
 
 class EnvironmentTurns:
@@ -151,15 +152,15 @@ class EnvironmentTurns:
     def answers(self, *, within_s: float) -> dict[int, TurnAnswer]:
         """Answers that there are, by episode."""
         found: dict[int, TurnAnswer] = {}
-        for event in self._pool.poll(within_s):
-            state = self._states.get(event.episode)
+        for answer in self._pool.poll(within_s):
+            state = self._states.get(answer.session)
             if state is None:  # forgotten meanwhile
                 continue
-            state.take(event)
+            state.take(answer)
             try:
-                found[event.episode] = self._answer(state, event)
+                found[answer.session] = self._answer(state, answer)
             except DataError as error:  # the chat template refuses what the environment says
-                found[event.episode] = TurnAnswer(context_ids=None, result=state.result(str(error)))
+                found[answer.session] = TurnAnswer(context_ids=None, result=state.result(str(error)))
         return found
 
     def forget(self, episode: int) -> None:
@@ -171,12 +172,12 @@ class EnvironmentTurns:
         """Ends the environments' processes."""
         self._pool.close()
 
-    def _answer(self, state: _EpisodeState, event: Event) -> TurnAnswer:
-        if event.opening is not None:
-            return self._opened(state, event.opening)
-        if event.reply is not None:
-            return self._replied(state, event.reply)
-        return TurnAnswer(context_ids=None, result=state.result(event.failure))
+    def _answer(self, state: _EpisodeState, answer: EpisodeAnswer) -> TurnAnswer:
+        if answer.opening is not None:
+            return self._opened(state, answer.opening)
+        if answer.reply is not None:
+            return self._replied(state, answer.reply)
+        return TurnAnswer(context_ids=None, result=state.result(answer.failure))
 
     def _opened(self, state: _EpisodeState, opening: Opening) -> TurnAnswer:
         state.tools, state.writes_tokens = opening.tools, bool(opening.token_ids)

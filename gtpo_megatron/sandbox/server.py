@@ -65,8 +65,8 @@ class ServerSetup:
     Attributes:
         command: program and arguments before ``PYTHON -c TEXT``, such as bubblewrap with its options.
         python: the interpreter, as the server sees it, likewise all folders.
-        is_isolated: the server has its own namespaces.
-        folder: where programs may write; "": a temporary one of this process.
+        is_isolated: whether the server has its own namespaces.
+        folder: folder in which programs may write; "": a temporary one of this process.
         packages: folders from which programs may import.
         framework: folders with pytest.
     """
@@ -130,8 +130,8 @@ class ProgramServer:
     """A server process, started with the first job and replaced after a failure.
 
     Args:
-        setup: what it is started with.
-        has_tests: it is one for tests in Python, and loads pytest.
+        setup: setup of the server.
+        has_tests: whether it is one for tests in Python, and loads pytest.
     """
 
     def __init__(self, setup: ServerSetup, *, has_tests: bool) -> None:

@@ -1,6 +1,6 @@
-"""The child's side of a pool: a new interpreter that imports the user's code and serves episodes until its parent ends.
+"""The child's side of a pool: a new interpreter that imports the user's code and serves sessions until its parent ends.
 
-How episodes are served is the service's: one call at a time, or many in an event loop.
+How sessions are served is the service's: one call at a time, or many in an event loop.
 """
 
 import json
@@ -39,20 +39,20 @@ class Channel:
             return None
         return self._reader.feed(data) if data else None
 
-    def send(self, kind: FrameKind, episode: int = 0, body: Mapping[str, Any] | None = None) -> None:
+    def send(self, kind: FrameKind, session: int = 0, body: Mapping[str, Any] | None = None) -> None:
         """Sends a frame; the pool reads at all times, so this does not wait for long.
 
         Raises:
             TypeError, ValueError, RecursionError: JSON does not have the body.
         """
-        self.send_json(kind, episode, b"" if body is None else json.dumps(body).encode())
+        self.send_json(kind, session, b"" if body is None else json.dumps(body).encode())
 
-    def send_json(self, kind: FrameKind, episode: int, body: bytes) -> None:
+    def send_json(self, kind: FrameKind, session: int, body: bytes) -> None:
         """As ``send``, of a body that is JSON already."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # what was printed belongs to what went before
         try:
-            self._connection.sendall(packed(kind, episode, body))
+            self._connection.sendall(packed(kind, session, body))
         except OSError:
             os._exit(1)  # the pool has gone
 
@@ -70,17 +70,17 @@ class Service(Protocol):
 
 def main() -> None:
     """Entry point of the child, whose argument is JSON: a descriptor, the service, its arguments and a memory limit."""
-    told = json.loads(sys.argv[1])
-    connection = socket.socket(fileno=told["descriptor"])
+    setup = json.loads(sys.argv[1])
+    connection = socket.socket(fileno=setup["descriptor"])
     connection.set_inheritable(False)  # or what the user's code starts would keep the pipe open
     os.register_at_fork(after_in_child=connection.close)  # and so would its forks
     channel = Channel(connection)
     try:
-        service: Service = import_module(told["service"]).load(told["arguments"])
+        service: Service = import_module(setup["service"]).load(setup["arguments"])
     except ConfigError as error:
         channel.send(FrameKind.READY, body={"error": str(error)})
         return
-    if told["memory_limit_mib"]:
-        limit_memory(told["memory_limit_mib"])
+    if setup["memory_limit_mib"]:
+        limit_memory(setup["memory_limit_mib"])
     channel.send(FrameKind.READY, body={"process_id": os.getpid(), "facts": service.facts})
     service.serve(channel)

@@ -22,7 +22,7 @@ from gtpo_megatron.user_code.frames import Frame, FrameKind, FrameReader, packed
 logger = logging.getLogger(__name__)
 
 WATCH_EVERY_S = 0.5
-"""Interval of memory readings while a worker is asked something; a shorter call may not be measured."""
+"""Interval of memory readings while a worker has a call; a shorter call may not be measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,9 +31,9 @@ class WorkerSettings:
 
     Attributes:
         service: module of the service, see ``user_code.worker``.
-        arguments: of its ``load``, as JSON has them.
-        name: the user's code in messages, such as ``environment 'FILE.py:Name'``.
-        kind: what prints, and whose thread it is, such as ``environment``.
+        arguments: arguments of its ``load``, as JSON has them.
+        name: words for the user's code in messages, such as ``environment 'FILE.py:Name'``.
+        kind: kind of that code, such as ``environment``; names its output and the worker's thread.
         timeout_s: longest call.
         patience_s: time beyond it in which a worker may end a late call itself, before the worker is ended.
         start_limit_s: time in which a worker must have imported the user's code.
@@ -67,11 +67,11 @@ class WorkerExit:
     """The end of a worker.
 
     Attributes:
-        cause: kind of it.
-        reason: clause for messages, without its subject; "" of a worker that has been retired.
-        status: exit status of one that died.
+        cause: kind of the end.
+        reason: clause for messages, without its subject; "" for a worker that has been retired.
+        status: exit status of a worker that died.
         limit_s: seconds that a late call had.
-        was_stopped: a signal had stopped one that was late.
+        was_stopped: whether a signal had stopped a worker that was late.
         error: why no other worker would start; None: another one may.
     """
 
@@ -84,20 +84,20 @@ class WorkerExit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EpisodeEvent:
-    """Outcome of a call.
+class Answer:
+    """What has come of a call.
 
     Attributes:
-        episode: its number.
-        body: the worker's answer, as JSON has it.
-        is_last: the episode has ended.
-        failure: reason in a line; "" of an episode that has not failed.
-        is_lost: it has failed through no fault of its own, as far as can be told: it shared a worker.
+        session: number of the call's session.
+        body: the worker's answer, as JSON has it; empty for a call that has failed.
+        is_last: whether the session has ended.
+        failure: reason in a line; "" unless the session has failed.
+        is_lost: whether it has failed through no fault of its own, as far as can be told: it shared a worker.
         seconds: duration of a call that a worker's end has ended.
-        exit: end of its worker, by which it has failed; None of all others.
+        exit: end of the worker by which the session has failed; None for all others.
     """
 
-    episode: int
+    session: int
     body: Mapping[str, Any] = field(default_factory=dict)
     is_last: bool = False
     failure: str = ""
@@ -107,27 +107,27 @@ class EpisodeEvent:
 
 
 @dataclass(kw_only=True, slots=True)
-class AssignedEpisode:
-    """An episode as the pool's side of its worker has it.
+class Session:
+    """A series of calls that stay in one worker, as the pool's side of that worker has it.
 
     Attributes:
         first: body of its first call, to begin it elsewhere; empty once it has begun.
         deadline: gives the time by which a call that begins now must have ended; None: there is none.
-        was_moved: another worker ended before it began.
-        is_open: it has had an answer.
-        is_asked: a call waits for its answer.
-        is_over: nobody waits for it; its worker has not closed it yet.
+        was_moved: whether another worker ended before it began.
+        is_open: whether it has had an answer.
+        is_called: whether a call waits for its answer.
+        is_over: whether nobody waits for it; its worker has not closed it yet.
         began_at: start of the call under way.
-        limit_s: seconds that it may take.
+        limit_s: seconds that this call may take.
         patience_s: seconds after these in which the worker may end it itself.
-        ends_by: result of ``deadline`` for it.
+        ends_by: result of ``deadline`` for this call.
     """
 
     first: bytes
     deadline: Callable[[], float] | None = None
     was_moved: bool = False
     is_open: bool = False
-    is_asked: bool = True
+    is_called: bool = True
     is_over: bool = False
     began_at: float | None = None
     limit_s: float = math.inf
@@ -144,18 +144,18 @@ class WorkerHandle:
     """One worker. Its methods are called with the pool's lock held; its thread calls the three functions without it.
 
     Args:
-        settings: of the pool.
-        lock: of the pool.
-        on_event: takes the outcome of a call; None: the worker is ready.
-        on_retire: takes this and a reason, when the worker takes no more episodes.
+        settings: settings of the pool.
+        lock: lock of the pool.
+        on_answer: takes the answer to a call; None: the worker is ready.
+        on_retire: takes this and a reason, when the worker takes no more sessions.
         on_exit: takes this and the end of the worker, whose processes have ended.
 
     Attributes:
-        episodes: those that it has, by number.
+        sessions: sessions of the worker, by number.
         process: the worker, under its supervisor.
-        thread: serves it.
-        has_started: it has imported the user's code, or never will.
-        facts: what the service has told of that code.
+        thread: thread that serves the worker.
+        has_started: set when the worker has imported the user's code, or never will.
+        facts: facts of that code, from the service.
     """
 
     def __init__(
@@ -163,16 +163,16 @@ class WorkerHandle:
         settings: WorkerSettings,
         lock: threading.RLock,
         *,
-        on_event: Callable[[EpisodeEvent | None], None],
+        on_answer: Callable[[Answer | None], None],
         on_retire: "Callable[[WorkerHandle, str], None]",
         on_exit: "Callable[[WorkerHandle, WorkerExit], None]",
     ) -> None:
-        self.episodes: dict[int, AssignedEpisode] = {}
+        self.sessions: dict[int, Session] = {}
         self.has_started = threading.Event()
         self.facts: Mapping[str, Any] = {}
         self._settings = settings
         self._lock = lock
-        self._on_event, self._on_retire, self._on_exit = on_event, on_retire, on_exit
+        self._on_answer, self._on_retire, self._on_exit = on_answer, on_retire, on_exit
         self._connection, theirs = socket.socketpair()
         self._connection.setblocking(False)
         with theirs:
@@ -205,24 +205,24 @@ class WorkerHandle:
 
     @property
     def num_open(self) -> int:
-        """Episodes that somebody waits for."""
-        return sum(not one.is_over for one in self.episodes.values())
+        """Number of sessions that somebody waits for."""
+        return sum(not one.is_over for one in self.sessions.values())
 
-    def open(self, number: int, episode: AssignedEpisode) -> None:
-        """Begins an episode."""
-        self.episodes[number] = episode
+    def open(self, number: int, session: Session) -> None:
+        """Begins a session."""
+        self.sessions[number] = session
         self._prints_anew = True
-        self._put(packed(FrameKind.OPEN, number, episode.first))
+        self._put(packed(FrameKind.OPEN, number, session.first))
 
-    def step(self, number: int, body: bytes) -> None:
-        """Asks an episode to go on."""
-        self.episodes[number].is_asked = True
-        self._put(packed(FrameKind.STEP, number, body))
+    def call(self, number: int, body: bytes) -> None:
+        """Makes the next call of a session."""
+        self.sessions[number].is_called = True
+        self._put(packed(FrameKind.CALL, number, body))
 
     def close(self, number: int) -> None:
-        """Lets the worker close an episode; nobody waits for it."""
-        if not self.episodes[number].is_over:
-            self.episodes[number].is_over = True
+        """Lets the worker close a session; nobody waits for it."""
+        if not self.sessions[number].is_over:
+            self.sessions[number].is_over = True
             self._put(packed(FrameKind.END, number))
 
     def end(self, reason: str = "") -> None:
@@ -272,9 +272,9 @@ class WorkerHandle:
         was_busy = False
         while True:
             with self._lock:
-                if (how := self._told_to_end()) is not None:
+                if (how := self._ordered_end()) is not None:
                     return how
-                if self._prints_anew:  # what is there was printed before the episode that is sent now
+                if self._prints_anew:  # what is there was printed before the session that is sent now
                     self._prints_anew = False
                     output.pass_on(is_new=True)
                 has_more = self._send()
@@ -297,17 +297,17 @@ class WorkerHandle:
             if how is not None:
                 return how
 
-    def _told_to_end(self) -> WorkerExit | None:
-        if self._end is None and self._retires and not self.episodes:
+    def _ordered_end(self) -> WorkerExit | None:
+        if self._end is None and self._retires and not self.sessions:
             return WorkerExit(cause=Cause.OTHER)
         return self._end
 
     def _wait_s(self) -> float | None:
-        """Seconds until it must be looked at again; None of a worker that has been asked nothing."""
-        episodes = self.episodes.values()
-        if self._process_id and not any(one.is_asked or one.is_over for one in episodes):
+        """Seconds until it must be looked at again; None for a worker that has no call."""
+        sessions = self.sessions.values()
+        if self._process_id and not any(one.is_called or one.is_over for one in sessions):
             return None
-        ends = [min(one.late_at, one.ends_by) for one in episodes if one.began_at is not None]
+        ends = [min(one.late_at, one.ends_by) for one in sessions if one.began_at is not None]
         return max(0.0, min([WATCH_EVERY_S, *(end - time.monotonic() for end in ends)]))
 
     def _send(self) -> bool:
@@ -357,58 +357,58 @@ class WorkerHandle:
             if self._settings.memory_limit_mib:
                 self._memory_limit = memory_bytes(self._process_id) + (self._settings.memory_limit_mib << 20)
             self.has_started.set()
-            self._on_event(None)
+            self._on_answer(None)
         elif frame.kind is FrameKind.RETIRES:
             if not self._retires:
                 self._retires = True
                 self._on_retire(self, self._fields(frame).get("reason", str))
-        elif (event := self._take_of_episode(frame)) is not None:
-            self._on_event(event)
+        elif (answer := self._take_of_session(frame)) is not None:
+            self._on_answer(answer)
 
-    def _take_of_episode(self, frame: Frame) -> EpisodeEvent | None:
+    def _take_of_session(self, frame: Frame) -> Answer | None:
         with self._lock:
-            episode = self.episodes.get(frame.episode)
-            if episode is None:
-                raise DataError(f"it sent {frame.kind.name} for an episode that it has not got")
+            session = self.sessions.get(frame.session)
+            if session is None:
+                raise DataError(f"it sent {frame.kind.name} for a session that it has not got")
             if frame.kind is FrameKind.CLOSED:
-                if not episode.is_over:
-                    raise DataError("it closed an episode that had not ended")
-                del self.episodes[frame.episode]
+                if not session.is_over:
+                    raise DataError("it closed a session that had not ended")
+                del self.sessions[frame.session]
                 return None
-            if episode.is_over:
+            if session.is_over:
                 return None
             is_result = frame.kind in (FrameKind.ANSWER, FrameKind.DONE)
-            is_right = (is_result or frame.kind in (FrameKind.BEGUN, FrameKind.FAILED)) and episode.is_asked
-            if not is_right or (is_result and episode.began_at is None):
-                raise DataError(f"it sent {frame.kind.name} for an episode that had not asked for it")
+            is_right = (is_result or frame.kind in (FrameKind.BEGUN, FrameKind.FAILED)) and session.is_called
+            if not is_right or (is_result and session.began_at is None):
+                raise DataError(f"it sent {frame.kind.name} for a session that has no such call")
             if frame.kind is FrameKind.BEGUN:
-                self._begin(episode, frame)
+                self._begin(session, frame)
                 return None
-            event = self._event(frame)
-            episode.is_open, episode.is_asked, episode.began_at = True, False, None
-            if event.is_last and frame.kind is FrameKind.ANSWER:  # it cannot be read
-                self.close(frame.episode)
-            episode.is_over |= event.is_last
-        return event
+            answer = self._answer(frame)
+            session.is_open, session.is_called, session.began_at = True, False, None
+            if answer.is_last and frame.kind is FrameKind.ANSWER:  # it cannot be read
+                self.close(frame.session)
+            session.is_over |= answer.is_last
+        return answer
 
-    def _begin(self, episode: AssignedEpisode, frame: Frame) -> None:
-        if episode.began_at is None:
-            episode.began_at, episode.first = time.monotonic(), b""
-            episode.limit_s, episode.patience_s = self._settings.timeout_s, self._settings.patience_s
-            episode.ends_by = math.inf if episode.deadline is None else episode.deadline()
+    def _begin(self, session: Session, frame: Frame) -> None:
+        if session.began_at is None:
+            session.began_at, session.first = time.monotonic(), b""
+            session.limit_s, session.patience_s = self._settings.timeout_s, self._settings.patience_s
+            session.ends_by = math.inf if session.deadline is None else session.deadline()
         if frame.body:
             body = self._fields(frame)
-            episode.limit_s, episode.patience_s = body.get("limit_s", float), body.get("patience_s", float)
+            session.limit_s, session.patience_s = body.get("limit_s", float), body.get("patience_s", float)
 
-    def _event(self, frame: Frame) -> EpisodeEvent:
+    def _answer(self, frame: Frame) -> Answer:
         """What a frame says; a failure if it cannot be read."""
         try:
             body = self._fields(frame)
             failure = body.get("reason", str) if frame.kind is FrameKind.FAILED else ""
         except DataError as error:
-            return EpisodeEvent(episode=frame.episode, is_last=True, failure=str(error))
+            return Answer(session=frame.session, is_last=True, failure=str(error))
         is_last = frame.kind is not FrameKind.ANSWER
-        return EpisodeEvent(episode=frame.episode, body=body.raw, is_last=is_last, failure=failure)
+        return Answer(session=frame.session, body=body.raw, is_last=is_last, failure=failure)
 
     def _fields(self, frame: Frame) -> Fields:
         return Fields(parse_json(frame.body, self._settings.name, half_pairs=True), self._settings.name)
@@ -420,7 +420,7 @@ class WorkerHandle:
         if not self._process_id:
             reason = f"took longer than {settings.start_limit_s:g} s"
             return WorkerExit(cause=Cause.NO_START, reason=reason) if silent_s > settings.start_limit_s else None
-        calls = [one for one in self.episodes.values() if one.began_at is not None]
+        calls = [one for one in self.sessions.values() if one.began_at is not None]
         for one in calls:
             if now > one.ends_by < one.late_at:
                 return WorkerExit(cause=Cause.OUT_OF_TIME, reason="was ended, since a batch had no time left")

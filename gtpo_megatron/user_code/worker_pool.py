@@ -1,8 +1,8 @@
-"""Workers that serve the episodes of a pool, each replaced when it ends or breaks a limit.
+"""Workers that serve the sessions of a pool, each replaced when it ends or breaks a limit.
 
-An episode stays in its worker, maybe beside others. If the worker ends, does not answer or is too large, its episodes
-fail: those that were being called are at fault as far as can be told, and all others are :attr:`EpisodeEvent.is_lost`.
-An episode that had not begun goes to another worker, once.
+A session stays in its worker, maybe beside others. If the worker ends, does not answer or is too large, its sessions
+fail: those that were being called are at fault as far as can be told, and all others are :attr:`Answer.is_lost`. A
+session that had not begun goes to another worker, once.
 """
 
 import logging
@@ -13,9 +13,9 @@ from typing import Any
 
 from gtpo_megatron.errors import ConfigError, GTPOError
 from gtpo_megatron.user_code.worker_handle import (
-    AssignedEpisode,
+    Answer,
     Cause,
-    EpisodeEvent,
+    Session,
     WorkerExit,
     WorkerHandle,
     WorkerSettings,
@@ -25,31 +25,31 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerPool:
-    """The workers of a pool, and those that are to be replaced and still have episodes.
+    """The workers of a pool, and those that are to be replaced and still have sessions.
 
     Workers are new interpreters that import the user's code by name, so a pool works in scripts, tests and Ray actors.
     They and all their descendants end with this process, even if it is killed.
 
     Args:
-        settings: of each worker.
-        on_event: takes the outcomes of calls, in the workers' threads; None: a worker is ready, or ``check`` raises.
+        settings: settings of each worker.
+        on_answer: takes the answers to calls, in the workers' threads; None: a worker is ready, or ``check`` raises.
 
     Attributes:
-        lock: of the pool; a thread may take it again, as a finalizer does that runs in one that has it.
-        error: what has kept a worker from starting; None: nothing.
+        lock: lock of the pool; a thread may take it again, as a finalizer does that runs in one that has it.
+        error: reason why a worker did not start; None: none failed to.
     """
 
-    def __init__(self, settings: WorkerSettings, on_event: Callable[[EpisodeEvent | None], None]) -> None:
+    def __init__(self, settings: WorkerSettings, on_answer: Callable[[Answer | None], None]) -> None:
         self.lock = threading.RLock()
         self._settings = settings
-        self._on_event = on_event
+        self._on_answer = on_answer
         self._has_ended = False
         self._workers: list[WorkerHandle] = []
         self._retired: list[WorkerHandle] = []
         self.error: GTPOError | None = None
 
     def start(self, num_workers: int) -> Mapping[str, Any]:
-        """Starts the workers, and waits until all have imported the user's code; returns what the service tells of it.
+        """Starts the workers, and waits until all have imported the user's code; returns its facts, see ``Service``.
 
         Raises:
             ConfigError: they cannot import it, or a number is out of range.
@@ -82,29 +82,29 @@ class WorkerPool:
 
     @property
     def num_idle(self) -> int:
-        """Workers that are ready and have no episode that somebody waits for."""
+        """Number of workers that are ready and have no session that somebody waits for."""
         return sum(worker.is_ready and not worker.num_open for worker in self._workers)
 
     def open(self, number: int, body: bytes, *, deadline: Callable[[], float] | None = None) -> None:
-        """Begins an episode in the worker that has the fewest.
+        """Begins a session in the worker that has the fewest.
 
         Args:
-            number: of the episode, which no other one gets.
-            body: of its first call.
-            deadline: see ``AssignedEpisode``.
+            number: number of the session, which no other one gets.
+            body: body of its first call.
+            deadline: see ``Session``.
         """
-        self._assign(number, AssignedEpisode(first=body, deadline=deadline))
+        self._assign(number, Session(first=body, deadline=deadline))
 
-    def step(self, number: int, body: bytes) -> None:
-        """Asks an episode to go on, unless it has just failed."""
+    def call(self, number: int, body: bytes) -> None:
+        """Makes the next call of a session, unless it has just failed."""
         with self.lock:
-            for worker in self._with_episode(number):
-                worker.step(number, body)
+            for worker in self._with_session(number):
+                worker.call(number, body)
 
     def close(self, number: int) -> None:
-        """Ends an episode, if it is in a worker."""
+        """Ends a session, if it is in a worker."""
         with self.lock:
-            for worker in self._with_episode(number):
+            for worker in self._with_session(number):
                 worker.close(number)
 
     def end(self) -> None:
@@ -125,18 +125,18 @@ class WorkerPool:
 
     def _new_worker(self) -> WorkerHandle:
         return WorkerHandle(
-            self._settings, self.lock, on_event=self._on_event, on_retire=self._replace, on_exit=self._handle_exit
+            self._settings, self.lock, on_answer=self._on_answer, on_retire=self._replace, on_exit=self._handle_exit
         )
 
-    def _assign(self, number: int, episode: AssignedEpisode) -> None:
+    def _assign(self, number: int, session: Session) -> None:
         with self.lock:
-            min(self._workers, key=lambda worker: (worker.num_open, not worker.is_ready)).open(number, episode)
+            min(self._workers, key=lambda worker: (worker.num_open, not worker.is_ready)).open(number, session)
 
-    def _with_episode(self, number: int) -> list[WorkerHandle]:
-        return [worker for worker in (*self._workers, *self._retired) if number in worker.episodes]
+    def _with_session(self, number: int) -> list[WorkerHandle]:
+        return [worker for worker in (*self._workers, *self._retired) if number in worker.sessions]
 
     def _replace(self, worker: WorkerHandle, reason: str) -> None:
-        """Starts another worker in the place of one that takes no more episodes."""
+        """Starts another worker in the place of one that takes no more sessions."""
         with self.lock:
             if self._has_ended or worker not in self._workers:
                 return
@@ -147,28 +147,28 @@ class WorkerPool:
                 self._retired[0].end("was to be replaced, and made room for the next one")
 
     def _handle_exit(self, worker: WorkerHandle, how: WorkerExit) -> None:
-        """Fails the episodes of a worker that has ended, moves those that it had not begun, and replaces it."""
-        events: list[EpisodeEvent | None] = []
+        """Fails the sessions of a worker that has ended, moves those that it had not begun, and replaces it."""
+        answers: list[Answer | None] = []
         with self.lock:
             if self._has_ended:
                 return
             if how.error is not None:
                 self.error = how.error
-                events.append(None)
+                answers.append(None)
             else:
                 if worker in self._workers:
                     logger.warning("a worker of %s was replaced: it %s", self._settings.name, how.reason)
                     self._workers[self._workers.index(worker)] = self._new_worker()
                 else:
                     self._retired.remove(worker)
-                events += self._failures(worker, how)
-        for event in events:
-            self._on_event(event)
+                answers += self._failures(worker, how)
+        for answer in answers:
+            self._on_answer(answer)
 
-    def _failures(self, worker: WorkerHandle, how: WorkerExit) -> list[EpisodeEvent]:
-        """The failed episodes of a worker that has ended; those that it had not begun are moved."""
-        left = {number: one for number, one in worker.episodes.items() if not one.is_over}
-        worker.episodes.clear()
+    def _failures(self, worker: WorkerHandle, how: WorkerExit) -> list[Answer]:
+        """The failed sessions of a worker that has ended; those that it had not begun are moved."""
+        left = {number: one for number, one in worker.sessions.items() if not one.is_over}
+        worker.sessions.clear()
         seconds = {number: time.monotonic() - one.began_at for number, one in left.items() if one.began_at is not None}
         called = set(seconds)
         if how.cause is Cause.LATE:  # a loop that is blocked: the calls that it should have ended by now
@@ -182,10 +182,10 @@ class WorkerPool:
             if number in called:
                 when = "during this call" + (f", or one of {len(called) - 1} others" if len(called) > 1 else "")
             else:
-                when = "during a call of another episode" if called else "while it was not called"
+                when = "during another call" if called else "while it was not called"
             failures.append(
-                EpisodeEvent(
-                    episode=number,
+                Answer(
+                    session=number,
                     is_last=True,
                     failure=f"{self._settings.name}: its worker {how.reason} {when}",
                     is_lost=number not in called,

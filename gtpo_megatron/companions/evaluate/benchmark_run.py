@@ -35,7 +35,7 @@ class WantedResponse:
         benchmark: label of its benchmark.
         problem: the problem.
         position: index of the problem in the benchmark.
-        sample: its number among the problem's responses, from 0.
+        sample: number of the response among the problem's, from 0.
     """
 
     benchmark: str

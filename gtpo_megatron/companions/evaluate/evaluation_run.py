@@ -202,9 +202,9 @@ def identity(
 
     Args:
         config: the request.
-        fingerprint: of the model's files.
+        fingerprint: digest of the model's files.
         judged_by: name of the judge's model; "": no judge is asked.
-        template_inputs: what the chat template reads besides the messages; empty or None: nothing.
+        template_inputs: inputs of the chat template besides the messages; empty or None: none.
         environment_source: digest of the environment's file, since an episode cannot be graded again; "": not known.
     """
     judge = {name: getattr(config.reward.judge, name) for name in SAYS_SCORE}

@@ -13,7 +13,7 @@ def remarks(responses: Sequence[GradedResponse]) -> list[str]:
     """A sentence for each kind of response whose figure is nobody's verdict; none if there is none.
 
     Args:
-        responses: that the command wanted, as far as they are there.
+        responses: responses that the command wanted, as far as they are there.
 
     Raises:
         DataError: what the file says of a refused request is damaged.

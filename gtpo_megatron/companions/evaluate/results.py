@@ -44,7 +44,7 @@ class EvaluationResult:
     """The results of all benchmarks of a file.
 
     Attributes:
-        benchmarks: in the order in which they were first measured.
+        benchmarks: results by benchmark, in the order in which they were first measured.
         mean: unweighted mean of every figure over the benchmarks that have scores; empty if none has.
     """
 

@@ -54,7 +54,7 @@ def score(
         rows: all responses of each problem; at least one problem, and equally many responses each.
         ks: each at most the number of responses per problem.
         threshold: a response is correct if its reward is at least this, both as float32, as in training.
-        seed: of the bootstrap.
+        seed: seed of the bootstrap.
         has_answers: whether final answers were extracted.
     """
     failed = np.array([[one.failure is not None for one in row] for row in rows])
@@ -99,7 +99,7 @@ def mean_over(benchmarks: Sequence[Mapping[str, Floats]], *, seed: int) -> dict[
 
     Args:
         benchmarks: ``[problems]`` values by figure, of at least one benchmark.
-        seed: of the bootstrap.
+        seed: seed of the bootstrap.
     """
     names = [name for name in benchmarks[0] if all(name in one for one in benchmarks)]
     tables = [np.stack([one[name] for name in names], axis=1) for one in benchmarks]

@@ -43,17 +43,17 @@ class GradedResponse:
     Attributes:
         benchmark: label of its benchmark.
         problem_id: id of its problem.
-        sample: its number among the problem's responses, from 0.
+        sample: number of the response among the problem's, from 0.
         seed: the seed of its sampling.
         reference: the reference answer.
         reward: the reward function's result; 0 without a verdict.
-        failure: why there is no verdict; None if there is one.
+        failure: reason why there is no verdict; None if there is one.
         is_truncated: whether the length limit cut it.
-        num_tokens: its length in tokens.
+        num_tokens: length of the response in tokens.
         answer: the final answer in it, or None.
-        response: its text; in memory only for responses that are graded again.
+        response: text of the response; in memory only for responses that are graded again.
         parts: parts of the reward by name.
-        info: what the reward function said about it, as a JSON object; in the file only.
+        info: the reward function's remarks on it, as a JSON object; in the file only.
     """
 
     benchmark: str
@@ -113,7 +113,7 @@ class VerdictFile:
 
     Attributes:
         sets: every benchmark in the file by label, of its last session.
-        sessions: in order of time, as JSON values, without their benchmarks' problems.
+        sessions: records of the sessions in order of time, as JSON values, without their benchmarks' problems.
         verdicts: the last verdict of every response.
         outdated: responses with their texts, whose last verdict is of another source of the reward function. Of
             sessions that do not say, as of earlier versions, verdicts are taken as they are.

@@ -53,8 +53,8 @@ class Rule:
     """One spelling that becomes another.
 
     Attributes:
-        reason: who writes the first one.
-        pattern: finds it.
+        reason: origin of the first spelling.
+        pattern: expression that finds it.
         replacement: text or function, as in :func:`re.sub`.
     """
 

@@ -34,7 +34,7 @@ def within(seconds: float, call: Callable[[], Result], *, what: str) -> Result:
     Args:
         seconds: limit of processor time.
         call: the computation.
-        what: it is, for the message.
+        what: name of the computation, for the message.
 
     Raises:
         TimeoutError: it was ended.

@@ -39,7 +39,7 @@ def built(value: Any, kind: str, classes: Any) -> Any:
     """An argument of a kind.
 
     Args:
-        value: of JSON.
+        value: a value of JSON.
         kind: see above.
         classes: the program's names, which may have a class of its own.
     """

@@ -56,7 +56,7 @@ class Processes:
             stdin: text of its standard input.
             nonce: beginning of its reports; "": it makes none.
             num_cases: number of cases, each with its own time of the processor.
-            may_fork: it is a compiler.
+            may_fork: whether it may start processes: it is a compiler.
             limits: limits that differ from the job's.
             channel: two descriptors, which it has as ``CHANNEL``.
             beside: body and channel of a second process, which ends with it, and reports nothing.

@@ -24,8 +24,8 @@ def as_json(value: Any, kind: str = "") -> str:
     Exact numbers are integers or floats; other objects are their text.
 
     Args:
-        value: of a program.
-        kind: of the function's result, see :mod:`.nodes`.
+        value: a value of the program.
+        kind: kind of the function's result, see :mod:`.nodes`.
     """
     return json.dumps(unbuilt(value, kind), default=_plain)
 

@@ -28,8 +28,8 @@ def wait(pool, num, within_s=60.0):
     while len(events) < num:
         assert time.monotonic() < end, events
         for event in pool.poll(0.5):
-            assert event.episode not in events
-            events[event.episode] = event
+            assert event.session not in events
+            events[event.session] = event
     assert not pool.poll(0.0)
     return events
 
@@ -300,7 +300,7 @@ def test_a_worker_that_does_not_answer_loses_its_episodes_and_is_replaced(tmp_pa
         place = f"environment '{HERE}:{name}': its worker did not answer within 2 s "
         assert events[1].failure == f"{place}during this call"
         assert not events[1].is_lost
-        assert events[2].failure == f"{place}during a call of another episode"
+        assert events[2].failure == f"{place}during another call"
         assert events[2].is_lost
         assert events[3].opening is not None
         assert pool.process_ids != before
@@ -315,7 +315,7 @@ def test_a_worker_that_dies_takes_its_own_episodes_along_and_no_others():
         events = wait(pool, 3)
         place = f"environment '{HERE}:Obedient': its worker ended with status -9 "
         assert (events[1].failure, events[1].is_lost) == (f"{place}during this call", False)
-        assert (events[3].failure, events[3].is_lost) == (f"{place}during a call of another episode", True)
+        assert (events[3].failure, events[3].is_lost) == (f"{place}during another call", True)
         assert events[2].failure == ""
         opened(pool, 1, 3)
         say(pool, e1="fine", e2="fine", e3="fine", e4="fine")
@@ -369,8 +369,8 @@ def test_of_two_answers_to_one_call_the_second_ends_the_worker():
         opened(pool, 1, 2)
         pool.step(1, Message(role="assistant", content="lie 1"))
         events = [event for _ in range(4) for event in pool.poll(1.0)]
-        assert [event.is_lost for event in events if event.episode == 2] == [True]
-        assert [event.episode for event in events if event.failure].count(1) == 1
+        assert [event.is_lost for event in events if event.session == 2] == [True]
+        assert [event.session for event in events if event.failure].count(1) == 1
         opened(pool, 3)
 
 

@@ -376,7 +376,7 @@ def test_without_memory_and_budget_there_is_no_file(tmp_path):
 def test_answers_that_cannot_be_kept_cost_no_verdict(tmp_path, monkeypatch, caplog):
     with serving(says("Score: 2")) as endpoint, RewardPool(setting(endpoint), folder=tmp_path) as pool:
         assert reward_batch(pool.grade(rows("a"))).rewards.tolist() == pytest.approx([0.2])
-        pool._here._caller._judge._store._database.execute("DROP TABLE answers")
+        pool._here._judge._store._database.execute("DROP TABLE answers")
         assert not reward_batch(pool.grade(rows("b", "c"))).failed.any()
     assert caplog.text.count("judge: could not") == 1
 

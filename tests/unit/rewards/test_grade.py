@@ -38,7 +38,7 @@ def answered(monkeypatch):
 
     def made(function, requests=None, *, others=""):
         monkeypatch.setitem(globals(), "under_test", function)
-        caller = RewardCaller(resolve_rewards(f"{HERE}:under_test{others}"), timeout_s=5.0)
+        caller = RewardCaller(RewardConfig(function=f"{HERE}:under_test{others}", timeout_s=5.0))
         try:
             return caller.grade(rows(3) if requests is None else requests)
         finally:

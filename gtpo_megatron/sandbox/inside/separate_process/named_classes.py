@@ -31,7 +31,7 @@ class Uses:
     """Where a tree uses names that may be a program's.
 
     Args:
-        tree: of a text of tests.
+        tree: tree of a text of tests.
     """
 
     def __init__(self, tree):

@@ -20,7 +20,7 @@ class RemoteProgram(TestedProgram):
     """A program in another process.
 
     Args:
-        channel: to it.
+        channel: the channel to its process.
         imports: see the base.
         supplied: likewise.
         used_names: see :func:`.named_classes.names_used`.

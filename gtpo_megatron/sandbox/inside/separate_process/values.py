@@ -156,7 +156,7 @@ def stdlib_module(name, *, may_import):
     """A module of the standard library.
 
     Args:
-        name: of it.
+        name: name of the module.
         may_import: else it must be loaded: to import a module is to run it, and some run what lies in the folder.
     """
     name = str(name)

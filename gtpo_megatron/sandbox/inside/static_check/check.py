@@ -34,7 +34,7 @@ def checked(texts, is_named, origins):
     """Checks the texts of a program.
 
     Args:
-        texts: in order; they are known to compile.
+        texts: texts of the program, in order; they are known to compile.
         is_named: tells whether the tests may name something.
         origins: names that are supplied without an import: module and name ("" for the module) of each, or None if they
             are no module's.

@@ -18,7 +18,7 @@ class Classes:
 
     Args:
         names: meanings of its names.
-        statements: of its module.
+        statements: statements of its module.
         is_named: tells whether the tests may name something.
     """
 

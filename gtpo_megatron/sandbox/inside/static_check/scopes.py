@@ -13,8 +13,8 @@ class Scopes:
     """The names that functions, comprehensions and the module bind.
 
     Args:
-        nodes: of a program.
-        parents: of each node.
+        nodes: nodes of a program.
+        parents: parent of each node.
     """
 
     def __init__(self, nodes, parents):

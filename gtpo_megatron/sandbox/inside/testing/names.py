@@ -46,7 +46,7 @@ class TestedProgram:
     """What tests see of a program, wherever it runs.
 
     Args:
-        imports: what its text imports at its top: module and name by the name that it has there.
+        imports: imports at the top of its text: module and name, by the name that they have there.
         supplied: names of the prelude that tests may use.
         pythons: Python's own names, without what a prelude puts there for a program.
 

@@ -27,7 +27,7 @@ def prepare(folder):
     """A session that has begun.
 
     Args:
-        folder: where the fixture ``tmp_path`` makes its folders.
+        folder: place of the folders of the fixture ``tmp_path``.
 
     Raises:
         ImportError: there is no pytest.

@@ -15,7 +15,7 @@ class Progress:
     """The cases of one run, over as many processes as their program ends.
 
     Args:
-        num: of cases.
+        num: number of cases.
     """
 
     def __init__(self, num: int) -> None:
@@ -32,7 +32,7 @@ class Progress:
         """Takes all that one process has reported.
 
         Args:
-            reports: in order.
+            reports: reports, in order.
             status: how the process ended, should it not have reported on all cases.
             detail: likewise.
         """

@@ -19,7 +19,7 @@ class TestRunner:
     Args:
         program: a :class:`.names.TestedProgram`.
         report: takes the fields of a report, see :mod:`.reports`.
-        session: of pytest, or why there is none.
+        session: session of pytest, or why there is none.
     """
 
     __test__ = False
