@@ -12,8 +12,6 @@ from gtpo_megatron.weights.push.sync import merged_checksums
 if TYPE_CHECKING:
     from gtpo_megatron.actor.actor import MegatronActor
 
-REWARD_NAME = "reward process"
-
 Result = TypeVar("Result")
 
 

@@ -17,8 +17,15 @@ from gtpo_megatron.orchestration.on_ray.collect import Deadline, checked_while_w
 from gtpo_megatron.orchestration.on_ray.engines import RayEngines
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet, engine_names
 from gtpo_megatron.orchestration.on_ray.placement import Placement, place
-from gtpo_megatron.orchestration.on_ray.ranks import REWARD_NAME, RayRanks, RayTransfer
-from gtpo_megatron.orchestration.on_ray.start import ProcessStarter, bring_up, bring_up_engine, end_in_order, rank_name
+from gtpo_megatron.orchestration.on_ray.ranks import RayRanks, RayTransfer
+from gtpo_megatron.orchestration.on_ray.start import (
+    REWARD_NAME,
+    ProcessStarter,
+    bring_up,
+    bring_up_engine,
+    end_in_order,
+    rank_name,
+)
 from gtpo_megatron.orchestration.run_supervisor import RunSupervisor
 from gtpo_megatron.orchestration.stages.processes import OnProcesses, RunProcesses, ignore_processes
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle

@@ -16,13 +16,14 @@ from gtpo_megatron.orchestration.on_ray.collect import Deadline, collect
 from gtpo_megatron.orchestration.on_ray.fleet import engine_names
 from gtpo_megatron.orchestration.on_ray.placement import ClusterNode, Placement
 from gtpo_megatron.orchestration.on_ray.processes import EngineProcess, RankProcess, RewardProcess
-from gtpo_megatron.orchestration.on_ray.ranks import REWARD_NAME
 from gtpo_megatron.rollout.engine_arguments import CPU_ENVIRONMENT, engine_environment
 
 if TYPE_CHECKING:
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
 logger = logging.getLogger(__name__)
+
+REWARD_NAME = "reward process"
 
 END_DEADLINE_S = 20.0
 """Timeout for an engine to end its workers."""
