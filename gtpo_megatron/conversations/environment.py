@@ -44,7 +44,7 @@ class NamedEnvironment:
 
     Attributes:
         name: ``module:Name``, ``FILE.py:Name`` or ``verifiers:TASKSET?python=...``.
-        make: makes the object of an episode.
+        make: function that makes the object of an episode.
         is_async: whether it waits in an event loop, so that none of its methods may block; None: its object must be
             seen.
     """
@@ -115,8 +115,8 @@ class Episode:
     and the end of a call that was cancelled from outside.
 
     Args:
-        environment: makes the object of this episode.
-        run: runs the methods of an environment that is not async.
+        environment: the environment, which makes the object of this episode.
+        run: function that runs the methods of an environment that is not async.
     """
 
     def __init__(self, environment: NamedEnvironment, run: Run) -> None:

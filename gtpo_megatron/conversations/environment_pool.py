@@ -43,7 +43,7 @@ class EpisodeAnswer(Answer):
     Attributes:
         opening: beginning of the episode; None if this is none.
         reply: the environment's reply to a turn; None if this is none.
-        is_graded_last: of an opening, whether the reward is asked for after the last turn only, so that an episode
+        is_graded_last: whether, of an opening, the reward is asked for after the last turn only, so that an episode
             which a limit ends has none.
         num_refused: requests of an agent that were refused in the episode so far; None: it has no agent.
         refusal: reason of the first refusal.

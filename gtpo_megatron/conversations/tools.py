@@ -68,7 +68,7 @@ def described(function: Callable[..., Any], *, is_method: bool) -> Tool:
 
     Args:
         function: any, also an async one; its annotations are what JSON can express.
-        is_method: its first argument is the object.
+        is_method: whether its first argument is the object.
 
     Raises:
         ConfigError: it cannot be described; the line says what is missing.

@@ -153,7 +153,7 @@ def render_prompt(
     """Token ids of a prompt, up to where the response begins.
 
     Args:
-        tokenizer: must have a chat template, unless the prompt is verbatim text.
+        tokenizer: tokenizer with a chat template, unless the prompt is verbatim text.
         prompt: chat messages; or text, which becomes one user message.
         verbatim_text: take text as it is, without a template (base models).
         given: inputs of the template besides the messages; None: the date alone.

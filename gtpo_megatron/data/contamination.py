@@ -61,7 +61,7 @@ class Match:
         problem_id: the evaluation problem.
         train_id: the training problem.
         share: fraction of the evaluation question's distinctive n-grams in the training question; 1 if exact.
-        is_exact: the exact test found it.
+        is_exact: whether the exact test found it.
     """
 
     problem_id: str

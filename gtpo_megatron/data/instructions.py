@@ -56,8 +56,8 @@ class InstructionKind:
 
     Attributes:
         group: two of one group are never combined, nor with a group in ``excludes``.
-        draw: takes the row's random numbers; its parameters.
-        sentence: takes the parameters; what the prompt says.
+        draw: function from the row's random numbers to its parameters.
+        sentence: function from the parameters to the sentence of the prompt.
         excludes: other groups.
     """
 

@@ -33,8 +33,8 @@ class RowsNeeded:
 
     Attributes:
         answer: a reference answer.
-        complaint: takes a row's columns as JSON; why it cannot be graded, or "".
-        answer_complaint: takes a reference answer; why no response could earn it, or "".
+        complaint: function of a row's columns as JSON that returns why it cannot be graded, or "".
+        answer_complaint: function of a reference answer that returns why no response could earn it, or "".
         drops: leave out rows that cannot be graded, instead of refusing the data set; None: refuse, where no option
             asks for anything else.
         whole_rows: rows with one prompt are different problems where their other columns differ: an environment makes

@@ -111,7 +111,7 @@ def answer_asked_for(prompt: str, response: str, *, content: str | None = None, 
         prompt: the prompt as text.
         response: the sampled text.
         content: the response without its thinking; None: the response has none.
-        is_number: the reference is a number.
+        is_number: whether the reference is a number.
     """
     content = response if content is None else content
     line = max((found.start() for found in _ANSWER_LINE.finditer(prompt)), default=-1)

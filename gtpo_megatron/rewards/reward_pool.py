@@ -247,7 +247,7 @@ class _Call:
     """Rows that the functions are given together.
 
     Attributes:
-        rows: at least one, unless all were cancelled.
+        rows: rows of the call, at least one unless all were cancelled.
         budget: time of the batch that they belong to; None: no limit.
         takes_more: whether it may become one call with those behind it that take more too.
         is_again: whether its rows have been in another call.

@@ -20,7 +20,7 @@ class Case:
         arguments: arguments of the call, a list as JSON.
         kinds: kinds of the arguments and of the result, where they are lists or trees of nodes, see
             ``inside/nodes.py``; (): as the function's own annotations say.
-        is_exact: the result is written for a comparison by ``==``, see ``inside/returned.py``.
+        is_exact: whether the result is written for a comparison by ``==``, see ``inside/returned.py``.
         code: tests in Python: what pytest collects in it, or else the text itself, such as assertions.
         num_tests: number of tests in the code, as far as its text shows; pytest must then find one; 0: the code itself
             is the test.

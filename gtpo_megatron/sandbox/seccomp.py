@@ -47,7 +47,7 @@ def build_filter(*, may_fork: bool) -> bytes:
     """The filter as an array of ``struct sock_filter``.
 
     Args:
-        may_fork: a compiler starts processes; a program may start threads only.
+        may_fork: whether it may start processes, as a compiler does; a program may start threads only.
     """
     refused = [*REFUSED.values(), *(() if may_fork else _NEW_PROCESS.values())]
     code = [

@@ -95,7 +95,7 @@ class LocalSandbox(abc.ABC):
         """What its servers are started with.
 
         Args:
-            folders: takes temporary ones, which are removed when the sandbox is closed.
+            folders: stack of temporary folders, which are removed when the sandbox is closed.
 
         Raises:
             SandboxError: something that it needs is not there.

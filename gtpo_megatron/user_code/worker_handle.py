@@ -72,7 +72,7 @@ class WorkerExit:
         status: exit status of a worker that died.
         limit_s: seconds that a late call had.
         was_stopped: whether a signal had stopped a worker that was late.
-        error: why no other worker would start; None: another one may.
+        error: reason why no other worker would start; None: another one may.
     """
 
     cause: Cause
@@ -112,7 +112,7 @@ class Session:
 
     Attributes:
         first: body of its first call, to begin it elsewhere; empty once it has begun.
-        deadline: gives the time by which a call that begins now must have ended; None: there is none.
+        deadline: function that gives the time by which a call that begins now must have ended; None: there is none.
         was_moved: whether another worker ended before it began.
         is_open: whether it has had an answer.
         is_called: whether a call waits for its answer.

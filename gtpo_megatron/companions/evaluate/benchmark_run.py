@@ -109,7 +109,7 @@ class BenchmarkRun:
         tokenizer: the model's tokenizer.
         source: the sampler; may be None if no response is missing.
         pool: pool that grades the responses that come without a verdict.
-        answer_in: finds the answer of a response, for maj@k; None: no maj@k.
+        answer_in: function that finds the answer of a response, for maj@k; None: no maj@k.
         problems: every problem by benchmark and id.
         on_verdict: called after each verdict is in the file.
         timing: updated during the run.

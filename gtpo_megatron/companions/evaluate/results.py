@@ -25,7 +25,7 @@ class BenchmarkResult:
     Attributes:
         label: label of the benchmark.
         measured: the benchmark of its last session.
-        is_earlier: an earlier command measured it, and this one does not.
+        is_earlier: whether an earlier command measured it, and this one does not.
         num_problems: number of problems by the current settings.
         num_complete: problems that have all their responses.
         scores: scores over complete problems; None if there are none, or if an earlier benchmark is incomplete.

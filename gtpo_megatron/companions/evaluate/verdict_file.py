@@ -107,8 +107,8 @@ class VerdictFile:
     Args:
         path: created if it does not exist.
         identity: all that responses depend on, as JSON values.
-        answer_in: finds the final answer in a response's text, for lines without an answer. None if there is no such
-            function.
+        answer_in: function that finds the final answer in a response's text, for lines without an answer. None if there
+            is no such function.
         reward_source: digest of the files of the reward function; "": it is this package's own.
 
     Attributes:

@@ -159,7 +159,7 @@ def same_equation(one: tuple[Value, Value], other: tuple[Value, Value], *, is_di
     Args:
         one: left and right side.
         other: left and right side.
-        is_directed: the factor must be positive.
+        is_directed: whether the factor must be positive.
     """
     first, second = one[0] - one[1], other[0] - other[1]
     if not (first.free_symbols and second.free_symbols):

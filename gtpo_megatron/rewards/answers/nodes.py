@@ -25,9 +25,9 @@ class Listing(Node):
     r"""Several answers in any order: ``1, 2``, ``1 or 2``, ``\{1, 2\}``, ``3 \pm 1``.
 
     Attributes:
-        items: at least one.
-        is_and: joined by "and": of inequalities all hold, else one of them.
-        is_set: written in braces.
+        items: members, at least one.
+        is_and: whether they are joined by "and": of inequalities all hold, else one of them.
+        is_set: whether it is written in braces.
     """
 
     items: tuple[Node, ...]
@@ -40,7 +40,7 @@ class Bracketed(Node):
     """A tuple, a vector, an interval or a ratio: items in this order.
 
     Attributes:
-        items: at least two.
+        items: members, at least two.
         left: bracket; ``:`` of a ratio.
         right: bracket.
     """
@@ -55,7 +55,7 @@ class Relation(Node):
     r"""A chain ``a = b < c`` or ``x \in S``.
 
     Attributes:
-        sides: at least two.
+        sides: sides, at least two.
         signs: one less: ``=``, ``<``, ``>``, ``\leq``, ``\geq``, ``\neq``, ``\in``.
     """
 
@@ -68,7 +68,7 @@ class SetOperation(Node):
     r"""Sets joined by ``\cup``, ``\cap`` or ``\setminus``, from the left.
 
     Attributes:
-        parts: at least two.
+        parts: parts, at least two.
         signs: one less.
     """
 
@@ -101,7 +101,7 @@ class Quantified(Node):
     r"""An answer for each member of a set: ``n\pi, n \in \mathbb{Z}``.
 
     Attributes:
-        answer: without the condition.
+        answer: the answer without the condition.
         text: text of the answer, in which the symbol can be renamed.
         symbol: ``n``.
         domain: ``\mathbb{Z}``.

@@ -57,7 +57,7 @@ class Numeral:
         value: exactly what is written.
         last_place: value of one unit of the last digit; None for a number without a decimal point, which is exact.
         digits: significant digits.
-        is_percent: written with a percent sign; ``value`` is the number before it.
+        is_percent: whether it is written with a percent sign; ``value`` is the number before it.
         base: base that it is written in.
     """
 

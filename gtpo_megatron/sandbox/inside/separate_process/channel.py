@@ -27,7 +27,7 @@ class ObjectChannel(Encoding, OperatorRules):
     Args:
         reading: descriptor.
         writing: descriptor.
-        is_tests_side: this side has the tests, and does not trust the other: of what that was given it may call
+        is_tests_side: whether this side has the tests, and does not trust the other: of what that was given it may call
             functions, and read and write attributes that have no underscore in front.
     """
 

@@ -55,7 +55,7 @@ class Encoding:
 
     Args:
         shared: collections that both sides keep alike.
-        is_tests_side: this side has the tests, and does not trust the other.
+        is_tests_side: whether this side has the tests, and does not trust the other.
     """
 
     def __init__(self, shared, *, is_tests_side):

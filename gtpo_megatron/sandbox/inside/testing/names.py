@@ -54,7 +54,7 @@ class TestedProgram:
         names: names that its module binds.
         module: the module that tests import.
         used: number of times that the tests have used it.
-        has_ended: its process has ended, or does not answer as it should.
+        has_ended: whether its process has ended, or does not answer as it should.
         counts_tests: each test of pytest's must use it, not only one of a text.
     """
 

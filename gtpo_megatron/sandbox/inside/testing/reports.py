@@ -33,7 +33,7 @@ class Progress:
 
         Args:
             reports: reports, in order.
-            status: how the process ended, should it not have reported on all cases.
+            status: end of the process, should it not have reported on all cases.
             detail: likewise.
         """
         for report in reports:
