@@ -1,7 +1,6 @@
 """Pool of grading processes with limits per row: a row that hangs or crashes only loses its own verdict."""
 
 import itertools
-import json
 import signal
 import threading
 import time
@@ -18,6 +17,7 @@ from gtpo_megatron.judge.store import STORE_FILE, begin_session
 from gtpo_megatron.rewards.function import takes_several
 from gtpo_megatron.rewards.grade import RewardCaller
 from gtpo_megatron.rewards.request import OUT_OF_MEMORY, RewardRequest, Verdict
+from gtpo_megatron.rewards.reward_worker import requests_of
 from gtpo_megatron.user_code.worker_handle import Answer, Cause, WorkerExit, WorkerSettings
 from gtpo_megatron.user_code.worker_pool import WorkerPool
 
@@ -161,7 +161,7 @@ class RewardPool:
             if call.is_late:
                 call.give([OVER_BUDGET] * len(call.rows))
             elif call.rows and self._here is not None:
-                self._settle(call, self._here.grade([RewardRequest.from_json(row) for row in json.loads(call.body)]))
+                self._settle(call, self._here.grade(requests_of(call.body)))
             elif call.rows:
                 number = next(self._numbers)
                 self._running[number] = call

@@ -25,6 +25,11 @@ def load(arguments: Mapping[str, Any]) -> "RewardService":
     return RewardService(arguments)
 
 
+def requests_of(body: bytes) -> list[RewardRequest]:
+    """The rows of a call."""
+    return [RewardRequest.from_json(row) for row in json.loads(body)]
+
+
 class RewardService:
     """Grades rows in the main thread, so that a function may use signals or an event loop of its own.
 
@@ -53,7 +58,7 @@ class RewardService:
     def _answer(self, channel: Channel, frame: Frame) -> None:
         limit = {"limit_s": self._timeout_s, "patience_s": self._patience_s}
         channel.send(FrameKind.BEGUN, frame.session, limit)
-        requests = [RewardRequest.from_json(row) for row in json.loads(frame.body)]
+        requests = requests_of(frame.body)
         if (limit_s := self._caller.limit_s(requests)) > self._timeout_s:
             channel.send(FrameKind.BEGUN, frame.session, limit | {"limit_s": limit_s})
         verdicts = self._caller.grade(requests)
