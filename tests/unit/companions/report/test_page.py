@@ -11,7 +11,7 @@ import pytest
 from gtpo_megatron.companions.report.page import write_report
 from gtpo_megatron.companions.report.traces import ALARM, PALETTE
 from gtpo_megatron.errors import DataError
-from gtpo_megatron.rewards.reward import report_failures
+from gtpo_megatron.orchestration.stages.grading import report_failures
 from gtpo_megatron.run_folder.rollout_log import RolloutLog
 from tests.unit.companions.report.run_folders import ATTACK, CONFIG, make_run, response, step_metrics
 
