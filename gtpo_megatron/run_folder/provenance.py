@@ -40,7 +40,7 @@ _MACHINES = re.compile(
     r"machines: (?P<gpus>\d{1,9})(?: x (?P<gpu>.+)| GPUs), (?P<cpus>\d{1,9}) CPUs, (?P<hosts>\d{1,9}) hosts?"
 )
 _NO_VERDICTS = re.compile(
-    r" gtpo_megatron\.rewards\.reward: \d+ of \d+ responses have no reward: (?P<reasons>.{1,400})"
+    r" gtpo_megatron\.orchestration\.stages\.grading: \d+ of \d+ responses have no reward: (?P<reasons>.{1,400})"
 )
 _TIME_CHARACTERS = 19
 
