@@ -45,7 +45,7 @@ class Request:
         environment: the environment; without a name none is asked for.
         prompts: rendering of the environment's prompts.
         num_tokens: tokens of the longest prompt with the longest response.
-        tokens_name: what ``num_tokens`` is the value of, for messages.
+        tokens_name: name of ``num_tokens`` in messages.
         run: configuration of the run; None for an evaluation.
         resume: the run goes on from a checkpoint, which has adapters of its own.
     """

@@ -41,7 +41,7 @@ class EngineConfig:
         max_concurrent_sequences: sequences vLLM decodes together.
         tensor_parallel_size: ranks of the engine.
         expert_parallel: each rank holds some of the experts of a mixture, whole; on GPUs.
-        num_threads: on a CPU; 0 leaves it to vLLM.
+        num_threads: threads on a CPU; 0 leaves it to vLLM.
     """
 
     dtype: Literal["float32", "bfloat16"] = "bfloat16"

@@ -41,8 +41,8 @@ class Failures:
 
     Attributes:
         mtbf: mean time between failures of the whole run.
-        held_up: by which a save delays training.
-        restart: from a failure to the first new step.
+        held_up: delay of training by a save.
+        restart: time from a failure to the first new step.
     """
 
     mtbf: float

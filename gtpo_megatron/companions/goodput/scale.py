@@ -39,23 +39,23 @@ class ScaleRow:
     """A way to run the recipe's batch on so many GPUs.
 
     Attributes:
-        num_gpus: in all.
-        num_rollout_gpus: that only generate; 0: colocated.
+        num_gpus: number of all GPUs.
+        num_rollout_gpus: GPUs that only generate; 0: colocated.
         mode: how responses are sampled.
         assessed: the trainer's layout.
-        generate_s: until a step's last response, by the simulation; beside training if they do not take turns.
-        step_s: from push to push, by the simulation.
+        generate_s: time until a step's last response, by the simulation; beside training if they do not take turns.
+        step_s: time from push to push, by the simulation.
         tokens: prompts and responses of a step.
         engines_idle: share of the time in which an engine has no sequence: of generation if engines and trainer take
             turns, else of the step.
-        stragglers_s: of generation, that engines would not need if they were full until its end; if engines and trainer
-            do not take turns, the trainer's wait for a step's groups.
+        stragglers_s: seconds of generation that engines would not need if they were full until its end; if engines and
+            trainer do not take turns, the trainer's wait for a step's groups.
         mean_staleness: pushes between the weights that sampled a group and those that train it.
-        failures: of the run.
+        failures: rate and cost of the run's failures.
         save_steps: steps between saves for the most goodput.
         goodput: share of the time that is training which is not done again.
         recipe_save_steps: the recipe's own; 0: at the end only.
-        recipe_goodput: with them; 0 if nothing is saved on the way.
+        recipe_goodput: goodput with the recipe's saves; 0 if nothing is saved on the way.
     """
 
     num_gpus: int

@@ -29,9 +29,9 @@ class Rates:
 
     Attributes:
         decode_s: decode step of an engine with no sequence.
-        decode_per_sequence_s: what each sequence adds to it.
+        decode_per_sequence_s: time that each sequence adds to a decode step.
         train_s: scoring, credit and update of a step.
-        push_s: of a push; engines do not decode meanwhile.
+        push_s: time of a push; engines do not decode meanwhile.
     """
 
     decode_s: float
@@ -74,7 +74,7 @@ class Mode:
         max_staleness: 0 or 1 without the next two: step by step, as ``StepwiseSampling``.
         partial: a push does not wait.
         over_sample: None: ``max_staleness + 1``.
-        stragglers: what happens to groups that would be too old.
+        stragglers: treatment of groups that would be too old.
         is_stepwise: all groups of a step begin together.
     """
 
@@ -90,8 +90,8 @@ class Result:
     """What a mode did.
 
     Attributes:
-        seconds: of every step, from push to push.
-        staleness: per trained group.
+        seconds: time of every step, from push to push.
+        staleness: pushes between sampling and training, of each trained group.
         num_again: groups that were sampled more than once.
         tokens: trained tokens.
         busy: share of the time in which an engine had a sequence.

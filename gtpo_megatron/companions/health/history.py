@@ -30,8 +30,8 @@ class Finding:
         sign: its title.
         anchor: its section in ``docs/health.md``.
         level: green, amber or red.
-        seen: what was measured, with its unit.
-        rule: what makes it amber and red.
+        seen: measured value with its unit.
+        rule: limits of amber and red.
     """
 
     sign: str
@@ -62,7 +62,7 @@ class History:
     """The rows of ``metrics.jsonl``.
 
     Attributes:
-        rows: by ascending step; step 0 has what was measured before training.
+        rows: metrics by ascending step; step 0 has what was measured before training.
     """
 
     rows: Sequence[Mapping[str, Any]]

@@ -30,7 +30,7 @@ class Saved:
     Attributes:
         what: description of the tensor.
         width: elements per token, over all ranks.
-        element_bytes: of its dtype.
+        element_bytes: bytes of an element.
         split: ``tensor``: over the tensor-parallel ranks; ``sequence``: over them under sequence parallelism only;
             ``whole``: every rank has all of it; ``expert``: as ``sequence``, of copies that were dispatched to experts;
             ``gathered``: the same, of copies that every rank of an expert-tensor group has.

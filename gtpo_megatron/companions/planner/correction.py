@@ -22,11 +22,11 @@ class PlanCorrection:
     """Measured minus planned bytes of the fullest GPU, by phase.
 
     Attributes:
-        recipe: that was measured.
-        layout: of its trainer.
+        recipe: name of the measured recipe.
+        layout: layout of its trainer.
         gpu: name of the GPUs.
-        planned_bytes: by phase, without a correction.
-        measured_bytes: by phase.
+        planned_bytes: plan by phase, without a correction.
+        measured_bytes: peak by phase.
     """
 
     recipe: str

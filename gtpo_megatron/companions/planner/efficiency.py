@@ -31,8 +31,8 @@ class Measured:
         hidden_size: width of its layers.
         score: share of the peak in a forward pass: operations of products and attention over seconds.
         update: the same of forward and backward; what is recomputed counts as operations, the optimizer not as seconds.
-        device: that measured it.
-        section: of the part ``training`` or ``adapters`` in ``source``.
+        device: name of the device.
+        section: section of the part ``training`` or ``adapters`` in ``source``.
         source: file of this repository.
     """
 
@@ -96,8 +96,8 @@ class Shares:
     """Shares of the peak for one model, and where they are from.
 
     Attributes:
-        score: in a forward pass.
-        update: in forward and backward.
+        score: share in a forward pass.
+        update: share in forward and backward.
         basis: the measurements, one or the two between which the model lies.
         is_same_gpu: the GPU has the peak of those that measured.
     """

@@ -27,15 +27,15 @@ class EngineMemory:
     """Bytes on one GPU of an engine.
 
     Attributes:
-        weights: of its share.
-        expert_weights: of those, the experts'.
-        layer: of its share of the largest layer or of the embedding: vLLM reloads piece by piece, and holds a piece
+        weights: bytes of its share of the weights.
+        expert_weights: part of ``weights`` that is the experts'.
+        layer: its share of the largest layer or of the embedding: vLLM reloads piece by piece, and holds a piece
             twice.
-        layer_experts: of one layer's experts as they arrive in a push, in the shapes of a model folder: vLLM collects
+        layer_experts: one layer's experts as they arrive in a push, in the shapes of a model folder: vLLM collects
             them all before it cuts out its share.
         cache_per_token: keys and values of one token, its share.
-        block_tokens: of a block of the cache.
-        state_per_sequence: what delta nets keep of a sequence, however long it is.
+        block_tokens: tokens of a block of the cache.
+        state_per_sequence: state of delta nets for a sequence, however long it is.
         workspace: activations of one forward pass and the sampler's logits.
     """
 

@@ -21,7 +21,7 @@ class Layout:
     """The trainer's ranks: ``num_ranks = tensor x pipeline x context x data``.
 
     Attributes:
-        num_ranks: of the trainer.
+        num_ranks: number of the trainer's ranks.
         tensor: ranks that share every layer's matrices.
         pipeline: ranks that share the layers.
         virtual: chunks of layers per stage (interleaved schedule); 1: the layers of a stage are one piece.
@@ -33,7 +33,7 @@ class Layout:
         sequence_parallel: activations between the tensor-parallel regions are split over ``tensor`` too.
         distributed_optimizer: optimizer state is split over the ranks that hold the same weights: data x context, for
             experts expert data.
-        recompute: which activations are made again in the backward pass.
+        recompute: activations that are made again in the backward pass.
     """
 
     num_ranks: int

@@ -17,11 +17,11 @@ class Plan:
     """All layouts, assessed.
 
     Attributes:
-        request: what was planned.
+        request: request that was planned.
         own: the recipe's layout; None if it is for another number of ranks.
         fitting: layouts that fit, best first, each with the least recomputation that does.
         misses: layouts that do not fit even with full recomputation, closest first.
-        suggestions: what else would make something fit, if nothing does.
+        suggestions: changes that would make something fit, if nothing does.
         next_command: how to train so, if a model was named and no recipe; else empty.
     """
 

@@ -19,8 +19,8 @@ class OutputLayerMemory:
 
     Attributes:
         saved: kept from forward to backward.
-        scoring: at the peak of a forward pass alone, ``saved`` not included.
-        training: at the peak of the backward pass, ``saved`` not included.
+        scoring: bytes at the peak of a forward pass alone, ``saved`` not included.
+        training: bytes at the peak of the backward pass, ``saved`` not included.
     """
 
     saved: int = 0

@@ -30,12 +30,12 @@ class Cluster:
 
     Attributes:
         gpu: rates by the data sheet.
-        num_gpus: in all.
+        num_gpus: number of all GPUs.
         gpu_memory: bytes of one.
-        gpus_per_node: that NVLink connects.
+        gpus_per_node: GPUs that NVLink connects.
         host_memory: bytes per node; 0: not known, and not checked.
-        num_rollout_gpus: that only generate; 0: colocated, every GPU generates and trains in turn.
-        num_idle_gpus: of the last node, that nobody uses.
+        num_rollout_gpus: GPUs that only generate; 0: colocated, every GPU generates and trains in turn.
+        num_idle_gpus: GPUs of the last node that nobody uses.
     """
 
     gpu: GPU
@@ -87,13 +87,13 @@ class Batch:
     """A training step's responses, and how they are cut.
 
     Attributes:
-        num_responses: per step.
-        num_update_responses: of one optimizer update.
+        num_responses: responses per step.
+        num_update_responses: responses of one optimizer update.
         num_updates: optimizer updates per step.
-        max_sequence_tokens: of the longest prompt and response.
-        mean_prompt_tokens: for times only; memory is planned for the longest.
-        mean_response_tokens: for times only.
-        max_response_tokens: of the longest response.
+        max_sequence_tokens: tokens of the longest prompt and response.
+        mean_prompt_tokens: mean length of a prompt, for times only; memory is planned for the longest.
+        mean_response_tokens: mean length of a response, for times only.
+        max_response_tokens: tokens of the longest response.
         micro_batch_tokens: budget of a forward pass; a longer sequence makes a micro-batch of its own.
         head_chunk_tokens: tokens whose logits are made together.
     """
@@ -130,7 +130,7 @@ class EngineSettings:
 
     Attributes:
         tensor: its ranks.
-        weight_bytes: per element.
+        weight_bytes: bytes of an element of the weights.
         cache_bytes: key-value cache on each of its GPUs.
         max_sequences: decoded together.
         most: how many engines there are at most; 0: as many as have GPUs.
@@ -150,22 +150,22 @@ class PlanRequest:
     """Everything a plan is made from.
 
     Attributes:
-        name: of the recipe.
+        name: name of the recipe.
         model: name or folder.
-        own_layout: the recipe's; None if it is for another number of ranks.
-        transport: of the weight push; ``process_group`` and ``relay`` have buckets on the GPUs, the other on the host.
-        bucket_bytes: of the push; two buckets for each sampler worker are under way.
-        weight_bytes: per element of the trainer's weights.
+        own_layout: layout of the recipe; None if it is for another number of ranks.
+        transport: transport of the push; ``process_group`` and ``relay`` have buckets on GPUs, the other on the host.
+        bucket_bytes: size of a bucket of the push; two buckets for each sampler worker are under way.
+        weight_bytes: bytes of an element of the trainer's weights.
         offload_fraction: share of the optimizer that lives on the host.
         has_scoring: the trainer computes entropies and old log-probs in a pass of its own.
         has_reference: a reference policy is on the host and scores in a pass of its own.
         resets_reference: checkpoints have its weights.
-        adapter: what is trained in the place of the weights, if its rank is not 0; below it the frozen weights are the
-            reference policy, and none is on the host.
-        kernels: of the trainer's layers.
+        adapter: adapter that is trained in the place of the weights, if its rank is not 0; below it the frozen weights
+            are the reference policy, and none is on the host.
+        kernels: implementation of the trainer's layers.
         object_store_bytes: shared memory per node, for batches between processes.
         stored_bytes: most bytes of responses in it, see ``object_store.py``.
-        vocab_multiple: of the trainer's padded vocabulary, times the tensor-parallel ranks.
+        vocab_multiple: padded vocabulary over the tensor-parallel ranks is a multiple of this.
         expert_imbalance: copies of tokens that the busiest rank of an expert-parallel group receives, over the mean.
         correction: bytes by phase that a preflight measured beyond its plan, see ``correction.py``.
     """

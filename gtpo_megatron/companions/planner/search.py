@@ -33,12 +33,12 @@ class AssessedLayout:
     """One layout, assessed.
 
     Attributes:
-        layout: with its recomputation.
+        layout: layout with its recomputation.
         worst: the GPU with the highest peak: a rank of one of the stages, or of an engine.
         capacity: bytes per GPU.
-        time: of a step, estimated.
-        host_bytes: of the fullest node.
-        host_capacity: per node; 0: not known, and not checked.
+        time: estimated time of a step.
+        host_bytes: host memory that the fullest node needs.
+        host_capacity: host memory of a node; 0: not known, and not checked.
         cache_shortfall: bytes that an engine's cache lacks for one sequence of full length; negative or 0 if it has
             them. vLLM does not start without.
     """

@@ -40,10 +40,10 @@ class StepTime:
     """Seconds of a step's stages.
 
     Attributes:
-        generate: the same for every layout of the trainer.
-        score: of the policy, and of its reference.
+        generate: sampling; the same for every layout of the trainer.
+        score: scoring by the policy and by its reference.
         train: all optimizer updates of the step.
-        push: into every engine, through host memory.
+        push: push into every engine, through host memory.
     """
 
     generate: float
@@ -225,9 +225,9 @@ class DecodeRates:
     """Seconds of an engine.
 
     Attributes:
-        fixed: of a decode step, however many sequences there are: weights are read, kernels launched.
-        per_sequence: what each sequence adds: its cache is read, or its products are computed, whichever takes longer.
-        prefill: of a prompt.
+        fixed: time of a decode step, however many sequences there are: weights are read, kernels launched.
+        per_sequence: time that each sequence adds: its cache is read or its products are computed, the longer of both.
+        prefill: time of a prompt.
         together: sequences that the engine decodes at most, by its limit and its cache.
     """
 

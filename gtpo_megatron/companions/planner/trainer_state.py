@@ -33,14 +33,14 @@ class StageParameters:
     Attributes:
         dense: split over tensor-parallel ranks or equal on them, replicated over data x context; routers and shared
             experts are among them.
-        experts: of the experts that this rank holds, replicated over the expert-data ranks.
+        experts: parameters of the experts that this rank holds, replicated over the expert-data ranks.
         shared_embedding: elements of a tied embedding of a pipeline, which Megatron keeps in a bucket of its own; else
             0. It is not among ``dense``.
         router_bytes: bytes that routers and dispatchers hold beside parameters, whatever the weights' precision.
         router_elements: elements that routers hold beside them in the weights' precision.
-        num_elements: of all tensors.
-        num_expert_elements: of the experts' tensors.
-        num_dense_elements: of all others.
+        num_elements: elements of all tensors.
+        num_expert_elements: elements of the experts' tensors.
+        num_dense_elements: elements of all other tensors.
         largest: elements of the largest tensor.
     """
 
@@ -80,10 +80,10 @@ class TrainerState:
     """Bytes of one rank.
 
     Attributes:
-        weights: in the precision of the forward pass.
+        weights: weights in the precision of the forward pass.
         gradients: Megatron's accumulation buffer.
         optimizer: float32 master weights (none if the weights are float32 already) and Adam's moments.
-        routers: what routers and dispatchers of experts hold beside parameters.
+        routers: tensors of routers and dispatchers that are no parameters.
         optimizer_on_host: the same, and gradients, of the share that is offloaded.
     """
 

@@ -50,7 +50,7 @@ class ShownResponse:
         truncated: the length limit cut it when it was sampled.
         reward: raw outcome reward.
         parts: parts of the reward by name.
-        info: what the reward function said, as JSON that may be cut; "" if nothing.
+        info: note of the reward function, JSON that may be cut; "" if nothing.
         length: number of tokens that the policy wrote.
         num_tokens: number of all tokens.
         mean_entropy: over the policy's tokens, nats; 0 if there are none.
@@ -85,7 +85,7 @@ class SampledGroup:
     Attributes:
         step: number of the step.
         group_id: label, unique in the run.
-        prompt: at most ``MAX_PROMPT_CHARACTERS``, with an ellipsis if it is cut.
+        prompt: text of the prompt, at most ``MAX_PROMPT_CHARACTERS``, with an ellipsis if it is cut.
         answer: the reference answer, cut likewise.
         responses: all responses of the group, in the order of sampling.
     """

@@ -54,9 +54,9 @@ class KindOfToken:
     Attributes:
         kind: name of the kind.
         count: its tokens.
-        share: of all tokens.
+        share: share of all tokens.
         entropy: mean, nats.
-        credit: by outcome, the mean advantage of its tokens over that of all tokens of the outcome; None without such
+        credit: by outcome: the mean advantage of its tokens over that of all tokens of the outcome; None without such
             tokens, or where the advantages of all of them sum up to 0.
     """
 

@@ -21,7 +21,7 @@ class ControlConfig(GTPOConfig):
     """GTPO, shaped by something else than entropy, or on one side only.
 
     Attributes:
-        weight_source: what stands in the place of entropy: ``uniform`` a constant, ``shuffled`` each response's own
+        weight_source: values in the place of entropy: ``uniform`` a constant, ``shuffled`` each response's own
             entropies in random order, ``surprisal`` minus the token's old log-prob.
         weight_seed: seed of ``shuffled``.
         shaped_sides: ``positive`` or ``negative`` shapes correct or wrong responses only; the others weigh uniformly.

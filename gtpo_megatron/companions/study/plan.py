@@ -69,7 +69,7 @@ class Needed:
     """A folder or file that must be made before the runs.
 
     Attributes:
-        path: where it is looked for.
+        path: place where it is looked for.
         command: the shell command that makes it.
     """
 
@@ -95,7 +95,7 @@ class Study:
         alternatives: groups of arms of which one each is chosen: that of the best mean outcome; ties go to the first.
         dose: arms that differ in one number, with that number, ascending; the page draws metrics over it.
         dose_name: name of the number.
-        needed: what must be made before the runs.
+        needed: files that must be made before the runs.
     """
 
     name: str

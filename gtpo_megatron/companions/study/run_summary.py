@@ -56,7 +56,7 @@ class FinishedRun:
         provenance: versions, commit and machine of the run.
         curves: pairs of step and value, by metric.
         cost: seconds of training, responses and response tokens, summed over the steps.
-        kinds: of the responses that the run wrote down, by kind of token: share of the tokens, mean entropy in nats,
+        kinds: statistics by kind of token, of the sampled responses: share of the tokens, mean entropy in nats,
             and the credit of correct and of incorrect ones; empty in older summaries.
     """
 

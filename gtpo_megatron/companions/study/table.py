@@ -245,7 +245,7 @@ class PlannedRow:
     """One planned comparison over the seeds that both arms have.
 
     Attributes:
-        planned: which arms.
+        planned: planned arms.
         found: the comparison.
         p_holm: p of the t test: as it is for a primary comparison, corrected for all others otherwise.
     """
