@@ -150,13 +150,13 @@ class Check:
 
     Attributes:
         name: its row of docs/refusals.md.
-        check: raises a GTPOError if the request cannot be met.
+        check: raises a GTPOError if the request cannot be met; what it returns is ignored.
         applies: whether this request needs the check.
         asks_network: it talks to another machine, which ``config`` does not.
     """
 
     name: str
-    check: Callable[[Request], None]
+    check: Callable[[Request], object]
     applies: Callable[[Request], bool] = lambda _: True
     asks_network: bool = False
 
@@ -183,18 +183,6 @@ def _run(request: Request) -> RunConfig:
 
 def _is_run(request: Request) -> bool:
     return request.run is not None
-
-
-def _combination(request: Request) -> None:
-    _run(request).check_new()
-
-
-def _model(request: Request) -> None:
-    _ = request.architecture
-
-
-def _layout(request: Request) -> None:
-    request.architecture.check_layout(_run(request).parallel)
 
 
 def _engines(request: Request) -> None:
@@ -236,10 +224,6 @@ def _loggers(request: Request) -> None:
     check_loggers(_run(request).logging)
 
 
-def _reward(request: Request) -> None:
-    check_threshold(request.rewards, request.threshold, option=request.threshold_option)
-
-
 def _sandbox(request: Request) -> None:
     from gtpo_megatron.sandbox.choose import check_sandbox
 
@@ -275,10 +259,6 @@ def _reference(request: Request) -> None:
     check_weights(reference, request.architecture)
 
 
-def _tokenizer(request: Request) -> None:
-    _ = request.tokenizer
-
-
 def _stop_strings(request: Request) -> None:
     for option, sampling in request.samplings.items():
         check_stop_strings(request.model, sampling, where=option)
@@ -292,14 +272,12 @@ def _environment(request: Request) -> None:
     check_conversation(request.environment, request.prompts, request.tokenizer, stop_ids=stop_ids)
 
 
-def _judge(request: Request) -> None:
-    _ = request.judge_model
-
-
 CHECKS: tuple[Check, ...] = (
-    Check(name="combination", check=_combination, applies=lambda one: _is_run(one) and not one.resume),
-    Check(name="model", check=_model),
-    Check(name="layout", check=_layout, applies=_is_run),
+    Check(
+        name="combination", check=lambda one: _run(one).check_new(), applies=lambda one: _is_run(one) and not one.resume
+    ),
+    Check(name="model", check=lambda one: one.architecture),
+    Check(name="layout", check=lambda one: one.architecture.check_layout(_run(one).parallel), applies=_is_run),
     Check(name="engines", check=_engines),
     Check(name="experts", check=_experts, applies=_is_run),
     Check(name="length", check=_length),
@@ -309,7 +287,7 @@ CHECKS: tuple[Check, ...] = (
         applies=lambda one: one.run is not None and type(one.run.algorithm) not in ALGORITHMS,
     ),
     Check(name="loggers", check=_loggers, applies=_is_run),
-    Check(name="reward", check=_reward),
+    Check(name="reward", check=lambda one: check_threshold(one.rewards, one.threshold, option=one.threshold_option)),
     Check(
         name="sandbox", check=_sandbox, applies=lambda one: any(each.statement.needs_sandbox for each in one.rewards)
     ),
@@ -321,9 +299,9 @@ CHECKS: tuple[Check, ...] = (
         applies=lambda one: one.run is not None and one.run.adapter.path != "" and not one.resume,
     ),
     Check(name="reference", check=_reference, applies=lambda one: one.run is not None and one.run.reference.path != ""),
-    Check(name="tokenizer", check=_tokenizer),
+    Check(name="tokenizer", check=lambda one: one.tokenizer),
     Check(name="stop strings", check=_stop_strings),
     Check(name="environment", check=_environment, applies=lambda one: one.environment.name != ""),
-    Check(name="judge", check=_judge, asks_network=True),
+    Check(name="judge", check=lambda one: one.judge_model, asks_network=True),
 )
 """Cheap ones first. Data sets are read after all of these, since what is read of them is what the run works on."""

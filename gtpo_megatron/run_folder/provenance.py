@@ -39,9 +39,7 @@ _COMMIT = re.compile(r"commit (?P<commit>.+?), Python (?P<python>[^,]+), (?P<pla
 _MACHINES = re.compile(
     r"machines: (?P<gpus>\d{1,9})(?: x (?P<gpu>.+)| GPUs), (?P<cpus>\d{1,9}) CPUs, (?P<hosts>\d{1,9}) hosts?"
 )
-_NO_VERDICTS = re.compile(
-    r" gtpo_megatron\.orchestration\.stages\.grading: \d+ of \d+ responses have no reward: (?P<reasons>.{1,400})"
-)
+_NO_VERDICTS = re.compile(r" gtpo_megatron\.\S+: \d+ of \d+ responses have no reward: (?P<reasons>.{1,400})")
 _TIME_CHARACTERS = 19
 
 
