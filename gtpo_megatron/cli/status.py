@@ -37,7 +37,7 @@ class StatusOptions:
     """Options of ``status``.
 
     Attributes:
-        run: the run's folder.
+        run: folder of the run.
         json: print everything as one JSON object.
         strict: an amber sign is worth an exit status too.
     """

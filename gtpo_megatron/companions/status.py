@@ -46,7 +46,7 @@ class RunStatus:
 
     Attributes:
         name: name of the run.
-        folder: its folder.
+        folder: folder of the run.
         state: ``running``, ``silent``, ``finished``, ``stopped`` (saved on request), ``failed`` (with a reason),
             ``gone`` (its process ended without a record), or ``not started``.
         driver: the last driver's record; None before the first.

@@ -54,7 +54,7 @@ class ScaleRow:
         failures: rate and cost of the run's failures.
         save_steps: steps between saves for the most goodput.
         goodput: share of the time that is training which is not done again.
-        recipe_save_steps: the recipe's own; 0: at the end only.
+        recipe_save_steps: steps between saves in the recipe; 0: at the end only.
         recipe_goodput: goodput with the recipe's saves; 0 if nothing is saved on the way.
     """
 

@@ -45,9 +45,9 @@ class Lengths:
     """Lognormal response lengths, partly a property of the prompt.
 
     Attributes:
-        median: tokens.
+        median: median length in tokens.
         p99_over_median: how heavy the tail is.
-        longest: limit, tokens.
+        longest: limit of the length in tokens.
         prompt_share: share of the variance of log length that a group's responses have in common.
     """
 
@@ -71,9 +71,10 @@ class Mode:
     """One way to sample.
 
     Attributes:
-        max_staleness: 0 or 1 without the next two: step by step, as ``StepwiseSampling``.
+        max_staleness: most pushes between sampling and training; 0 or 1 without the next two: step by step, as
+            ``StepwiseSampling``.
         partial: a push does not wait.
-        over_sample: None: ``max_staleness + 1``.
+        over_sample: groups under way for each group that a step takes; None: ``max_staleness + 1``.
         stragglers: treatment of groups that would be too old.
         is_stepwise: all groups of a step begin together.
     """

@@ -27,7 +27,7 @@ class Finding:
     """One line.
 
     Attributes:
-        sign: its title.
+        sign: title of the sign.
         anchor: its section in ``docs/health.md``.
         level: green, amber or red.
         seen: measured value with its unit.

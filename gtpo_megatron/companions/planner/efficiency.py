@@ -30,9 +30,10 @@ class Measured:
     Attributes:
         hidden_size: width of its layers.
         score: share of the peak in a forward pass: operations of products and attention over seconds.
-        update: the same of forward and backward; what is recomputed counts as operations, the optimizer not as seconds.
+        update: share of the peak in forward and backward; what is recomputed counts as operations, the optimizer not
+            as seconds.
         device: name of the device.
-        section: section of the part ``training`` or ``adapters`` in ``source``.
+        section: heading in the part ``training`` or ``adapters`` of ``source``.
         source: file of this repository.
     """
 

@@ -31,7 +31,7 @@ class Cluster:
     Attributes:
         gpu: rates by the data sheet.
         num_gpus: number of all GPUs.
-        gpu_memory: bytes of one.
+        gpu_memory: bytes of a GPU.
         gpus_per_node: GPUs that NVLink connects.
         host_memory: bytes per node; 0: not known, and not checked.
         num_rollout_gpus: GPUs that only generate; 0: colocated, every GPU generates and trains in turn.
@@ -129,10 +129,10 @@ class EngineSettings:
     """One vLLM engine.
 
     Attributes:
-        tensor: its ranks.
+        tensor: tensor-parallel ranks of an engine.
         weight_bytes: bytes of an element of the weights.
         cache_bytes: key-value cache on each of its GPUs.
-        max_sequences: decoded together.
+        max_sequences: sequences that are decoded together.
         most: how many engines there are at most; 0: as many as have GPUs.
         expert_parallel: its ranks share a layer's experts, each whole, instead of the matrices of every expert.
     """
@@ -151,7 +151,7 @@ class PlanRequest:
 
     Attributes:
         name: name of the recipe.
-        model: name or folder.
+        model: name or folder of the model.
         own_layout: layout of the recipe; None if it is for another number of ranks.
         transport: transport of the push; ``process_group`` and ``relay`` have buckets on GPUs, the other on the host.
         bucket_bytes: size of a bucket of the push; two buckets for each sampler worker are under way.
@@ -164,7 +164,7 @@ class PlanRequest:
             are the reference policy, and none is on the host.
         kernels: implementation of the trainer's layers.
         object_store_bytes: shared memory per node, for batches between processes.
-        stored_bytes: most bytes of responses in it, see ``object_store.py``.
+        stored_bytes: most bytes of responses in the object store, see ``object_store.py``.
         vocab_multiple: padded vocabulary over the tensor-parallel ranks is a multiple of this.
         expert_imbalance: copies of tokens that the busiest rank of an expert-parallel group receives, over the mean.
         correction: bytes by phase that a preflight measured beyond its plan, see ``correction.py``.

@@ -84,7 +84,7 @@ class TrainerState:
         gradients: Megatron's accumulation buffer.
         optimizer: float32 master weights (none if the weights are float32 already) and Adam's moments.
         routers: tensors of routers and dispatchers that are no parameters.
-        optimizer_on_host: the same, and gradients, of the share that is offloaded.
+        optimizer_on_host: optimizer state and gradients of the share that is offloaded.
     """
 
     weights: int

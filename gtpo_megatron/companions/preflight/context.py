@@ -80,7 +80,7 @@ class StepContext(PreflightContext):
 
     Attributes:
         stages: stages of a step.
-        memory: peaks by phase.
+        memory: peaks of memory by phase.
         gpus: turns of trainer and engines.
     """
 

@@ -22,8 +22,8 @@ class Device:
 
     Attributes:
         uuid: identity of the board in nvidia-smi.
-        name: kind.
-        memory: bytes.
+        name: name of the kind.
+        memory: memory in bytes.
     """
 
     uuid: str
@@ -37,7 +37,7 @@ class Expectations:
 
     Attributes:
         gpu: rates by the data sheet; None without GPUs, or for a kind that the planner does not know.
-        why_no_rates: reason for None.
+        why_no_rates: reason why there are no rates.
         request: planned run; None without GPUs.
         time: planned seconds of a step; None without rates.
     """

@@ -21,11 +21,11 @@ class Report:
 
     Attributes:
         command: name for the page's title.
-        title: recipe or device.
+        title: name of the recipe or device.
         began: time with its zone.
-        seconds: duration.
+        seconds: duration of the checks.
         facts: conditions of the measurements, by name: texts, or lists of texts.
-        results: lines in order.
+        results: results of the checks in order.
     """
 
     command: str

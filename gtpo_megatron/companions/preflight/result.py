@@ -25,7 +25,7 @@ class CheckResult:
     Attributes:
         what: subject of the measurement.
         measured: value with its unit, or a description of what is there.
-        status: see ``Status``.
+        status: outcome, see ``Status``.
         expected: value that decides; empty if there is none.
         remedy: advice for a failure.
         figures: numbers behind ``measured``, by name.

@@ -74,7 +74,7 @@ class PreflightOptions:
     Attributes:
         output: folder of the report, on the disk of the run.
         only: names of checks; empty: all.
-        skip: names of checks.
+        skip: names of checks that are left out.
         seconds: time for all of it.
         gpu: kind of GPU where its name does not say it.
     """
@@ -167,7 +167,7 @@ class Preflight:
         show: called with every result.
 
     Attributes:
-        runner: results so far.
+        runner: runner with the results so far.
         context: argument of the checks so far.
     """
 

@@ -60,7 +60,7 @@ class CheckRunner:
         clock: monotonic seconds.
 
     Attributes:
-        results: lines so far.
+        results: results so far.
         values: return values of the checks so far, by name.
         seconds: time for all checks.
     """

@@ -46,7 +46,7 @@ class ShownResponse:
     """One response; values per token are of its first ``MAX_TOKENS`` tokens, means are over the whole response.
 
     Attributes:
-        kind: its outcome.
+        kind: outcome of the response.
         truncated: the length limit cut it when it was sampled.
         reward: raw outcome reward.
         parts: parts of the reward by name.
@@ -58,8 +58,8 @@ class ShownResponse:
         entropy: entropies of the policy's tokens, nats, as of :func:`packed`.
         tokens: text of all tokens.
         foreign: indices of the tokens that the policy did not write, in ascending order.
-        shaped_rewards: those of the policy's tokens, packed.
-        advantages: those of the policy's tokens, packed.
+        shaped_rewards: shaped rewards of the policy's tokens, packed.
+        advantages: advantages of the policy's tokens, packed.
     """
 
     kind: TokenKind

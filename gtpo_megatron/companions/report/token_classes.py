@@ -53,9 +53,9 @@ class KindOfToken:
 
     Attributes:
         kind: name of the kind.
-        count: its tokens.
+        count: number of tokens.
         share: share of all tokens.
-        entropy: mean, nats.
+        entropy: mean entropy, nats.
         credit: by outcome: the mean advantage of its tokens over that of all tokens of the outcome; None without such
             tokens, or where the advantages of all of them sum up to 0.
     """

@@ -39,10 +39,10 @@ class Curve:
     """One metric of a figure.
 
     Attributes:
-        metric: its name.
-        label: its label.
+        metric: name of the metric.
+        label: label of the curve.
         color: index into the palette if one run is drawn; with several, each run has a colour.
-        dash: its line style.
+        dash: line style of the curve.
         is_smoothed: False for extremes and rare measurements.
         interval: metrics of the ends of its interval, if it has one.
     """
@@ -61,7 +61,7 @@ class Figure:
 
     Attributes:
         key: unique on the page.
-        title: its title.
+        title: title of the figure.
         unit: unit of the values.
         caption: explanation in a sentence or two.
         curves: the curves of each run.

@@ -23,7 +23,7 @@ class ForestRow:
     """One comparison, in points of the outcome.
 
     Attributes:
-        label: the two arms.
+        label: names of the two arms.
         is_planned: it was written down before the runs.
         mean: mean difference over seeds.
         interval: 95% t interval; infinite for one seed.

@@ -40,7 +40,7 @@ class FoundRuns:
     """The summaries of a study's own folder and of shared ones.
 
     Attributes:
-        runs: those with the study's settings, by arm and seed; of two with one name, that of the earlier folder.
+        runs: runs with the study's settings, by arm and seed; of two with one name, that of the earlier folder.
         own: names of those in the study's own folder.
         others: names of which there are only summaries with other settings: all in the study's own folder, and its
             arms in shared ones.

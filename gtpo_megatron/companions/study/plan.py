@@ -90,8 +90,8 @@ class Study:
         num_seeds: number of seeds.
         first_seed: the first one; the others follow it.
         outcome: the compared metric.
-        outcome_steps: it is compared in its mean over so many last steps; 1: after the last.
-        comparisons: those that were planned; the table lists them first.
+        outcome_steps: last steps over which the outcome is averaged; 1: its value after the last.
+        comparisons: planned comparisons; the table lists them first.
         alternatives: groups of arms of which one each is chosen: that of the best mean outcome; ties go to the first.
         dose: arms that differ in one number, with that number, ascending; the page draws metrics over it.
         dose_name: name of the number.

@@ -48,8 +48,8 @@ class FinishedRun:
     """One finished run.
 
     Attributes:
-        arm: its name.
-        seed: its seed.
+        arm: name of the arm.
+        seed: seed of the run.
         num_steps: its number of steps.
         fingerprint: fingerprint of its configuration.
         config: the configuration, without this machine's folders.

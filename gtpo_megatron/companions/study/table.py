@@ -245,8 +245,8 @@ class PlannedRow:
     """One planned comparison over the seeds that both arms have.
 
     Attributes:
-        planned: planned arms.
-        found: the comparison.
+        planned: planned comparison of two arms.
+        found: result of the comparison.
         p_holm: p of the t test: as it is for a primary comparison, corrected for all others otherwise.
     """
 

@@ -36,7 +36,7 @@ class ProbeRollouts:
 
     Attributes:
         prompts: prompts of the step.
-        handle: responses.
+        handle: handle of the responses.
         mean_tokens: mean of prompt and response; of the response half the limit where responses were cut.
         seconds: time of the generation at that mean.
     """

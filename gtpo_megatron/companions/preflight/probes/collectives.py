@@ -29,7 +29,7 @@ class AxisResult:
 
     Attributes:
         axis: ``tp``, ``cp``, ``dp``, ``pp``, ``ep`` or ``etp``.
-        collective: its name.
+        collective: name of the collective.
         ranks: global ranks of the group.
         num_bytes: size of a rank's tensor.
         sent_bytes: bytes that a rank of a ring sends for it.
