@@ -78,30 +78,32 @@ class FakedReduction:
     def __init__(self, world: World, rank: int) -> None:
         self.world, self.rank = world, rank
 
-    def gather_rows(self, read_rows: Callable[[], Tensor], signature: str) -> tuple[Tensor, slice]:
-        rows: Tensor | GTPOError
+    def agree(self, read: Callable[[], Any], signature: str = "") -> Any:
+        problem: GTPOError | None = None
+        result: Any = None
         try:
-            rows = read_rows()
+            result = read()
         except GTPOError as error:
-            rows = error
+            problem = error
 
-        def combine(brought: list[tuple[Tensor | GTPOError, str]]) -> Any:
-            for rank, (given, _) in enumerate(brought):
-                if isinstance(given, GTPOError):
-                    kind = next(kind for kind in (ShapeError, DataError, ConfigError) if isinstance(given, kind))
-                    return kind(f"data-parallel rank {rank}: {given}")
+        def combine(brought: list[tuple[GTPOError | None, str]]) -> GTPOError | None:
+            for rank, (found, _) in enumerate(brought):
+                if found is not None:
+                    kind = next(kind for kind in (ShapeError, DataError, ConfigError) if isinstance(found, kind))
+                    return kind(f"data-parallel rank {rank}: {found}")
             if len({text for _, text in brought}) > 1:
                 return ConfigError("data-parallel ranks have different algorithm configurations")
-            return [given for given, _ in brought]
+            return None
 
-        outcome = self.world.collective(self.rank, "gather_rows", (rows, signature), combine)
-        if isinstance(outcome, GTPOError):
+        outcome = self.world.collective(self.rank, "agree", (problem, signature), combine)
+        if outcome is not None:
             raise outcome
-        first = sum(len(table) for table in outcome[: self.rank])
-        return torch.cat(outcome), slice(first, first + len(outcome[self.rank]))
+        return result
 
-    def gather_values(self, values: Tensor) -> Tensor:
-        return self.world.collective(self.rank, "gather_values", values.clone(), torch.cat)
+    def gather(self, values: Tensor) -> tuple[Tensor, slice]:
+        parts = self.world.collective(self.rank, "gather", values.clone(), list)
+        first = sum(len(part) for part in parts[: self.rank])
+        return torch.cat(parts), slice(first, first + len(values))
 
     def max(self, values: Tensor) -> Tensor:
         return self.world.collective(

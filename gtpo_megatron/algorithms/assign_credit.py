@@ -14,12 +14,13 @@ from gtpo_megatron.algorithms.checks import (
     check_rewards,
     check_shape,
     check_tensor,
-    checked_tokens,
-    flat,
+    flatten,
+    flatten_entropies,
+    flatten_logprobs,
 )
 from gtpo_megatron.algorithms.credit.diagnostics import credit_metrics
 from gtpo_megatron.algorithms.credit.length_penalty import length_penalties
-from gtpo_megatron.algorithms.credit.reference_kl import checked_reference, reference_penalties
+from gtpo_megatron.algorithms.credit.reference_kl import check_reference, reference_penalties
 from gtpo_megatron.algorithms.registry import algorithm_of
 from gtpo_megatron.algorithms.sums import Reduction
 from gtpo_megatron.algorithms.token_batch import CreditBatch, ResponseTable, own_lengths, table_rows
@@ -70,9 +71,8 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
         DataError: a value cannot be used. Both errors are raised on all ranks.
     """
     reduction = reduction or Reduction()
-    local: list[CreditBatch] = []
 
-    def read() -> Tensor:
+    def read_rows() -> Tensor:
         algorithm = algorithm_of(config)
         check_tensor(rewards=rewards, token_entropy=token_entropy, response_mask=response_mask, group_ids=group_ids)
         check_num_dims(2, token_entropy=token_entropy)
@@ -92,43 +92,41 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
         if old_logprobs is not None:
             check_shape(shape, old_logprobs=old_logprobs)
             check_full_precision(old_logprobs=old_logprobs)
+        elif config.reference_kl.in_reward:
+            raise ShapeError("old_logprobs: got None, needed for reference_kl in the reward")
         if shaped_tokens is not None and not algorithm.takes_shaped_tokens:
             raise ShapeError(f"shaped_tokens: {type(config).__name__} shapes nothing; pass None")
-        lengths, kl = own_lengths(response_mask), config.reference_kl
-        rows = table_rows(rewards, group_ids, lengths, success_threshold=config.success_threshold)
-        old = None if old_logprobs is None else -checked_tokens(response_mask, "old_logprobs", old_logprobs, sign=-1.0)
+        lengths = own_lengths(response_mask)
+        return table_rows(rewards, group_ids, lengths, success_threshold=config.success_threshold)
+
+    def read_tokens(table: ResponseTable) -> CreditBatch:
+        algorithm, kl = algorithm_of(config), config.reference_kl
         batch = CreditBatch.of(
             response_mask,
-            ResponseTable.of(rows, slice(0, len(rows))),
-            entropy=checked_tokens(response_mask, "token_entropy", token_entropy),
-            old_logprobs=old,
-            ref_logprobs=checked_reference(kl, ref_logprobs, response_mask) if kl.in_reward else None,
-            shaped_tokens=None if shaped_tokens is None else flat(response_mask, shaped_tokens),
+            table,
+            entropy=flatten_entropies(response_mask, token_entropy),
+            old_logprobs=None if old_logprobs is None else flatten_logprobs(response_mask, old_logprobs=old_logprobs),
+            ref_logprobs=check_reference(kl, ref_logprobs, response_mask) if kl.in_reward else None,
+            shaped_tokens=None if shaped_tokens is None else flatten(response_mask, shaped_tokens),
             turn_rewards=turn_rewards,
+            reduction=reduction,
         )
-        if kl.in_reward and old_logprobs is None:
-            raise ShapeError("old_logprobs: got None, needed for reference_kl in the reward")
         if algorithm.check is not None:
             algorithm.check(config, batch)
-        local.append(batch)
-        return rows
+        return batch
 
     # all ranks must agree on this: a mask on some of them only would make them call different collectives
-    given = {
+    optional = {
         "shaped_tokens": shaped_tokens,
         "old_logprobs": old_logprobs,
         "turn_rewards": turn_rewards,
         "truncated": truncated,
     }
-    signature = f"credit {config!r} {[name for name, value in given.items() if value is not None]}"
+    signature = f"credit {config!r} {[name for name, value in optional.items() if value is not None]}"
     with torch.no_grad():
-        rows, mine = reduction.gather_rows(read, signature)
-        batch = replace(local.pop(), table=ResponseTable.of(rows, mine), reduction=reduction)
-        cuts = _gathered_cuts(config, truncated, reduction)
-        penalties = length_penalties(config.length_penalty, batch.table, cuts)
-        if config.reference_kl.in_reward:
-            penalties = penalties + reference_penalties(config.reference_kl, batch)
-        batch = replace(batch, penalties=penalties)
+        table = ResponseTable.of(*reduction.gather(reduction.agree(read_rows, signature)))
+        batch = reduction.agree(lambda: read_tokens(table))
+        batch = replace(batch, penalties=_penalties(config, batch, truncated))
         credit = algorithm_of(config).credit(config, batch)
         metrics = credit_metrics(credit, batch)  # first: what it needs is freed before the padded results are made
         return Credit(
@@ -138,11 +136,15 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
         )
 
 
-def _gathered_cuts(config: AlgorithmConfig, truncated: Tensor | None, reduction: Reduction) -> Tensor | None:
-    """``[R]`` bool, which of all responses a limit has cut; None if nobody knows, or no penalty asks.
+def _penalties(config: AlgorithmConfig, batch: CreditBatch, truncated: Tensor | None) -> Tensor:
+    """``[R]`` float64, for the length of each response and for its divergence from the reference policy.
 
-    Collectives: one gather, where a penalty asks.
+    Collectives: one gather for each of the two that the configuration has.
     """
-    if truncated is None or isinstance(config.length_penalty, NoLengthPenalty):
-        return None
-    return reduction.gather_values(truncated.to(torch.float64)) > 0
+    is_cut = None
+    if truncated is not None and not isinstance(config.length_penalty, NoLengthPenalty):
+        is_cut = batch.reduction.gather(truncated.to(torch.int64))[0] > 0
+    penalties = length_penalties(config.length_penalty, batch.table, is_cut)
+    if config.reference_kl.in_reward:
+        penalties = penalties + reference_penalties(config.reference_kl, batch)
+    return penalties

@@ -118,23 +118,30 @@ def check_finite(mask: Tensor, **tensors: Tensor) -> None:
             raise DataError(f"{name}[{row}, {column}] = {float(values[row, column])}: expected a finite value")
 
 
-def checked_tokens(mask: Tensor, name: str, matrix: Tensor, *, sign: float = 1.0) -> Tensor:
-    """``sign * matrix`` where ``mask`` ``[B, T]`` is True, ``[N]`` float64, clamped at 0.
+def flatten_entropies(mask: Tensor, token_entropy: Tensor) -> Tensor:
+    """The entropies where ``mask`` ``[B, T]`` is True, ``[N]`` float64, at least 0.
 
     Raises:
-        DataError: a value is not finite or is below ``LOWEST_ENTROPY``; the message has the value, row and column.
+        DataError: one is not finite or is below ``LOWEST_ENTROPY``; the message has the value, row and column.
     """
-    values = flat(mask, matrix).to(torch.float64).mul_(sign)
-    if len(values):
-        low, high = torch.aminmax(values)  # NaN comes through
-        if not (bool(low >= LOWEST_ENTROPY) and bool(torch.isfinite(high))):
-            row, column = first_place(mask, ~((values >= LOWEST_ENTROPY) & torch.isfinite(values)))
-            limit = f">= {LOWEST_ENTROPY}" if sign > 0 else f"<= {-LOWEST_ENTROPY}"
-            raise DataError(f"{name}[{row}, {column}] = {float(matrix[row, column])}: expected a finite value {limit}")
-    return values.clamp_(min=0.0)
+    return _flatten_checked(mask, "token_entropy", token_entropy, sign=1.0)
 
 
-def flat(mask: Tensor, matrix: Tensor) -> Tensor:
+def flatten_logprobs(mask: Tensor, **logprobs: Tensor) -> Tensor:
+    """The log-probs where ``mask`` ``[B, T]`` is True, ``[N]`` float64, at most 0.
+
+    Args:
+        mask: ``[B, T]`` bool.
+        logprobs: one matrix ``[B, T]``, by its name in messages.
+
+    Raises:
+        DataError: one is not finite or is above ``-LOWEST_ENTROPY``; the message has the value, row and column.
+    """
+    ((name, matrix),) = logprobs.items()
+    return -_flatten_checked(mask, name, matrix, sign=-1.0)
+
+
+def flatten(mask: Tensor, matrix: Tensor) -> Tensor:
     """``[B, T]`` -> ``[N]``, detached: the values where ``mask`` is True."""
     return matrix.detach().masked_select(mask)
 
@@ -143,3 +150,15 @@ def first_place(mask: Tensor, flags: Tensor) -> tuple[int, int]:
     """Row and column of the first token in ``mask`` ``[B, T]`` whose flag ``[N]`` bool is True."""
     row, column = torch.nonzero(mask)[int(torch.nonzero(flags)[0])].tolist()
     return row, column
+
+
+def _flatten_checked(mask: Tensor, name: str, matrix: Tensor, *, sign: float) -> Tensor:
+    """``sign * matrix`` where ``mask`` is True, clamped at 0."""
+    values = flatten(mask, matrix).to(torch.float64).mul_(sign)
+    if len(values):
+        low, high = torch.aminmax(values)  # NaN comes through
+        if not (bool(low >= LOWEST_ENTROPY) and bool(torch.isfinite(high))):
+            row, column = first_place(mask, ~((values >= LOWEST_ENTROPY) & torch.isfinite(values)))
+            limit = f">= {LOWEST_ENTROPY}" if sign > 0 else f"<= {-LOWEST_ENTROPY}"
+            raise DataError(f"{name}[{row}, {column}] = {float(matrix[row, column])}: expected a finite value {limit}")
+    return values.clamp_(min=0.0)

@@ -11,10 +11,11 @@ from gtpo_megatron.algorithms.checks import (
     check_num_dims,
     check_shape,
     check_tensor,
-    checked_tokens,
-    flat,
+    flatten,
+    flatten_entropies,
+    flatten_logprobs,
 )
-from gtpo_megatron.algorithms.credit.reference_kl import checked_reference
+from gtpo_megatron.algorithms.credit.reference_kl import check_reference
 from gtpo_megatron.algorithms.losses.loss_batch import SumCount, UpdateBatch, sum_count
 from gtpo_megatron.algorithms.losses.off_policy import (
     correction_ratio,
@@ -61,9 +62,8 @@ def prepare_update(  # noqa: PLR0913 - tensors of the same rows
         ConfigError: ``config`` is not the configuration of an algorithm. Each error is raised on all ranks.
     """
     reduction = reduction or Reduction()
-    local: list[tuple[Tensor, Tensor]] = []
 
-    def read() -> Tensor:
+    def read() -> tuple[Tensor, Tensor, Tensor]:
         algorithm = algorithm_of(config)
         check_tensor(token_entropy=token_entropy, response_mask=response_mask, group_ids=group_ids)
         check_num_dims(2, token_entropy=token_entropy)
@@ -74,13 +74,14 @@ def prepare_update(  # noqa: PLR0913 - tensors of the same rows
         check_mask(response_mask=response_mask)
         check_full_precision(token_entropy=token_entropy, old_logprobs=old_logprobs, advantages=advantages)
         check_finite(response_mask, advantages=advantages)
+        entropy = token_entropy.new_zeros(0)  # only a selection reads it
         if algorithm.select is not None:
-            entropy = checked_tokens(response_mask, "token_entropy", token_entropy)
-        flat_old = -checked_tokens(response_mask, "old_logprobs", old_logprobs, sign=-1.0)
+            entropy = flatten_entropies(response_mask, token_entropy)
+        old = flatten_logprobs(response_mask, old_logprobs=old_logprobs)
         if rollout_logprobs is not None:
             check_shape(shape, rollout_logprobs=rollout_logprobs)
             check_full_precision(rollout_logprobs=rollout_logprobs)
-            checked_tokens(response_mask, "rollout_logprobs", rollout_logprobs, sign=-1.0)
+            flatten_logprobs(response_mask, rollout_logprobs=rollout_logprobs)
         elif config.off_policy.is_on or algorithm.needs_rollout_logprobs:
             needs = (
                 type(config).__name__
@@ -89,25 +90,26 @@ def prepare_update(  # noqa: PLR0913 - tensors of the same rows
             )
             raise ShapeError(f"rollout_logprobs: got None, needed for {needs}")
         if config.reference_kl.in_loss:
-            checked_reference(config.reference_kl, ref_logprobs, response_mask)
-        if algorithm.select is not None:
-            local.append((entropy, flat_old))
+            check_reference(config.reference_kl, ref_logprobs, response_mask)
         no_rewards = torch.zeros(len(group_ids), dtype=torch.float64)  # the advantages already contain the outcomes
-        return table_rows(no_rewards, group_ids, own_lengths(response_mask), success_threshold=0.0)
+        rows = table_rows(no_rewards, group_ids, own_lengths(response_mask), success_threshold=0.0)
+        return rows, entropy, old
 
     # all ranks must agree on this: statistics of some of them only could not be added
     signature = f"update {config!r} rollout_logprobs={rollout_logprobs is not None}"
     with torch.no_grad():
-        table = ResponseTable.of(*reduction.gather_rows(read, signature))
+        rows, flat_entropy, flat_old = reduction.agree(read, signature)
+        table = ResponseTable.of(*reduction.gather(rows))
         algorithm = algorithm_of(config)
         denominator, per_response = algorithm.denominator(config), algorithm.ratio_of == "response"
         weights = denominator.row_weights(table.lengths, table.group_index, per_response=per_response)
         token_weights, statistics = _correct(config.off_policy, old_logprobs, rollout_logprobs, response_mask)
         selection = None
         if algorithm.select is not None:
-            entropy, flat_old = local.pop()
-            batch = CreditBatch.of(response_mask, table, entropy=entropy, old_logprobs=flat_old, reduction=reduction)
-            flat_advantages = flat(response_mask, advantages).to(torch.float64)
+            batch = CreditBatch.of(
+                response_mask, table, entropy=flat_entropy, old_logprobs=flat_old, reduction=reduction
+            )
+            flat_advantages = flatten(response_mask, advantages).to(torch.float64)
             selection = batch.padded(algorithm.select(config, batch, flat_advantages)).bool()
         return UpdateBatch(
             old_logprobs=old_logprobs.detach(),

@@ -84,8 +84,7 @@ class Algorithm:
         needs_rollout_logprobs: ``loss`` reads the log-probs of the sampler.
         metrics: further statistics of the loss, by ``policy/...`` name.
         takes_shaped_tokens: the credit can leave out tokens.
-        check: raises if this rank's values cannot be used; the error reaches all ranks. The table that it sees has this
-            rank's responses alone.
+        check: raises if this rank's values cannot be used, without collectives; the error is raised on all ranks.
     """
 
     config: type[AlgorithmConfig]

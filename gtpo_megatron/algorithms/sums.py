@@ -10,9 +10,12 @@ The maths follows local -> reduce -> apply: it computes additive numbers from th
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+Result = TypeVar("Result")
 
 SUM_BITS = 62
 """Bits of the magnitude of a sum: int64 without the sign bit and one spare bit."""
@@ -29,24 +32,25 @@ class Reduction:
     ``distributed.advantage_reducer.ProcessGroupReduction`` does the same over a process group.
     """
 
-    def gather_rows(self, read_rows: Callable[[], Tensor], signature: str) -> tuple[Tensor, slice]:  # noqa: ARG002
-        """Gathers a few integers of every response of the batch.
+    def agree(self, read: Callable[[], Result], signature: str = "") -> Result:  # noqa: ARG002
+        """What this rank reads; if one cannot, all ranks raise.
 
         Args:
-            read_rows: validates this rank's inputs and returns ``[B, C]`` int64; a GTPOError in it is raised on all
-                ranks.
+            read: reads and checks this rank's inputs, without collectives. A GTPOError in it is raised on all ranks.
             signature: text that must be equal on all ranks, such as the configuration.
+        """
+        return read()
+
+    def gather(self, values: Tensor) -> tuple[Tensor, slice]:
+        """Gathers a few numbers of every response of the batch.
+
+        Args:
+            values: ``[B, ...]``, of this rank's responses.
 
         Returns:
-            ``[R, C]`` int64 on the CPU, ordered by rank and the same on every rank; and which of its rows are this
-            rank's.
+            ``[R, ...]`` on the CPU, ordered by rank and the same on every rank; and which of its rows are this rank's.
         """
-        rows = read_rows()
-        return rows, slice(0, len(rows))
-
-    def gather_values(self, values: Tensor) -> Tensor:
-        """Gathers one number per response: ``[B]`` float64 -> ``[R]`` on the CPU, in the order of ``gather_rows``."""
-        return values.cpu()
+        return values.cpu(), slice(0, len(values))
 
     def max(self, values: Tensor) -> Tensor:
         """Maximum over ranks, elementwise, float64; may overwrite ``values``."""

@@ -95,8 +95,7 @@ def own_lengths(response_mask: Tensor) -> Tensor:
 class CreditBatch:
     """This rank's ``N`` tokens, those that the policy itself wrote, and the table of all responses.
 
-    Tokens are ordered by response, then by time. It is the input of an algorithm's ``credit`` and ``select``, and of
-    its ``check``, where this rank's responses are all that there is.
+    Tokens are ordered by response, then by time. An algorithm's ``check``, ``credit`` and ``select`` take it.
 
     Attributes:
         response_mask: ``[B, T]`` bool, the places of the tokens in the padded batch, in any arrangement.

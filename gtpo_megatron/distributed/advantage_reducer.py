@@ -2,8 +2,9 @@
 
 Responses are sharded over ranks by tokens, so a group may be split anywhere. Collectives:
 
-1. two ``all_gather``: a header of a few integers per rank, then three numbers per response (label, length with outcome,
-   reward). They give every rank all counts: ``d_t``, ``h_t``, ``n``, ``m``, pool sizes;
+1. four ``all_gather``: whether a rank has an error, and a digest of its configuration; how many responses each has;
+   three numbers per response (label, length with outcome, reward); whether a rank's tokens have an error. The table of
+   responses gives every rank all counts: ``d_t``, ``h_t``, ``n``, ``m``, pool sizes;
 2. for GTPO, one ``all_reduce`` of the largest entropy and one of the sum of the entropies, ``[2 x groups, positions]``
    of O+ and O- of every group (``[2 x groups]`` for the axis ``matrix``, one number per response for ``response``):
    8 MiB each at 128 groups of up to 4,096 tokens. If not all tokens are shaped, one of counts before them;
@@ -15,12 +16,12 @@ The sharding cannot change a bit: all sums over tokens use ``algorithms.sums``, 
 token from these sums, with operations that IEEE 754 rounds correctly. Geometric means also use ``log`` and ``exp``,
 whose rounding depends on the machine.
 
-A rank with bad inputs reports an error code in its header, and all ranks raise the same error.
+A rank with bad inputs reports an error code and then its message, and all ranks raise the same error.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,8 @@ from gtpo_megatron.algorithms.sums import Reduction
 from gtpo_megatron.batch import Credit
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError, ShapeError
+
+Result = TypeVar("Result")
 
 _ERRORS: tuple[type[GTPOError], ...] = (ShapeError, DataError, ConfigError, GTPOError)
 """Errors that a rank can report; the index is the code."""
@@ -52,52 +55,41 @@ class ProcessGroupReduction(Reduction):
         self.sent_bytes = {"all_gather": 0, "all_reduce": 0}
         """Bytes that this rank sent per kind of collective, for the cheapest implementation of each."""
 
-    def gather_rows(self, read_rows: Callable[[], Tensor], signature: str) -> tuple[Tensor, slice]:
-        """See ``Reduction``. Collectives: two ``all_gather``."""
-        problem: GTPOError | None = None
-        rows = torch.zeros(0, 1, dtype=torch.int64)
+    def agree(self, read: Callable[[], Result], signature: str = "") -> Result:
+        """See ``Reduction``. Collectives: one ``all_gather``; two more for the message, if a rank has an error."""
+        outcome: Result | GTPOError
         try:
-            rows = read_rows()
+            outcome = read()
         except GTPOError as error:
-            problem = error
-        except Exception as error:  # noqa: BLE001 - peers wait in the gather, so all ranks must raise
-            problem = DataError(f"{type(error).__name__}: {error}")
-            problem.__cause__ = error
-        payload = rows.contiguous().flatten() if problem is None else _as_integers(str(problem))
+            outcome = error
+        except Exception as error:  # noqa: BLE001 - peers wait for this rank, so all ranks must raise
+            outcome = DataError(f"{type(error).__name__}: {error}")
+            outcome.__cause__ = error
+        problem = outcome if isinstance(outcome, GTPOError) else None
         code = -1 if problem is None else next(i for i, kind in enumerate(_ERRORS) if isinstance(problem, kind))
         digest = int.from_bytes(hashlib.sha256(signature.encode()).digest()[:7], "big")
-        header = torch.tensor([code, len(payload), rows.shape[1], digest], dtype=torch.int64)
-        headers = self._all_gather(header)
-        longest = int(headers[:, 1].max())
-        padded = torch.zeros(longest, dtype=torch.int64)
-        padded[: len(payload)] = payload
-        gathered = self._all_gather(padded)
-        parts = [gathered[r, : int(headers[r, 1])] for r in range(self.size)]
-        self._raise_alike(headers, parts, problem)
-        width = int(headers[:, 2].max())
-        counts = headers[:, 1] // width
-        first = int(counts[: self.dp_rank].sum())
-        mine = slice(first, first + int(counts[self.dp_rank]))
-        return torch.cat(parts).reshape(-1, width), mine
-
-    def _raise_alike(self, headers: Tensor, parts: Sequence[Tensor], cause: GTPOError | None) -> None:
-        for r, (code, *_) in enumerate(headers.tolist()):
-            if code >= 0:
-                raise _ERRORS[code](f"data-parallel rank {r}: {_as_text(parts[r])}") from cause
-        if len(set(headers[:, 3].tolist())) > 1:
+        codes, digests = self._all_gather(torch.tensor([code, digest])).T.tolist()
+        first = next((rank for rank, found in enumerate(codes) if found >= 0), None)
+        if first is not None:
+            text, _ = self.gather(_as_integers(str(problem) if first == self.dp_rank else ""))
+            raise _ERRORS[codes[first]](f"data-parallel rank {first}: {_as_text(text)}") from problem
+        if len(set(digests)) > 1:
             raise ConfigError(
                 "data-parallel ranks have different algorithm configurations, or shaped_tokens, log-probs or rewards "
-                f"of turns on some of them only (digests {headers[:, 3].tolist()}, by rank); start all of them from "
-                "one config.yaml"
+                f"of turns on some of them only (digests {digests}, by rank); start all of them from one config.yaml"
             )
+        assert not isinstance(outcome, GTPOError)
+        return outcome
 
-    def gather_values(self, values: Tensor) -> Tensor:
+    def gather(self, values: Tensor) -> tuple[Tensor, slice]:
         """See ``Reduction``. Collectives: two ``all_gather``."""
         counts = self._all_gather(torch.tensor([len(values)])).flatten().tolist()
-        padded = torch.zeros(max(counts), dtype=values.dtype)
+        padded = torch.zeros(max(counts), *values.shape[1:], dtype=values.dtype)
         padded[: len(values)] = values.cpu()
         gathered = self._all_gather(padded)
-        return torch.cat([row[:count] for row, count in zip(gathered, counts, strict=True)])
+        first = sum(counts[: self.dp_rank])
+        everyone = torch.cat([rows[:count] for rows, count in zip(gathered, counts, strict=True)])
+        return everyone, slice(first, first + len(values))
 
     def sum(self, values: Tensor) -> Tensor:
         """See ``Reduction``. Collectives: one ``all_reduce``."""
@@ -116,7 +108,7 @@ class ProcessGroupReduction(Reduction):
 
     def _all_gather(self, values: Tensor) -> Tensor:
         if not values.numel():
-            return values.new_zeros(self.size, 0)
+            return values.new_zeros(self.size, *values.shape, device="cpu")
         buffer = values.to(self.device).contiguous()
         parts = [torch.empty_like(buffer) for _ in range(self.size)]
         dist.all_gather(parts, buffer, group=self.dp_group)

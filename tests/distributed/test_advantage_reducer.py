@@ -365,7 +365,7 @@ def test_a_maximum_and_a_sum_of_every_position_travel_once(
     config: AlgorithmConfig, is_split: bool, masked: bool, sums: int
 ) -> None:
     for sent in run_ranks(count_bytes, 2, config, is_split, masked):
-        table = 16 * 3 * 8 + 4 * 8  # three numbers a response, a header
+        table = 16 * 3 * 8 + 8 + 2 * 2 * 8  # three numbers a response, their count, and twice a code and a digest
         means = 16 * 8 + 8 if isinstance(config, GRPOSConfig) else 0
         assert sent["all_gather"] == table + means
         assert sums <= sent["all_reduce"] < sums + 512

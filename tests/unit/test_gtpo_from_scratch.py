@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gtpo_megatron.algorithms import assign_credit, prepare_update, update_loss
-from gtpo_megatron.algorithms.checks import flat
+from gtpo_megatron.algorithms.checks import flatten
 from gtpo_megatron.algorithms.credit.gtpo import gtpo_credit
 from gtpo_megatron.algorithms.token_batch import CreditBatch
 from gtpo_megatron.config.algorithm import GTPOConfig
@@ -58,12 +58,12 @@ def check_credit(scratch, batch: Batch) -> None:
     arguments = batch.arguments(extra=2)
     table = table_of(batch.rewards, batch.groups, batch.lengths.tolist())
     mask = arguments["response_mask"]
-    entropy = flat(mask, arguments["token_entropy"]).double()
+    entropy = flatten(mask, arguments["token_entropy"]).double()
     exact_credit = gtpo_credit(GTPOConfig(), CreditBatch.of(mask, table, entropy=entropy))
     credit = assign_credit(GTPOConfig(), **arguments)
     theirs = ((exact_credit.shaped_rewards, credit.shaped_rewards), (exact_credit.advantages, credit.advantages))
     for ours, (exact, result) in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(flat(mask, ours), exact, **SIGNIFICANT)
+        torch.testing.assert_close(flatten(mask, ours), exact, **SIGNIFICANT)
         torch.testing.assert_close(ours.float(), result, **FLOAT32)
 
 

@@ -1,4 +1,4 @@
-"""Checks of what shapes rewards, before any other rank is asked."""
+"""Checks of what shapes rewards."""
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ def check_entropies(config: EntropyCreditSettings, batch: CreditBatch) -> None:
         needed = ~is_correct if inverts else torch.zeros_like(is_correct)
         needed |= takes_logs
         bad = entropies.clamp(low, high) + config.entropy_floor < LEAST_ENTROPY
-        _refuse(config, batch, bad & batch.spread(needed), "is 0")
+        _refuse(config, batch, bad & batch.on_tokens(needed), "is 0")
     if largest > 1 / LEAST_ENTROPY:
         _refuse(config, batch, entropies > 1 / LEAST_ENTROPY, f"is above {1 / LEAST_ENTROPY}")
 

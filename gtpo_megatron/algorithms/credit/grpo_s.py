@@ -36,10 +36,10 @@ def grpo_s_credit(config: GRPOSConfig, batch: CreditBatch) -> Credit:
 
     Each rank computes ``Hs`` of its own responses; the rest is computed for all ``R`` responses on every rank.
 
-    Collectives: ``gather_values``, one number per response.
+    Collectives: ``gather``, one number per response.
     """
     table = batch.table
-    mean_entropy = batch.reduction.gather_values(_mean_entropy(config, batch))[table.is_live]  # Hs
+    mean_entropy = batch.reduction.gather(_mean_entropy(config, batch))[0][table.is_live]  # Hs
     is_correct = table.is_correct[table.is_live]  # O+
     _check_invertible(config, mean_entropy, is_correct)
 

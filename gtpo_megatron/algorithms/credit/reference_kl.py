@@ -1,9 +1,8 @@
 """The divergence from a reference policy as a part of the reward."""
 
-import torch
 from torch import Tensor
 
-from gtpo_megatron.algorithms.checks import check_full_precision, check_shape, checked_tokens
+from gtpo_megatron.algorithms.checks import check_full_precision, check_shape, flatten_logprobs
 from gtpo_megatron.algorithms.losses.loss_batch import LOG_RATIO_LIMIT
 from gtpo_megatron.algorithms.losses.reference_kl import kl_estimate
 from gtpo_megatron.algorithms.sums import Reduction, exact_sum, significant
@@ -12,8 +11,8 @@ from gtpo_megatron.config.algorithm import ReferenceKLConfig
 from gtpo_megatron.errors import ShapeError
 
 
-def checked_reference(config: ReferenceKLConfig, ref_logprobs: Tensor | None, response_mask: Tensor) -> Tensor:
-    """The reference policy's log-probs at the tokens, ``[N]`` float64.
+def check_reference(config: ReferenceKLConfig, ref_logprobs: Tensor | None, response_mask: Tensor) -> Tensor:
+    """Checks the reference policy's log-probs; returns those of the tokens, ``[N]`` float64.
 
     Raises:
         ShapeError: there are none, or of another shape or dtype.
@@ -23,7 +22,7 @@ def checked_reference(config: ReferenceKLConfig, ref_logprobs: Tensor | None, re
         raise ShapeError(f"ref_logprobs: got None, needed for reference_kl.coef={config.coef}")
     check_shape(tuple(response_mask.shape), ref_logprobs=ref_logprobs)
     check_full_precision(ref_logprobs=ref_logprobs)
-    return -checked_tokens(response_mask, "ref_logprobs", ref_logprobs, sign=-1.0)
+    return flatten_logprobs(response_mask, ref_logprobs=ref_logprobs)
 
 
 def reference_penalties(config: ReferenceKLConfig, batch: CreditBatch) -> Tensor:
@@ -37,11 +36,11 @@ def reference_penalties(config: ReferenceKLConfig, batch: CreditBatch) -> Tensor
         config: coefficient and estimator.
         batch: this rank's tokens.
 
-    Collectives: one ``gather_values``.
+    Collectives: one ``gather``.
     """
     assert batch.old_logprobs is not None
     assert batch.ref_logprobs is not None
     differences = (batch.old_logprobs - batch.ref_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     lengths = batch.lengths.to(differences.device)
     divergence = exact_sum(kl_estimate(differences, config.estimator), batch.row, lengths, Reduction())
-    return -config.coef * significant(batch.reduction.gather_values(divergence.total).to(torch.float64))
+    return -config.coef * significant(batch.reduction.gather(divergence.total)[0])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gtpo_megatron.algorithms import assign_credit, informative_groups
-from gtpo_megatron.algorithms.checks import flat
+from gtpo_megatron.algorithms.checks import flatten
 from gtpo_megatron.config.algorithm import GRPOSConfig, GTPOConfig
 from gtpo_megatron.outcomes import is_correct
 from tests.strategies import Batch
@@ -32,7 +32,7 @@ def test_tokens_are_those_of_the_mask_in_order(mask: torch.Tensor) -> None:
 def test_what_is_flat_is_padded_again(mask: torch.Tensor) -> None:
     batch = batch_of(mask, [])
     matrix = torch.arange(float(mask.numel())).view(mask.shape) + 1
-    padded = batch.padded(flat(mask, matrix))
+    padded = batch.padded(flatten(mask, matrix))
     assert torch.equal(padded, torch.where(mask, matrix, 0.0))
     assert padded.dtype == torch.float32
     assert batch.spread(torch.arange(len(mask))).tolist() == batch.row.tolist()
