@@ -117,12 +117,12 @@ class Ranks:
         """Seconds of the two parts in which training waits, and in between."""
         scratch = self._share(str(self._folder.begin(step)) if self._rank == 0 else None)
         start = time.perf_counter()
-        self._actor.begin_save(scratch, in_background)
+        self._actor.checkpoint.begin(Path(scratch), in_background=in_background)
         begun = time.perf_counter()
-        while in_background and not self._all(self._actor.is_save_written()):
+        while in_background and not self._all(self._actor.checkpoint.is_written()):
             time.sleep(POLL_S)
         written = time.perf_counter()
-        parts = self._gather(self._actor.finish_save())
+        parts = self._gather(self._actor.checkpoint.finish())
         collected = time.perf_counter()
         if self._rank == 0:  # in a run a thread of the driver does this while training goes on
             self._folder.finish(

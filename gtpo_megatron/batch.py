@@ -13,7 +13,7 @@ Shapes: ``B`` responses, ``T`` response tokens (padded on the right), ``Tp`` pro
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -483,46 +483,15 @@ class TrainBatch(ScoredBatch):
     advantages: Tensor
     loss_mask: Tensor
 
+    def select(self, rows: Sequence[int]) -> "TrainBatch":
+        """The responses at ``rows``, padding trimmed to the longest, without the sampler's routing."""
+        index = torch.tensor(rows, dtype=torch.int64)
+        rollouts = replace(self.rollouts, routed_experts=None).select(rows)
+        width = rollouts.response_ids.shape[1]
+        per_token = {name: value[index, :width] for name, value in fields_of(self).items() if isinstance(value, Tensor)}
+        return replace(self, **per_token, rollouts=rollouts, global_rows=tuple(self.global_rows[row] for row in rows))
+
 
 def fields_of(record: Any) -> dict[str, Any]:
     """The fields of a dataclass by name, from which a later stage makes its own record."""
     return {one.name: getattr(record, one.name) for one in fields(record)}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenRecord:
-    """One response with entropies and credit of its tokens as plain lists, for the rollout log.
-
-    Attributes:
-        policy_version: oldest version that generated a token of it.
-        loss_mask: ``|o|`` values: whether the policy wrote the token; if not, the numbers below are 0.
-        token_entropy: ``|o|`` values, nats.
-        shaped_rewards: ``|o|`` values.
-        advantages: ``|o|`` values.
-    """
-
-    group_id: int
-    policy_version: int
-    prompt_ids: list[int]
-    response_ids: list[int]
-    loss_mask: list[bool]
-    token_entropy: list[float]
-    shaped_rewards: list[float]
-    advantages: list[float]
-    truncated: bool
-
-    @classmethod
-    def of(cls, batch: TrainBatch, row: int) -> "TokenRecord":
-        """The response at ``row``."""
-        sampled, length = batch.rollouts, int(batch.rollouts.response_lengths[row])
-        return cls(
-            group_id=int(sampled.group_ids[row]),
-            policy_version=int(sampled.oldest_versions[row]),
-            prompt_ids=sampled.prompt_ids[row, : int(sampled.prompt_lengths[row])].tolist(),
-            response_ids=sampled.response_ids[row, :length].tolist(),
-            loss_mask=sampled.loss_mask[row, :length].tolist(),
-            token_entropy=batch.token_entropy[row, :length].tolist(),
-            shaped_rewards=batch.shaped_rewards[row, :length].tolist(),
-            advantages=batch.advantages[row, :length].tolist(),
-            truncated=bool(sampled.truncated[row]),
-        )

@@ -25,7 +25,6 @@ from gtpo_megatron.actor.experts.balance import ExpertBalance
 from gtpo_megatron.actor.experts.routing_replay import RoutingReplay
 from gtpo_megatron.actor.forward_backward import MicroBatching
 from gtpo_megatron.actor.host_memory import HostCopies, optimizer_tensors
-from gtpo_megatron.actor.model.transformer_config import padded_vocab_size
 from gtpo_megatron.actor.optimizer_step import OptimizerStep
 from gtpo_megatron.actor.policy_head import PolicyHead
 from gtpo_megatron.actor.policy_update import PolicyUpdate
@@ -33,7 +32,7 @@ from gtpo_megatron.actor.scoring import Scoring
 from gtpo_megatron.actor.stage_report import StageReport
 from gtpo_megatron.actor.trained_model import trained_model
 from gtpo_megatron.algorithms.registry import algorithm_of
-from gtpo_megatron.batch import RewardBatch, RolloutShard, ScoredBatch, TokenRecord, TrainBatch
+from gtpo_megatron.batch import RewardBatch, RolloutShard, ScoredBatch, TrainBatch
 from gtpo_megatron.config.algorithm import EntropyCreditSettings
 from gtpo_megatron.config.algorithm.named import algorithm_name
 from gtpo_megatron.config.run import RunConfig
@@ -73,6 +72,8 @@ class MegatronActor:
 
     Attributes:
         coordinates: place of this rank in the layout.
+        checkpoint: this rank's part of a checkpoint, to be saved and loaded.
+        balance: tokens of each expert.
         batch: this rank's part of the step's batch: a ``ScoredBatch`` after scoring and a ``TrainBatch`` after credit;
             on a rank without logits the ``RolloutShard`` of the beginning. None between steps. A stage that raises
             leaves what the stage before it left.
@@ -120,7 +121,7 @@ class MegatronActor:
         self._trained = trained_model(config, self._arch, global_rank=global_rank)
         self._chunks, self._model = self._trained.chunks, self._trained.wrapped
         self._policy = self._chunks[-1]  # which has the output layer, on the last pipeline rank
-        self._optimizer, self._schedule = self._trained.optimizer, self._trained.schedule
+        self._optimizer = self._trained.optimizer
         self._reference = self._trained.reference if config.has_reference else None
         self._head = PolicyHead(
             self._policy,
@@ -130,8 +131,8 @@ class MegatronActor:
             vocab_size=self._arch.vocab_size,
             chunk_tokens=config.model.head_chunk_tokens,
         )
-        self._optimizer_step = OptimizerStep(self._optimizer, self._schedule)
-        self._balance = ExpertBalance(config.balance, self._arch.experts, self._chunks, self._groups)
+        self._optimizer_step = OptimizerStep(self._optimizer, self._trained.schedule)
+        self.balance = ExpertBalance(config.balance, self._arch.experts, self._chunks, self._groups)
         self._replay = self._routing_replay()
         self._update = PolicyUpdate(
             config,
@@ -139,7 +140,7 @@ class MegatronActor:
             self._optimizer_step,
             self._head,
             self._micro_batching,
-            self._balance,
+            self.balance,
             self._replay,
             self._report,
         )
@@ -147,7 +148,7 @@ class MegatronActor:
             self._model,
             self._head,
             self._micro_batching,
-            self._balance,
+            self.balance,
             self._replay,
             self._reference,
             self._report,
@@ -156,11 +157,10 @@ class MegatronActor:
         self._shaped_tokens: ShapedTokens | None = None
         if isinstance(config.algorithm, EntropyCreditSettings) and config.algorithm.unshaped_patterns:
             self._shaped_tokens = shaped_tokens_of(config.model.path, config.algorithm.unshaped_patterns)
-        self._checkpoint = RankCheckpoint(
+        self.checkpoint = RankCheckpoint(
             chunks=self._chunks,
             adapters=self._trained.adapters,
-            optimizer=self._optimizer,
-            schedule=self._schedule,
+            optimizer_step=self._optimizer_step,
             reference=self._trained.reference,
         )
         self._address = address
@@ -271,10 +271,6 @@ class MegatronActor:
         return metrics | self._report.take()
 
     # -------------------------------------------------------------------------------------------------------- (9) push
-    def padded_vocab_size(self) -> int:
-        """Rows of the embedding over all tensor-parallel ranks."""
-        return padded_vocab_size(self._arch, self._config.parallel)
-
     def open_weight_store(self, deadline_s: float) -> tuple[str, int]:
         """Opens a store on this machine at which both sides of a push meet; returns host and port."""
         self._weight_store = open_store(self._address, deadline_s=deadline_s)
@@ -304,21 +300,20 @@ class MegatronActor:
         return checksums
 
     # ------------------------------------------------------------------------------------------ looking, saving, ending
-    def sample_records(self, group_ids: Sequence[int]) -> list[tuple[int, TokenRecord]]:
-        """The responses of the chosen groups that this replica holds, with their row in the whole batch.
+    def rows_of_groups(self, group_ids: Sequence[int]) -> TrainBatch | None:
+        """The responses of the chosen groups that this replica holds.
 
         Raises:
             StageOrderError: the batch has no credit, or was released.
 
         Returns:
-            Nothing on a rank that does not report: its peers hold the same responses. Communication: none.
+            None on a rank that does not report: its peers hold the same responses. Communication: none.
         """
-        batch = self.batch_after("credit_tokens", "update", asks="sample_records")
+        batch = self.batch_after("credit_tokens", "update", asks="rows_of_groups")
         if not self.coordinates.reports or not isinstance(batch, TrainBatch):
-            return []
+            return None
         chosen, groups = set(group_ids), batch.rollouts.group_ids.tolist()
-        found = [row for row, group in enumerate(groups) if group in chosen]
-        return [(batch.global_rows[row], TokenRecord.of(batch, row)) for row in found]
+        return batch.select([row for row, group in enumerate(groups) if group in chosen])
 
     def explain_gap(self, typical_nats: float) -> GapReport:
         """Reports where this rank's responses have log-prob gaps, by the trainer's log-probs that were compared last.
@@ -339,10 +334,6 @@ class MegatronActor:
         if logprobs is None:
             return merged([])
         return gap_report(batch.rollouts, logprobs, rows=batch.global_rows, typical_nats=typical_nats)
-
-    def expert_load(self) -> dict[int, list[int]]:
-        """Tokens of each expert by layer, of all ranks; empty for a dense model. Communication: none."""
-        return self._balance.loads_by_layer()
 
     def release_batch(self) -> None:
         """Frees the step's responses, and the memory of all that the stages computed. Communication: none."""
@@ -373,26 +364,10 @@ class MegatronActor:
         for chunk in self._model:
             chunk.restore_grad_buffers()
 
-    def begin_save(self, folder: str, in_background: bool) -> None:
-        """Takes a snapshot and starts to write this rank's part of a checkpoint; see ``RankCheckpoint``."""
-        self._checkpoint.begin(Path(folder), counters=self._optimizer_step.state_dict(), in_background=in_background)
-
-    def is_save_written(self) -> bool:
-        """This rank's part is on the disk, or failed to get there."""
-        return self._checkpoint.is_written()
-
-    def finish_save(self) -> dict[str, str]:
-        """Waits for this rank's part; returns its files' checksums."""
-        return self._checkpoint.finish()
-
-    def load(self, folder: str, checksums: dict[str, str]) -> None:
-        """Restores this rank's part of a checkpoint."""
-        self._optimizer_step.load_state_dict(self._checkpoint.load(Path(folder), checksums=checksums))
-
     def close(self) -> None:
         """Ends a trace and a save that are still on their way, and leaves the trainer's world."""
         self._report.profiler.close()
-        self._checkpoint.close()
+        self.checkpoint.close()
         if self._sender is not None:
             self._sender.close()
             self._sender = None

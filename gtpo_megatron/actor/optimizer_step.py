@@ -18,16 +18,18 @@ class OptimizerStep:
     """Applies Megatron's optimizer and counts its updates.
 
     Args:
-        optimizer: Megatron's.
-        schedule: of the learning rate.
+        optimizer: Megatron's optimizer.
+        schedule: Megatron's schedule of the learning rate.
 
     Attributes:
+        optimizer: the optimizer.
+        schedule: the schedule.
         num_updates: updates made so far in the run, skipped ones included.
     """
 
     def __init__(self, optimizer: Any, schedule: Any) -> None:
-        self._optimizer = optimizer
-        self._schedule = schedule
+        self.optimizer = optimizer
+        self.schedule = schedule
         self.num_updates = 0
         self._skipped_in_a_row = 0
 
@@ -41,7 +43,7 @@ class OptimizerStep:
 
     def zero_grad(self) -> None:
         """Clears the optimizer's gradients; Megatron's gradient buffers are the model chunks' to clear."""
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
 
     def apply(self) -> dict[str, Metric]:
         """Applies the gradients in Megatron's buffers, unless they are not finite.
@@ -58,12 +60,12 @@ class OptimizerStep:
         Collectives: Megatron's over the model-parallel ranks, for the norm.
         """
         self.num_updates += 1
-        self._schedule.step(1)
-        overflow = self._optimizer.prepare_grads()
-        grad_norm = float(self._optimizer.get_grad_norm())
+        self.schedule.step(1)
+        overflow = self.optimizer.prepare_grads()
+        grad_norm = float(self.optimizer.get_grad_norm())
         is_usable = not overflow and math.isfinite(grad_norm)
         if is_usable:
-            self._optimizer.step()
+            self.optimizer.step()
             self._skipped_in_a_row = 0
         else:
             self._skipped_in_a_row += 1
@@ -76,6 +78,6 @@ class OptimizerStep:
                 )
         return {
             "optimizer/grad_norm": Max(grad_norm),
-            "optimizer/learning_rate": Max(float(self._optimizer.param_groups[0]["lr"])),
+            "optimizer/learning_rate": Max(float(self.optimizer.param_groups[0]["lr"])),
             "optimizer/skipped_count": Max(float(not is_usable)),
         }

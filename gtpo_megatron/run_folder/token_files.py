@@ -2,8 +2,8 @@
 
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -78,45 +78,13 @@ def _are_counts(values: Any) -> TypeGuard[list[int]]:
 WORST_TOKENS_FILE = "worst_tokens.json"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorstToken:
-    """One token.
-
-    Attributes:
-        gap_nats: absolute difference of the log-probs.
-        sampler_logprob: nats; null in the file if it is not finite.
-        trainer_logprob: nats, null likewise.
-        token_id: the token.
-        token: text of the token.
-        before: text before it, of prompt and response.
-        after: text after it.
-        group_id: number of its prompt's group.
-        row: row of its response in the batch.
-        position: place in the response, from 0.
-        prompt_length: tokens.
-        response_length: tokens.
-        policy_version: version of the weights that sampled it.
-        engine: number of the engine that sampled it.
-    """
-
-    gap_nats: float
-    sampler_logprob: float
-    trainer_logprob: float
-    token_id: int
-    token: str
-    before: str
-    after: str
-    group_id: int
-    row: int
-    position: int
-    prompt_length: int
-    response_length: int
-    policy_version: int
-    engine: int
-
-
 def write_worst_tokens(
-    run_folder: Path, *, policy_version: int, broken: Sequence[str], looks_like: str, tokens: Sequence[WorstToken]
+    run_folder: Path,
+    *,
+    policy_version: int,
+    broken: Sequence[str],
+    looks_like: str,
+    tokens: Sequence[Mapping[str, Any]],
 ) -> Path | None:
     """Replaces the file.
 
@@ -125,7 +93,7 @@ def write_worst_tokens(
         policy_version: version of the weights on both sides.
         broken: figures beyond their limits.
         looks_like: description of where the gaps are.
-        tokens: the largest gap first.
+        tokens: values of each token by name, the largest gap first; a number that is not finite is null in the file.
 
     Returns:
         Its path; None, with a warning, if the disk fails: the run has a better reason to stop.
@@ -135,7 +103,10 @@ def write_worst_tokens(
         "policy_version": policy_version,
         "broken": list(broken),
         "looks_like": looks_like,
-        "tokens": [_plain(token) for token in tokens],
+        "tokens": [
+            {key: finite(value) if isinstance(value, float) else value for key, value in token.items()}
+            for token in tokens
+        ],
     }
     try:
         write_file(path, json.dumps(content, indent=1) + "\n")
@@ -143,7 +114,3 @@ def write_worst_tokens(
         _log.warning("%s was not written: %s", path, error)
         return None
     return path
-
-
-def _plain(token: WorstToken) -> dict[str, Any]:
-    return {key: finite(value) if isinstance(value, float) else value for key, value in asdict(token).items()}

@@ -1,7 +1,7 @@
 """The plan: which slices of a rank's Megatron shard are which slices of the Hugging Face tensors. Pure.
 
-The plan is one list of copies for the coordinates of a rank. Loading a checkpoint, exporting one, converting one and
-pushing weights to the sampler all follow it.
+The plan is one list of copies for the coordinates of a rank. Loading a model, converting one and pushing
+weights to the sampler all follow it.
 
 The ranks of a pipeline stage are split in two ways at once: ``tensor x context x data`` for everything but experts, and
 ``expert tensor x expert x expert data`` for experts. Ranks with equal tensor index hold the same dense parameters,
@@ -14,7 +14,7 @@ stage ``v * pipeline_size + p``. Each chunk is a module of its own, whose layers
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gtpo_megatron.config.parallel import LayerSplit, ParallelConfig
 from gtpo_megatron.errors import WeightMappingError
@@ -118,16 +118,6 @@ class ShardCoordinates:
         """The virtual stage of each chunk that this rank holds."""
         return [chunk * self.pipeline_size + self.pipeline_stage for chunk in range(self.virtual_size)]
 
-    @property
-    def dense_shard(self) -> "ShardCoordinates":
-        """Equal on all ranks with the same dense parameters: the coordinates without what concerns experts only."""
-        return replace(self, expert_parallel=ExpertParallel(1, 0), expert_tensor_parallel=TensorParallel(1, 0))
-
-    @property
-    def expert_shard(self) -> "ShardCoordinates":
-        """Equal on all ranks with the same experts: the coordinates without what concerns dense parameters only."""
-        return replace(self, tensor_parallel=TensorParallel(1, 0))
-
     def split_of(self, mapping: ParamMapping) -> TensorParallel:
         """The split that a parameter of this rank is subject to."""
         return self.tensor_parallel if expert_of(mapping) is None else self.expert_tensor_parallel
@@ -221,39 +211,6 @@ def load_plan(arch: Architecture, coordinates: ShardCoordinates, padded_vocab_si
         for mapping in stage_mappings(arch, coordinates, padded_vocab_size)
         for copy in mapping.copies(coordinates.split_of(mapping))
     ]
-
-
-def export_plan(
-    arch: Architecture,
-    coordinates: ShardCoordinates,
-    padded_vocab_size: int,
-    *,
-    dense: bool = True,
-    experts: bool = True,
-) -> list[SliceCopy]:
-    """The copies that this rank contributes to the Hugging Face tensors.
-
-    Every element of every tensor is written exactly once by one rank of each ``dense_shard`` (``dense`` alone) and one
-    rank of each ``expert_shard`` (``experts`` alone): replicated tensors by tensor rank 0 only, a tied embedding by the
-    first stage only.
-
-    Args:
-        arch: of the model.
-        coordinates: of the rank.
-        padded_vocab_size: of the trainer.
-        dense: with the parameters that are no experts'.
-        experts: with those of experts.
-    """
-    plan: list[SliceCopy] = []
-    for mapping in stage_mappings(arch, coordinates, padded_vocab_size):
-        if not (dense if expert_of(mapping) is None else experts):
-            continue
-        if isinstance(mapping, Replicated) and coordinates.split_of(mapping).index > 0:
-            continue
-        if is_tied_copy(arch, mapping):
-            continue
-        plan += mapping.copies(coordinates.split_of(mapping))
-    return plan
 
 
 def hf_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:

@@ -204,9 +204,9 @@ def main(task: GroupedTask, rank: int) -> None:
     assert any(name.endswith("mlp.experts.linear_fc1.weight0") for name in names), "experts are grouped"
     assert any(name.endswith("linear_qkv.layer_norm_weight") for name in names), "norms are fused"
     if task.source:
-        actor.load(task.source, {})
-    actor.begin_save(task.target, False)
-    actor.finish_save()
+        actor.checkpoint.load(Path(task.source), checksums={})
+    actor.checkpoint.begin(Path(task.target), in_background=False)
+    actor.checkpoint.finish()
     actor.close()
 
 

@@ -6,7 +6,7 @@ import torch
 
 from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.param_mapping import as_matrix
-from gtpo_megatron.weights.reshard import export_plan, hf_shapes, shard_coordinates
+from gtpo_megatron.weights.reshard import hf_shapes, load_plan, shard_coordinates
 
 
 def read_tensors(path, model_folder):
@@ -23,19 +23,18 @@ def read_tensors(path, model_folder):
 
 def write_slices(path, actor, config, parameters=None):
     """An actor's weights, or other tensors of its parameters' names; of ranks with the same ones the first writes."""
+    from gtpo_megatron.actor.model.transformer_config import padded_vocab_size
+
     tensors = read_tensors(path, config.model.path)
     arch = read_architecture(Path(config.model.path))
     found = actor._weights() if parameters is None else parameters
     rank = actor.coordinates.global_rank
-    places = [shard_coordinates(config.parallel, other) for other in range(rank + 1)]
-    plan = export_plan(
-        arch,
-        places[rank],
-        actor.padded_vocab_size(),
-        dense=places[rank].dense_shard not in [place.dense_shard for place in places[:rank]],
-        experts=places[rank].expert_shard not in [place.expert_shard for place in places[:rank]],
-    )
-    for copy in plan:
+    padded = padded_vocab_size(arch, config.parallel)
+    *before, mine = (load_plan(arch, shard_coordinates(config.parallel, r), padded) for r in range(rank + 1))
+    written = {(copy.hf_name, copy.hf_box) for plan in before for copy in plan}
+    for copy in mine:
+        if (copy.hf_name, copy.hf_box) in written:
+            continue
         if copy.megatron_name in found:  # an expert bias has no gradient
             box = as_matrix(found[copy.megatron_name])[copy.megatron_box.slices]
             as_matrix(tensors[copy.hf_name])[copy.hf_box.slices] = box

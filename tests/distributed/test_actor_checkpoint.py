@@ -86,8 +86,8 @@ def parameters(actor):
 
 def save(actor, folder):
     """To the end; the checksums of this rank's files."""
-    actor.begin_save(str(folder), False)
-    checksums = actor.finish_save()
+    actor.checkpoint.begin(folder, in_background=False)
+    checksums = actor.checkpoint.finish()
     # a writer that has told its results is not waited for; it ends all the same, and nothing but it was forked
     children = psutil.Process().children()
     assert len(children) <= 1
@@ -109,9 +109,9 @@ def unbroken(rank, world_size, init_method, config, folder):
     random.seed(200 + rank)
     np.random.seed(300 + rank)  # noqa: NPY002
     actor._optimizer_step._skipped_in_a_row = 2
-    actor.begin_save(folder, True)
+    actor.checkpoint.begin(Path(folder), in_background=True)
     metrics = [one_step(actor, config, 3)]
-    checksums = actor.finish_save()
+    checksums = actor.checkpoint.finish()
     metrics.append(one_step(actor, config, 4))
     return metrics, parameters(actor), draws(), checksums
 
@@ -119,7 +119,7 @@ def unbroken(rank, world_size, init_method, config, folder):
 def resumed(rank, world_size, init_method, config, folder, checksums):
     """A fresh process that goes on from the checkpoint."""
     actor = start(rank, init_method, config)
-    actor.load(folder, checksums)
+    actor.checkpoint.load(Path(folder), checksums=checksums)
     assert actor._optimizer_step.state_dict() == {"num_updates": 2, "skipped_in_a_row": 2}
     actor._policy_version = 2  # which the push after a resume says
     return [one_step(actor, config, step) for step in (3, 4)], parameters(actor), draws()
@@ -219,7 +219,7 @@ def test_a_run_whose_updates_were_all_skipped_can_go_on(model, tmp_path, dtype, 
         if checksums is None:
             checksums = save(actor, tmp_path)
         else:
-            actor.load(str(tmp_path), checksums)
+            actor.checkpoint.load(tmp_path, checksums=checksums)
         return checksums, [one_step(actor, config, step) for step in (1, 2)], parameters(actor)
 
     [(checksums, metrics, weights)] = run_processes(steps, 1, None, timeout_s=60)
@@ -239,7 +239,7 @@ def first_half(rank, world_size, init_method, config, folder):
 def second_half(rank, world_size, init_method, config, source, checksums, target):
     """Saves what was loaded again, then goes on."""
     actor = start(rank, init_method, config)
-    actor.load(source, checksums)
+    actor.checkpoint.load(Path(source), checksums=checksums)
     save(actor, target)
     actor._policy_version = 2
     return [one_step(actor, config, step) for step in (3, 4)]

@@ -252,8 +252,8 @@ def test_credit_refuses_scores_of_another_policy(models):
         with pytest.raises(StageOrderError, match="update needs the batch that credit_tokens leaves, but score_tokens"):
             actor.update(1)
         actor.release_batch()
-        with pytest.raises(StageOrderError, match="sample_records needs .* but release_batch came before it"):
-            actor.sample_records([10])
+        with pytest.raises(StageOrderError, match="rows_of_groups needs .* but release_batch came before it"):
+            actor.rows_of_groups([10])
         with pytest.raises(StageOrderError, match="score_tokens or use_sampler_scores leaves, but release_batch came"):
             actor.credit_tokens(make_rewards())
         actor.score_tokens(RolloutShard.of(make_rollouts(policy_version=0), range(8)))

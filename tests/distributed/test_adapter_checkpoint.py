@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import peft
 import pytest
@@ -82,7 +83,7 @@ def scores_of(model):
 
 def load_and_save(rank, world_size, init_method, config, source, checksums, target):
     actor = start(rank, init_method, config)
-    actor.load(source, checksums)
+    actor.checkpoint.load(Path(source), checksums=checksums)
     save(actor, target)
 
 
@@ -131,7 +132,7 @@ def test_a_run_begins_with_the_adapters_of_a_folder(folder, checkpoint, tmp_path
     def weights(rank, world_size, init_method, config, load):
         actor = start(rank, init_method, config)
         if load:
-            actor.load(str(checkpoint[0]), checkpoint[1])
+            actor.checkpoint.load(checkpoint[0], checksums=checkpoint[1])
         return {name: tensor.clone() for name, tensor in actor._weights().items()}
 
     [loaded] = run_processes(weights, 1, config_of(folder, ONE), True)

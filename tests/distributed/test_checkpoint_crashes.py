@@ -21,7 +21,7 @@ from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.orchestration.loop.checkpoint_saver import CheckpointSaver
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder, DriverState
 from tests.dist_utils import run_processes, start_process
-from tests.distributed.test_actor_checkpoint import merged, one_step, parameters, start
+from tests.distributed.test_actor_checkpoint import one_step, parameters, start
 from tests.distributed.tiny_world import make_config, make_model
 from tests.unit.orchestration.checkpoints import facts, names
 
@@ -49,17 +49,8 @@ class World:
     def __init__(self, actor):
         self._actor = actor
 
-    def begin_save(self, folder, *, in_background):
-        self._actor.begin_save(str(folder), in_background)
-
-    def is_save_written(self):
-        return all(gather(self._actor.is_save_written()))
-
-    def finish_save(self):
-        return merged(gather(self._actor.finish_save()))
-
-    def load(self, folder, *, checksums):
-        self._actor.load(str(folder), dict(checksums))
+    def run_on_all(self, stage, function):
+        return gather(function(self._actor))
 
 
 class FirstRankFolder(CheckpointFolder):
@@ -198,7 +189,7 @@ def test_a_rank_that_leaves_in_mid_save_takes_its_writer_along(model, tmp_path):
 
         checkpoint_writer.file_checksum = lambda _: time.sleep(60)
         actor = start(rank, init_method, config)
-        actor.begin_save(str(tmp_path), True)
+        actor.checkpoint.begin(tmp_path, in_background=True)
         [writer] = psutil.Process().children()
         actor.close()
         return psutil.pid_exists(writer.pid)

@@ -1,6 +1,7 @@
 """Converted folders in real Megatron: the same weights as from Hugging Face, the same files that Megatron writes."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,8 +96,8 @@ def loaded_alike(rank, world_size, init_method, configs, save_folder):
         actor = MegatronActor(config, global_rank=rank, init_method=f"{init_method}_{name}")
         weights[name] = {key: value.clone() for key, value in actor._weights().items()}
         if name in NAMES:
-            actor.begin_save(f"{save_folder}/{name}", False)
-            actor.finish_save()
+            actor.checkpoint.begin(Path(f"{save_folder}/{name}"), in_background=False)
+            actor.checkpoint.finish()
         actor.close()
     return weights
 

@@ -55,7 +55,7 @@ def trained(rank, world_size, init_method, config, folder):
 
 def resumed(rank, world_size, init_method, config, folder):
     actor = start(rank, init_method, config)
-    actor.load(folder, {})
+    actor.checkpoint.load(Path(folder), checksums={})
     actor._policy_version = 1  # which the push after a resume says
     return one_step(actor, config, 2)["optimizer/grad_norm"]
 

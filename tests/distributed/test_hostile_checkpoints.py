@@ -70,13 +70,13 @@ def test_nothing_runs_when_a_rank_resumes(whole, tmp_path):
         actor = start(rank, init_method, config)
         for copy, file, named in cases:
             with pytest.raises(CheckpointError) as caught:
-                actor.load(str(copy), {})
+                actor.checkpoint.load(copy, checksums={})
             message = str(caught.value)
             assert named in message, message
             assert file in message, message
             assert "\n" not in message
             assert not mark.exists(), copy
-        return actor.load(str(folder), {})
+        return actor.checkpoint.load(folder, checksums={})
 
     run_processes(load, 1, timeout_s=120)
     assert not mark.exists()
@@ -90,7 +90,7 @@ def test_what_layers_keep_beside_their_parameters_is_not_even_read(whole, tmp_pa
 
     def load(rank, world_size, init_method):
         actor = start(rank, init_method, config)
-        assert actor.load(str(copy), {}) == actor.load(str(folder), {})
+        assert actor.checkpoint.load(copy, checksums={}) == actor.checkpoint.load(folder, checksums={})
 
     run_processes(load, 1, timeout_s=120)
     assert not mark.exists()

@@ -1,6 +1,7 @@
 """A reference policy comes back with a checkpoint: bit-equal, in another layout too, and never as another one."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(models, tmp_path, layo
 def load_and_save(rank, world_size, init_method, config, source, checksums, target):
     actor = start(rank, init_method, config)
     first = {name: value.clone() for name, value in actor._reference.values().items()}
-    actor.load(source, checksums)
+    actor.checkpoint.load(Path(source), checksums=checksums)
     assert actor._reference.reset_step == 2
     assert any(not torch.equal(first[name], value) for name, value in actor._reference.values().items())
     save(actor, target)
@@ -135,10 +136,10 @@ def test_another_reference_is_refused_in_one_line(models, tmp_path):
     def load(rank, world_size, init_method, config, message):
         actor = start(rank, init_method, config)
         if message is None:
-            actor.load(str(folder), checksums)
+            actor.checkpoint.load(folder, checksums=checksums)
             return
         with pytest.raises(CheckpointError, match=message) as error:
-            actor.load(str(folder), checksums)
+            actor.checkpoint.load(folder, checksums=checksums)
         assert "\n" not in str(error.value)
 
     def with_path(path):

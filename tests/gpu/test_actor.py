@@ -183,14 +183,14 @@ def test_a_checkpoint_of_an_offloaded_optimizer_goes_on_as_the_run_did(folder, t
             step(actor, number)
         before = {name: weight.clone() for name, weight in actor._weights().items()}
         (tmp_path / "checkpoint").mkdir()
-        actor.begin_save(str(tmp_path / "checkpoint"), False)
-        checksums = actor.finish_save()
+        actor.checkpoint.begin(tmp_path / "checkpoint", in_background=False)
+        checksums = actor.checkpoint.finish()
         assert all(torch.equal(before[name], weight) for name, weight in actor._weights().items())
         return checksums
 
     checksums, grad_norm, weights = train("saved", save)
     _, grad_norm_again, weights_again = train(
-        "loaded", lambda actor: actor.load(str(tmp_path / "checkpoint"), checksums)
+        "loaded", lambda actor: actor.checkpoint.load(tmp_path / "checkpoint", checksums=checksums)
     )
     assert grad_norm_again == pytest.approx(grad_norm, rel=BF16)
     for name, weight in weights.items():

@@ -6,12 +6,22 @@ any, and needs the whole plan; it says how far from that the rule of segments ma
 """
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from gtpo_megatron.weights.param_mapping import Box, SliceCopy, expert_of
+from gtpo_megatron.weights.param_mapping import Box, ExpertParallel, SliceCopy, TensorParallel, expert_of
 from gtpo_megatron.weights.push.plan import Bucket, Slice, Stream, kept_boxes
 from gtpo_megatron.weights.reshard import load_plan, stage_mappings
+
+
+def dense_shard(coordinates):
+    """Equal on all ranks with the same dense parameters: the coordinates without what concerns experts only."""
+    return replace(coordinates, expert_parallel=ExpertParallel(1, 0), expert_tensor_parallel=TensorParallel(1, 0))
+
+
+def expert_shard(coordinates):
+    """Equal on all ranks with the same experts: the coordinates without what concerns dense parameters only."""
+    return replace(coordinates, tensor_parallel=TensorParallel(1, 0))
 
 
 @dataclass(frozen=True)
@@ -40,9 +50,9 @@ def holdings(arch, layout):
     ranks = defaultdict(list)
     for source in layout.sources:
         for is_expert in (False, True):
-            ranks[(source.coordinates.expert_shard if is_expert else source.coordinates.dense_shard, is_expert)].append(
-                source.rank
-            )
+            ranks[
+                (expert_shard(source.coordinates) if is_expert else dense_shard(source.coordinates), is_expert)
+            ].append(source.rank)
     order = {name: number for number, name in enumerate(names(arch))}
     found = []
     for source in layout.sources:
@@ -53,7 +63,7 @@ def holdings(arch, layout):
         for copy in load_plan(arch, coordinates, layout.padded_vocab_size):
             expert = experts[copy.megatron_name]
             holders = ranks[
-                (coordinates.dense_shard if expert is None else coordinates.expert_shard, expert is not None)
+                (dense_shard(coordinates) if expert is None else expert_shard(coordinates), expert is not None)
             ]
             if holders[0] != source.rank or (
                 arch.tied_embeddings and copy.megatron_name.endswith("output_layer.weight")
@@ -154,7 +164,7 @@ class Whole:
             return 0
         if not any(worker in ranks for shard, ranks in self.holders.items() if shard[1] == has_experts):
             return 0  # its stage has no layer with experts
-        shards = {r: p.expert_shard if has_experts else p.dense_shard for r, p in self.coordinates.items()}
+        shards = {r: expert_shard(p) if has_experts else dense_shard(p) for r, p in self.coordinates.items()}
         return [rank for rank in shards if shards[rank] == shards[worker]].index(worker)
 
     def line(self, region, has_experts):

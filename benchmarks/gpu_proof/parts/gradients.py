@@ -112,9 +112,11 @@ def _gradients(actor: Any, rollouts: RolloutBatch, size: ModelSize) -> dict[str,
 
 def _by_folder_names(gradients: dict[str, Tensor], arch: Architecture, actor: Any) -> dict[str, Tensor]:
     """The same by the names and shapes of a Hugging Face folder, on the CPU."""
+    from gtpo_megatron.actor.model.transformer_config import padded_vocab_size
+
     found = {name: torch.zeros(shape) for name, shape in hf_shapes(arch).items()}
     alone = ShardCoordinates(tensor_parallel=TensorParallel(1, 0))
-    for copy in load_plan(arch, alone, actor.padded_vocab_size()):
+    for copy in load_plan(arch, alone, padded_vocab_size(arch, actor._config.parallel)):
         if copy.megatron_name not in gradients:  # a bias by which experts are chosen, which is not trained
             continue
         part = as_matrix(gradients[copy.megatron_name])[copy.megatron_box.slices]

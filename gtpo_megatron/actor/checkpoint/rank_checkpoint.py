@@ -44,6 +44,7 @@ from gtpo_megatron.actor.checkpoint.reference_state import (
 )
 from gtpo_megatron.actor.checkpoint.writer import ForkedWrite, results_queue
 from gtpo_megatron.actor.model.adapters import Adapters
+from gtpo_megatron.actor.optimizer_step import OptimizerStep
 from gtpo_megatron.actor.reference import FrozenReference, ReferencePolicy
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.weights.megatron.adapters import ADAPTERS, SCALE
@@ -59,8 +60,7 @@ class RankCheckpoint:
     Args:
         chunks: parts of the model on this rank, in order.
         adapters: adapters that are trained, and saved; None: all weights are.
-        optimizer: Megatron's optimizer.
-        schedule: Megatron's schedule of the learning rate.
+        optimizer_step: optimizer, schedule and counters of the updates.
         reference: the reference policy, or the frozen weights below adapters, if any.
 
     All methods but ``is_written`` and ``close`` are called on all ranks at once.
@@ -71,21 +71,19 @@ class RankCheckpoint:
         *,
         chunks: Sequence[Any],
         adapters: Adapters | None,
-        optimizer: Any,
-        schedule: Any,
+        optimizer_step: OptimizerStep,
         reference: ReferencePolicy | FrozenReference | None,
     ) -> None:
         self._chunks = chunks
         self._adapters = adapters
-        self._optimizer = optimizer
-        self._schedule = schedule
+        self._optimizer_step = optimizer_step
         self._reference = reference
         self._write: ForkedWrite | None = None
         self._folder = Path()
         self._strategies: dict[frozenset[str], Any] = {}
 
     # ----------------------------------------------------------------------------------------------------------- saving
-    def begin(self, folder: Path, *, counters: Mapping[str, int], in_background: bool) -> None:
+    def begin(self, folder: Path, *, in_background: bool) -> None:
         """Takes a snapshot, and starts to write it into an existing, empty folder; training may go on at once.
 
         Raises:
@@ -95,7 +93,7 @@ class RankCheckpoint:
         Collectives: one gather of texts and Megatron's own over the world.
         """
         assert self._write is None, "finish comes first"
-        if mixed_up := _of_all_ranks(padding_between_buckets(self._optimizer)):
+        if mixed_up := _of_all_ranks(padding_between_buckets(self._optimizer_step.optimizer)):
             raise CheckpointError(
                 f"checkpoint {folder} would have wrong moments and master weights: {mixed_up}; Megatron stores a "
                 f"sharded optimizer with a pipeline and tied embeddings only if no bucket is padded: use another "
@@ -103,9 +101,9 @@ class RankCheckpoint:
             )
         results_queue()
         self._folder = folder
-        ensure_moments(self._optimizer)
+        ensure_moments(self._optimizer_step.optimizer)
         try:
-            state = _without_copies(self._state(counters, is_loading=False))
+            state = _without_copies(self._state(is_loading=False))
             parts = frozenset(state)
             # who writes what is decided once for the same parts: others would be left out
             is_new = parts not in self._strategies
@@ -166,7 +164,7 @@ class RankCheckpoint:
         )
 
     # ---------------------------------------------------------------------------------------------------------- loading
-    def load(self, folder: Path, *, checksums: Mapping[str, str]) -> dict[str, int]:
+    def load(self, folder: Path, *, checksums: Mapping[str, str]) -> None:
         """Restores what was saved, in this layout or in another.
 
         In the layout of the checkpoint every random state comes back, and the run goes on to the last bit; in another
@@ -176,17 +174,14 @@ class RankCheckpoint:
             folder: folder of the checkpoint.
             checksums: checksums by file name, checked before anything is read; each rank reads a part of the files.
 
-        Returns:
-            The counters that were saved.
-
         Raises:
             CheckpointError: missing, damaged, truncated, or of another model.
 
         Collectives: one gather of texts and Megatron's own over the world.
         """
         _check_files(folder, checksums)
-        ensure_moments(self._optimizer)
-        wanted = self._state({}, is_loading=True)
+        ensure_moments(self._optimizer_step.optimizer)
+        wanted = self._state(is_loading=True)
         nothing = {number: drop_extra_states(part) for number, part in wanted["model"].items()}
         stored, random_states = _read_own(folder, wanted.pop(RANDOM_KEY).unique_key)
         check_kind(self._adapters, stored, folder)
@@ -200,27 +195,29 @@ class RankCheckpoint:
         else:
             for number, chunk in enumerate(self._chunks):
                 chunk.load_state_dict(state["model"][str(number)] | nothing[str(number)])
-        restore_optimizer(self._optimizer, state["optimizer"])
-        self._schedule.load_state_dict(state["schedule"])
+        restore_optimizer(self._optimizer_step.optimizer, state["optimizer"])
+        self._optimizer_step.schedule.load_state_dict(state["schedule"])
         if self._reference is not None:
             restore_reference(self._reference, state, self._chunks, folder)
         if random_states is not None:
             _restore_random_states(random_states)
-        return dict(state["counters"])
+        self._optimizer_step.load_state_dict(state["counters"])
 
-    def _state(self, counters: Mapping[str, int], *, is_loading: bool) -> dict[str, Any]:
+    def _state(self, *, is_loading: bool) -> dict[str, Any]:
         if self._adapters is not None:
             model_state = {ADAPTERS: sharded_adapters(self._adapters, _metadata())}
         else:  # layers are numbered in the whole model: it does not matter which chunk of which rank holds them
             chunks = enumerate(self._chunks)
             model_state = {str(number): chunk.sharded_state_dict(metadata=_metadata()) for number, chunk in chunks}
-        optimizer_state = self._optimizer.sharded_state_dict(model_state, is_loading=is_loading, metadata=_metadata())
+        optimizer_state = self._optimizer_step.optimizer.sharded_state_dict(
+            model_state, is_loading=is_loading, metadata=_metadata()
+        )
         state = {
             "model": model_state,
             "optimizer": optimizer_state,
-            "schedule": self._schedule.state_dict(),
+            "schedule": self._optimizer_step.schedule.state_dict(),
             RANDOM_KEY: _random_states(),
-            "counters": dict(counters),
+            "counters": self._optimizer_step.state_dict(),
         }
         if self._adapters is not None and not is_loading:
             state[ADAPTERS] = {SCALE: self._adapters.scale}

@@ -68,7 +68,10 @@ class CheckpointSaver:
                 write_more(scratch)
             except (OSError, RuntimeError) as error:  # torch raises RuntimeError if the disk is full
                 raise CheckpointError(f"{scratch} could not be written: {error}; the last good one stays") from error
-        self._trainer.begin_save(scratch, in_background=self._config.async_save)
+        in_background = self._config.async_save
+        self._trainer.run_on_all(
+            "checkpoint", lambda actor: actor.checkpoint.begin(scratch, in_background=in_background)
+        )
         self._pending = _Pending(scratch, state, dict(scores))
         if not self._config.async_save:
             self.finish()
@@ -88,7 +91,9 @@ class CheckpointSaver:
         Raises:
             CheckpointError: it could not be written; the last complete one stays valid.
         """
-        if self._pending is not None and self._trainer.is_save_written():
+        if self._pending is not None and all(
+            self._trainer.run_on_all("checkpoint", lambda actor: actor.checkpoint.is_written())
+        ):
             self._collect()
         if self._naming is not None and self._naming.done():
             self._name()
@@ -108,12 +113,13 @@ class CheckpointSaver:
         """Waits for the ranks, then starts the background part."""
         assert self._pending is not None
         pending, self._pending = self._pending, None
+        parts = self._trainer.run_on_all("checkpoint", lambda actor: actor.checkpoint.finish())
         self._naming = self._thread.submit(
             self._folder.finish,
             pending.scratch,
             pending.state,
             run=self._run,
-            checksums=self._trainer.finish_save(),
+            checksums={name: checksum for part in parts for name, checksum in part.items()},
             scores=pending.scores,
             config=self._config,
         )
@@ -130,7 +136,8 @@ class CheckpointSaver:
             CheckpointError: it is damaged, or of another model.
         """
         manifest = checkpoint.manifest if self._config.verify == "full" else None
-        self._trainer.load(checkpoint.path, checksums=manifest.checksums if manifest else {})
+        folder, checksums = checkpoint.path, dict(manifest.checksums) if manifest else {}
+        self._trainer.run_on_all("checkpoint", lambda actor: actor.checkpoint.load(folder, checksums=checksums))
         logger.info("restored %s", checkpoint.path)
 
     def _look_for_metric(self, step: int, scores: Mapping[str, float]) -> None:

@@ -198,7 +198,7 @@ class Controller:
             report = training_step(self._pipeline, self._stages, self._config, self._mismatch, step=step)
         self._log.write_rollouts(step, report.sampled)
         gap = self._check_push(report.sampled.prompts, step)  # scores responses of its own, in place of the step's
-        self._stages.trainer.release_batch()
+        self._stages.trainer.run_on_all("release", lambda actor: actor.release_batch())
         scalars = to_scalars(report.metrics | gap) | {
             "sync/policy_version": float(step),
             "health/engine_restarts_count": float(self._stages.engine.num_restarts),

@@ -1,7 +1,8 @@
 """Checks that the sampler has the trainer's policy, for every batch before it is used."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.mismatch.gap_report import GapToken, looks_like
@@ -9,7 +10,7 @@ from gtpo_megatron.mismatch.gate import GateResult, MismatchGate
 from gtpo_megatron.mismatch.statistics import PREFIX
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.orchestration.stages.trainer import Metrics, Trainer
-from gtpo_megatron.run_folder.token_files import WorstToken, write_worst_tokens
+from gtpo_megatron.run_folder.token_files import write_worst_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -103,21 +104,12 @@ class MismatchCheck:
             f"it looks like {shape}; {written}; docs/mismatch.md says what to do"
         )
 
-    def _readable(self, token: GapToken, engine: int) -> WorstToken:
+    def _readable(self, token: GapToken, engine: int) -> dict[str, Any]:
+        """A row of ``worst_tokens.json``: the token with its context as text, and who sampled it."""
         decode = self._tokenizer.decode
-        return WorstToken(
-            gap_nats=token.gap,
-            sampler_logprob=token.sampler_logprob,
-            trainer_logprob=token.trainer_logprob,
-            token_id=token.token_id,
-            token=decode([token.token_id]),
-            before=decode(list(token.before)),
-            after=decode(list(token.after)),
-            group_id=token.group_id,
-            row=token.row,
-            position=token.position,
-            prompt_length=token.prompt_length,
-            response_length=token.response_length,
-            policy_version=token.policy_version,
-            engine=engine,
-        )
+        texts = {
+            "token": decode([token.token_id]),
+            "before": decode(list(token.before)),
+            "after": decode(list(token.after)),
+        }
+        return {"gap_nats": token.gap} | asdict(token) | texts | {"engine": engine}

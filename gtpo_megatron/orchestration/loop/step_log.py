@@ -1,9 +1,10 @@
 """Writes a step's row of metrics, and the texts of some of its groups."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gtpo_megatron.batch import Problem, RewardBatch, TokenRecord
+from gtpo_megatron.batch import Problem, RewardBatch, TrainBatch
 from gtpo_megatron.config.output import LoggingConfig
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.sinks import MetricSinks
@@ -77,39 +78,42 @@ class StepLog:
         chosen = set(self._rollouts.choose(step, group_ids=groups, rewards=rewards))
         if not chosen:
             return
-        if load := self._stages.trainer.expert_load():
+        if load := self._stages.trainer.run_on_all("expert load", lambda actor: actor.balance.loads_by_layer())[0]:
             write_expert_load(
                 self._run_folder, ExpertLoad(step=step, layers=list(load), tokens=[load[layer] for layer in load])
             )
-        rows = [row for row, group in enumerate(groups) if group in chosen]
-        records = self._stages.trainer.sample_records(sorted(chosen))
         problems = dict(zip(sampled.prompts.group_ids, sampled.prompts.problems, strict=True))
-        self._rollouts.write(
-            step,
-            [
-                self._readable(record, sampled.rewards, row, problems[record.group_id])
-                for record, row in zip(records, rows, strict=True)
-            ],
-        )
+        records = {
+            whole_row: self._readable(part, row, sampled.rewards, whole_row, problems)
+            for part in self._stages.trainer.rows_of_groups(sorted(chosen))
+            for row, whole_row in enumerate(part.global_rows)
+        }
+        self._rollouts.write(step, [records[row] for row in sorted(records)])
 
-    def _readable(self, record: TokenRecord, rewards: RewardBatch, row: int, problem: Problem) -> RolloutRecord:
+    def _readable(
+        self, batch: TrainBatch, row: int, rewards: RewardBatch, whole_row: int, problems: Mapping[int, Problem]
+    ) -> RolloutRecord:
+        """The response at ``row``, which is ``whole_row`` of the step's batch and of its rewards."""
+        sampled, length = batch.rollouts, int(batch.rollouts.response_lengths[row])
+        response_ids = sampled.response_ids[row, :length].tolist()
+        problem = problems[int(sampled.group_ids[row])]
         decode = self._tokenizer.decode
-        texts = {token: decode([token]) for token in set(record.response_ids)}  # a call takes microseconds
+        texts = {token: decode([token]) for token in set(response_ids)}  # a call takes microseconds
         return RolloutRecord(
-            group_id=record.group_id,
-            policy_version=record.policy_version,
-            prompt=decode(record.prompt_ids),
-            response=decode(record.response_ids),
-            tokens=[texts[token] for token in record.response_ids],
-            token_entropy=record.token_entropy,
-            shaped_rewards=record.shaped_rewards,
-            advantages=record.advantages,
-            foreign_spans=foreign_spans(record.loss_mask),
-            reward=float(rewards.rewards[row]),
-            truncated=record.truncated,
-            reward_failed=bool(rewards.failed[row]),
+            group_id=int(sampled.group_ids[row]),
+            policy_version=int(sampled.oldest_versions[row]),
+            prompt=decode(sampled.prompt_ids[row, : int(sampled.prompt_lengths[row])].tolist()),
+            response=decode(response_ids),
+            tokens=[texts[token] for token in response_ids],
+            token_entropy=batch.token_entropy[row, :length].tolist(),
+            shaped_rewards=batch.shaped_rewards[row, :length].tolist(),
+            advantages=batch.advantages[row, :length].tolist(),
+            foreign_spans=foreign_spans(sampled.loss_mask[row, :length].tolist()),
+            reward=float(rewards.rewards[whole_row]),
+            truncated=bool(sampled.truncated[row]),
+            reward_failed=bool(rewards.failed[whole_row]),
             answer=problem.answer,
             problem_id=problem.problem_id,
-            parts={name: float(part[row]) for name, part in rewards.parts.items()},
-            info=rewards.info[row] if rewards.info else "",
+            parts={name: float(part[whole_row]) for name, part in rewards.parts.items()},
+            info=rewards.info[whole_row] if rewards.info else "",
         )

@@ -15,6 +15,9 @@ from gtpo_megatron.orchestration.stages.rollouts import Chunk, RolloutHandle, re
 from gtpo_megatron.rollout.requests import requests_for
 
 if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+    from gtpo_megatron.orchestration.on_ray.processes import EngineProcess
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
 Result = TypeVar("Result")
@@ -46,7 +49,7 @@ class RayEngines(Engines):
     def run_on_each(self, stage: str, functions: "Mapping[int, Callable[[VllmEngine], Result]]") -> dict[int, Result]:
         """Calls engines at once, and restarted ones again."""
 
-        def attempt(processes: dict[int, Any]) -> tuple[dict[int, Result], set[int]]:
+        def attempt(processes: "dict[int, ActorHandle[EngineProcess]]") -> tuple[dict[int, Result], set[int]]:
             calls = {index: process.run.remote(functions[index]) for index, process in processes.items()}
             return self._fleet.wait(stage, calls)
 
@@ -57,7 +60,9 @@ class RayEngines(Engines):
     ) -> dict[int, dict[Key, RolloutHandle]]:
         """Calls engines at once, and restarted ones again; the responses stay in the object store."""
 
-        def attempt(processes: dict[int, Any]) -> tuple[dict[int, dict[Key, RolloutHandle]], set[int]]:
+        def attempt(
+            processes: "dict[int, ActorHandle[EngineProcess]]",
+        ) -> tuple[dict[int, dict[Key, RolloutHandle]], set[int]]:
             streams = {
                 index: process.sample.options(num_returns="streaming").remote(functions[index])
                 for index, process in processes.items()
@@ -97,7 +102,7 @@ class RayEngines(Engines):
     def _until_done(
         self,
         stage: str,
-        attempt: Callable[[dict[int, Any]], tuple[dict[int, Result], set[int]]],
+        attempt: "Callable[[dict[int, ActorHandle[EngineProcess]]], tuple[dict[int, Result], set[int]]]",
         functions: Mapping[int, Any],
     ) -> dict[int, Result]:
         """Repeats the attempt until all engines are done; dead engines are replaced, or reported as lost.
@@ -142,9 +147,9 @@ class RayGroupSampler:
         self._sampling = sampling
         self._samples_per_prompt = samples_per_prompt
         self._seed = seed
-        self._under_way: dict[int, tuple[Any, Any]] = {}  # by engine its process and the stream of its slice
+        self._under_way: dict[int, tuple[ActorHandle[EngineProcess], Any]] = {}  # process, stream of its slice
         self._refused: list[int] = []
-        self._processes: dict[int, Any] = {}  # by engine: the one that has its groups
+        self._processes: dict[int, ActorHandle[EngineProcess]] = {}  # by engine: the one that has its groups
 
     def begin_slice(self, engine: int, begin: Mapping[Attempt, Problem], abort: Sequence[Attempt]) -> None:
         """Starts a slice on an idle engine.

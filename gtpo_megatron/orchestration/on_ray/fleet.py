@@ -10,6 +10,9 @@ from gtpo_megatron.orchestration.on_ray.collect import collect_survivors
 from gtpo_megatron.weights.checksum import Checksums
 
 if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+    from gtpo_megatron.orchestration.on_ray.processes import EngineProcess
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
 logger = logging.getLogger(__name__)
@@ -26,7 +29,7 @@ class EngineFleet:
     One object per run, shared by the ``RayEngines`` of all threads.
 
     Args:
-        processes: remote ``EngineProcess`` objects; a replacement takes the index of its predecessor.
+        processes: the engines' processes; a replacement takes the index of its predecessor.
         hosts: host of each.
         rollout: the engines' configuration.
         has_environment: requests need their problems.
@@ -47,12 +50,12 @@ class EngineFleet:
 
     def __init__(
         self,
-        processes: list[Any],
+        processes: "list[ActorHandle[EngineProcess]]",
         *,
         hosts: Sequence[str],
         rollout: RolloutConfig,
         has_environment: bool = False,
-        restart: Callable[[int], Any],
+        restart: "Callable[[int], ActorHandle[EngineProcess]]",
         deadline_s: float,
         open_link: Callable[[], None],
         expect_end: Callable[[str], None] = lambda _: None,
@@ -70,7 +73,7 @@ class EngineFleet:
         self.version = 0
         self.num_restarts = 0
         # by index the process that died, to distinguish it from its replacement
-        self._lost: dict[int, Any] = {}
+        self._lost: dict[int, ActorHandle[EngineProcess]] = {}
         self._without_weights: set[int] = set()
         self._is_link_new = True
 
@@ -78,7 +81,7 @@ class EngineFleet:
     def __len__(self) -> int:
         return len(self._processes)
 
-    def processes(self, engines: Iterable[int]) -> dict[int, Any]:
+    def processes(self, engines: Iterable[int]) -> "dict[int, ActorHandle[EngineProcess]]":
         """The current processes of these engines, by index."""
         return {index: self._processes[index] for index in engines}
 
@@ -90,11 +93,11 @@ class EngineFleet:
         found = {index: results[self.names[index]] for index in calls if self.names[index] in results}
         return found, {index for index in calls if self.names[index] in dead}
 
-    def note_lost(self, processes: dict[int, Any]) -> None:
+    def note_lost(self, processes: "dict[int, ActorHandle[EngineProcess]]") -> None:
         """Records dead processes, for the trainer's thread to replace."""
         self._lost |= processes
 
-    def report_lost(self, processes: dict[int, Any], stage: str) -> NoReturn:
+    def report_lost(self, processes: "dict[int, ActorHandle[EngineProcess]]", stage: str) -> NoReturn:
         """Records dead processes, for the trainer's thread to replace.
 
         Raises:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from gtpo_megatron.config.serialize import from_plain
 from gtpo_megatron.distributed.groups import RankCoordinates
@@ -15,11 +15,19 @@ from gtpo_megatron.distributed.rendezvous import Rendezvous
 from gtpo_megatron.observability.logs import rank_prefix, set_up_logs
 from gtpo_megatron.orchestration.stages.rollouts import Chunk, handles_then_chunks
 
+if TYPE_CHECKING:
+    from gtpo_megatron.actor.actor import MegatronActor  # noqa: F401 - in a base class, by its name
+    from gtpo_megatron.orchestration.stages.grading import RewardGrader  # noqa: F401
+    from gtpo_megatron.rollout.vllm_engine import VllmEngine
+
 logger = logging.getLogger(__name__)
 
+Instance = TypeVar("Instance")
+Result = TypeVar("Result")
 
-class _RayProcess:
-    """Base of the run's processes: sets up logs and module path.
+
+class _RayProcess(Generic[Instance]):
+    """Base of the run's processes, each of one ``Instance``: sets up logs and module path.
 
     Args:
         config: configuration of the run, as ``to_plain`` made it.
@@ -28,7 +36,7 @@ class _RayProcess:
         search_path: put first on the module path, as in the driver, so that the user's modules are found.
 
     Attributes:
-        instance: the ``MegatronActor``, ``VllmEngine`` or ``RewardGrader``; None before it has started.
+        instance: the object that functions are called with; None before it has started.
     """
 
     def __init__(self, config: dict[str, Any], run_folder: str, prefix: str, search_path: str) -> None:
@@ -36,7 +44,7 @@ class _RayProcess:
             sys.path.insert(0, search_path)
         self._config = from_plain(config, "the configuration of the run")
         self._run_folder = Path(run_folder)
-        self.instance: Any = None
+        self.instance: Instance | None = None
         self._set_up_logs(prefix)
 
     def _set_up_logs(self, prefix: str) -> None:
@@ -46,13 +54,13 @@ class _RayProcess:
         """Host name and process id."""
         return socket.gethostname(), os.getpid()
 
-    def run(self, function: Callable[[Any], Any]) -> Any:
-        """``function(instance)``."""
-        return function(self.instance)
+    def run(self, function: Callable[[Instance], Result]) -> Result:
+        """``function(instance)``; what is run before the start takes any object."""
+        return function(cast("Instance", self.instance))
 
 
-class RankProcess(_RayProcess):
-    """A Megatron rank: a ``MegatronActor``."""
+class RankProcess(_RayProcess["MegatronActor"]):
+    """A Megatron rank."""
 
     def __init__(self, config: dict[str, Any], run_folder: str, search_path: str, *, global_rank: int) -> None:
         super().__init__(config, run_folder, rank_prefix(global_rank), search_path)
@@ -78,14 +86,14 @@ class RankProcess(_RayProcess):
 
         from gtpo_megatron.actor.actor import MegatronActor
 
-        self.instance = MegatronActor(
+        self.instance = actor = MegatronActor(
             self._config,
             global_rank=self._global_rank,
             init_method=init_method,
             run_folder=self._run_folder,
             address=ray.util.get_node_ip_address(),
         )
-        coordinates: RankCoordinates = self.instance.coordinates
+        coordinates = actor.coordinates
         self._set_up_logs(
             rank_prefix(
                 self._global_rank,
@@ -103,8 +111,8 @@ WORKER_DEATH_S = 2.0
 than ``collect.GRACE_S``, so that the reason is still reported."""
 
 
-class EngineProcess(_RayProcess):
-    """A rollout engine: a ``VllmEngine``.
+class EngineProcess(_RayProcess["VllmEngine"]):
+    """A rollout engine.
 
     With tensor parallelism vLLM starts worker processes. If one of them dies, this process ends too.
 
@@ -122,7 +130,7 @@ class EngineProcess(_RayProcess):
         """Loads vLLM and the model."""
         from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
-        self.instance = VllmEngine(
+        self.instance = engine = VllmEngine(
             self._config.model.path,
             self._config.rollout,
             max_sequence_tokens=self._config.model.max_sequence_tokens,
@@ -132,9 +140,9 @@ class EngineProcess(_RayProcess):
             awaits_push=True,
             adapter=self._config.adapter,
         )
-        self.instance.on_worker_death(self._end)
+        engine.on_worker_death(self._end)
 
-    def run(self, function: Callable[[Any], Any]) -> Any:
+    def run(self, function: "Callable[[VllmEngine], Result]") -> Result:
         """As for any process; ends it if a worker has died, or the call fails because one does."""
         self._end_without_worker()
         try:
@@ -146,7 +154,7 @@ class EngineProcess(_RayProcess):
                 time.sleep(0.05)
             raise
 
-    def sample(self, function: Callable[[Any], Mapping[Hashable, Chunk]]) -> Iterator[Any]:
+    def sample(self, function: "Callable[[VllmEngine], Mapping[Hashable, Chunk]]") -> Iterator[Any]:
         """Of ``function(instance)``, chunks by key, yields all handles, then each chunk; see ``received``."""
         yield from handles_then_chunks(self.run(function))
 
@@ -164,7 +172,7 @@ class EngineProcess(_RayProcess):
         return self.instance is not None and self._config.rollout.tensor_parallel_size > 1
 
     def _end_without_worker(self) -> None:
-        if self._has_workers() and self.instance.has_lost_worker():
+        if self.instance is not None and self._has_workers() and self.instance.has_lost_worker():
             self._end()
 
     def _end(self) -> None:
@@ -172,8 +180,8 @@ class EngineProcess(_RayProcess):
         os._exit(1)  # immediately, because vLLM's cleanup would wait for the dead worker
 
 
-class RewardProcess(_RayProcess):
-    """Decoding and grading: a ``RewardGrader``."""
+class RewardProcess(_RayProcess["RewardGrader"]):
+    """Decoding and grading."""
 
     def __init__(self, config: dict[str, Any], run_folder: str, search_path: str) -> None:
         super().__init__(config, run_folder, "[reward]", search_path)

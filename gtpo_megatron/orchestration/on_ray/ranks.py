@@ -10,7 +10,10 @@ from gtpo_megatron.weights.checksum import Checksums
 from gtpo_megatron.weights.push.sync import merged_checksums
 
 if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
     from gtpo_megatron.actor.actor import MegatronActor
+    from gtpo_megatron.orchestration.on_ray.processes import RankProcess
 
 Result = TypeVar("Result")
 
@@ -19,7 +22,7 @@ class RayRanks:
     """``stages.trainer.Ranks`` as Ray actors.
 
     Args:
-        processes: remote ``RankProcess`` objects, by global rank.
+        processes: the ranks' processes, by global rank.
         coordinates: place of each in the parallel layout.
         hosts: host of each.
         deadline_s: longest time for one call.
@@ -27,7 +30,7 @@ class RayRanks:
 
     def __init__(
         self,
-        processes: Sequence[Any],
+        processes: "Sequence[ActorHandle[RankProcess]]",
         coordinates: Sequence[RankCoordinates],
         *,
         hosts: Sequence[str],

@@ -19,6 +19,8 @@ from gtpo_megatron.orchestration.on_ray.processes import EngineProcess, RankProc
 from gtpo_megatron.rollout.engine_arguments import CPU_ENVIRONMENT, engine_environment
 
 if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
 logger = logging.getLogger(__name__)
@@ -168,7 +170,7 @@ def engine_threads(config: RunConfig, placement: Placement, index: int) -> int:
 def bring_up(
     config: RunConfig,
     processes: dict[str, Any],
-    ranks: list[Any],
+    ranks: "list[ActorHandle[RankProcess]]",
     *,
     deadline: Deadline,
     met: Met,
@@ -207,7 +209,7 @@ def _fall_asleep(engine: "VllmEngine") -> None:
     engine.sleep(keep_weights=False)
 
 
-def bring_up_engine(name: str, process: Any, *, deadline: Deadline, met: Met) -> None:
+def bring_up_engine(name: str, process: "ActorHandle[EngineProcess]", *, deadline: Deadline, met: Met) -> None:
     """Waits until a replacement engine has started."""
     _meet({name: process}, deadline, met, None)
     collect({name: process.start.remote()}, stage="restart", deadline_s=deadline)

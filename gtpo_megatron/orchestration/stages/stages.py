@@ -43,13 +43,13 @@ class MemorySharing:
         if self._is_colocated:
             with self._timers.stage("to_trainer"):
                 self._engine.sleep(keep_weights=keep_weights)
-                self._trainer.onload()
+                self._trainer.run_on_all("memory", lambda actor: actor.onload())
 
     def to_push(self) -> None:
         """Moves gradients and optimizer to the host and allocates the engine's weights."""
         if self._is_colocated:
             with self._timers.stage("to_push"):
-                self._trainer.offload()
+                self._trainer.run_on_all("memory", lambda actor: actor.offload())
                 self._engine.wake("weights")
 
     def to_engine(self) -> None:

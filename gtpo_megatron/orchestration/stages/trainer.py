@@ -4,12 +4,11 @@ A stage is a call of ``MegatronActor`` on every rank at once, since it may conta
 no concern here: :class:`Ranks` reaches them over Ray (``on_ray/ranks.py``) or in this process (``in_process.py``).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from gtpo_megatron.batch import RewardBatch, RolloutShard, TokenRecord
+from gtpo_megatron.batch import RewardBatch, RolloutShard, TrainBatch
 from gtpo_megatron.distributed.groups import RankCoordinates
 from gtpo_megatron.mismatch.gap_report import GapReport, merged
 from gtpo_megatron.observability.metrics import Metric, is_deterministic, merge
@@ -17,7 +16,6 @@ from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, shards
 
 if TYPE_CHECKING:
     from gtpo_megatron.actor.actor import MegatronActor
-    from gtpo_megatron.weights.push.link import WeightLink
 
 Metrics = dict[str, Metric]
 Result = TypeVar("Result")
@@ -58,11 +56,18 @@ class Trainer:
 
     Args:
         ranks: way to call the ranks.
+
+    Attributes:
+        ranks: way to call them one by one, and where they are.
     """
 
     def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+        self.ranks = ranks
         self._data_parallel_size = 1 + max(rank.data_index for rank in ranks.coordinates)
+
+    def run_on_all(self, stage: str, function: "Callable[[MegatronActor], Result]") -> list[Result]:
+        """Calls a function on all ranks at once; see ``Ranks``."""
+        return self.ranks.run_on_each(stage, [function] * len(self.ranks.coordinates))
 
     # ----------------------------------------------------------------------------------------------- stages of a step
     def score_tokens(self, rollouts: RolloutHandle, *, updates: Sequence[Sequence[int]] = ()) -> Metrics:
@@ -77,7 +82,7 @@ class Trainer:
             return lambda actor: actor.score_tokens(fetch())
 
         return self._merged(
-            self._ranks.run_on_each("score", [score(fetch) for fetch in self._shards(rollouts, updates)])
+            self.ranks.run_on_each("score", [score(fetch) for fetch in self._shards(rollouts, updates)])
         )
 
     def use_sampler_scores(self, rollouts: RolloutHandle, *, updates: Sequence[Sequence[int]] = ()) -> Metrics:
@@ -86,100 +91,41 @@ class Trainer:
         def take(fetch: Callable[[], RolloutShard]) -> "Callable[[MegatronActor], Metrics]":
             return lambda actor: actor.use_sampler_scores(fetch())
 
-        return self._merged(
-            self._ranks.run_on_each("score", [take(fetch) for fetch in self._shards(rollouts, updates)])
-        )
+        return self._merged(self.ranks.run_on_each("score", [take(fetch) for fetch in self._shards(rollouts, updates)]))
 
     def credit_tokens(self, rewards: RewardBatch) -> Metrics:
         """Shaped rewards and advantages of the scored batch; they do not depend on the sharding."""
         # each rank gets a copy, and credit reads no parts and no texts, which can be megabytes
         needed = replace(rewards, parts={}, info=())
-        return self._merged(self._all("credit", lambda actor: actor.credit_tokens(needed)))
+        return self._merged(self.run_on_all("credit", lambda actor: actor.credit_tokens(needed)))
 
     def update(self, *, step: int) -> Metrics:
         """The optimizer updates of a step."""
-        return self._merged(self._all("update", lambda actor: actor.update(step)))
+        return self._merged(self.run_on_all("update", lambda actor: actor.update(step)))
 
     # -------------------------------------------------------------------------------------- -- looking at the batch
-    def sample_records(self, group_ids: Sequence[int]) -> list[TokenRecord]:
-        """The responses of the chosen groups with entropies and credit, in the order of the batch."""
+    def rows_of_groups(self, group_ids: Sequence[int]) -> list[TrainBatch]:
+        """The responses of the chosen groups with entropies and credit, those of each replica together."""
         chosen = list(group_ids)
-        rows = self._all("sampled texts", lambda actor: actor.sample_records(chosen))
-        found = [row for part in self._reporting(rows) for row in part]
-        return [record for _, record in sorted(found, key=lambda row: row[0])]
+        parts = self.run_on_all("sampled texts", lambda actor: actor.rows_of_groups(chosen))
+        return [part for part in parts if part is not None]
 
     def explain_gap(self, typical_nats: float) -> GapReport:
         """Where the log-prob gaps of the responses are; after scoring, or after an update without it."""
-        return merged(self._reporting(self._all("score", lambda actor: actor.explain_gap(typical_nats))))
-
-    def expert_load(self) -> dict[int, list[int]]:
-        """Tokens that each expert got at the last step, by layer, of all ranks; empty for a dense model."""
-        return self._all("expert load", lambda actor: actor.expert_load())[0]
-
-    def release_batch(self) -> None:
-        """Frees the batch; the next scoring does so too."""
-        self._all("release", lambda actor: actor.release_batch())
-
-    # --------------------------------------------------------------------------------------------------------- memory
-    def offload(self) -> None:
-        """Moves gradients and optimizer state to the host."""
-        self._all("memory", lambda actor: actor.offload())
-
-    def onload(self) -> None:
-        """Moves gradients and optimizer state back to the GPU."""
-        self._all("memory", lambda actor: actor.onload())
-
-    # ---------------------------------------------------------------------------------------------------- checkpoints
-    def begin_save(self, folder: Path, *, in_background: bool) -> None:
-        """Every rank takes a snapshot and starts to write its part of a checkpoint."""
-        self._all("checkpoint", lambda actor: actor.begin_save(str(folder), in_background))
-
-    def is_save_written(self) -> bool:
-        """Whether every rank has written its part, or failed to."""
-        return all(self._all("checkpoint", lambda actor: actor.is_save_written()))
-
-    def finish_save(self) -> dict[str, str]:
-        """Waits until every rank has written its part; returns the checksum of every file, by name."""
-        parts = self._all("checkpoint", lambda actor: actor.finish_save())
-        return {name: checksum for part in parts for name, checksum in part.items()}
-
-    def load(self, folder: Path, *, checksums: Mapping[str, str]) -> None:
-        """Every rank compares the files with the checksums and restores its part of a checkpoint."""
-        expected = dict(checksums)
-        self._all("checkpoint", lambda actor: actor.load(str(folder), expected))
-
-    # ------------------------------------------------------------------------------------ the trainer's end of a push
-    def coordinates(self) -> list[tuple[RankCoordinates, str]]:
-        """Coordinates and host of every rank."""
-        return list(zip(self._ranks.coordinates, self._ranks.hosts, strict=True))
-
-    def padded_vocab_size(self) -> int:
-        """Rows of the embedding over all tensor-parallel ranks."""
-        return self._all("weight_sync", lambda actor: actor.padded_vocab_size())[0]
-
-    def open_weight_store(self, deadline_s: float) -> tuple[str, int]:
-        """Opens a store on rank 0's host that both sides of a push can reach; returns host and port."""
-        return self._ranks.run_on_each("weight_sync", [lambda actor: actor.open_weight_store(deadline_s)])[0]
-
-    def connect_weights(self, link: "WeightLink") -> None:
-        """Opens the transport in every rank."""
-        self._all("weight_sync", lambda actor: actor.connect_weights(link))
+        return merged(self._reporting(self.run_on_all("score", lambda actor: actor.explain_gap(typical_nats))))
 
     # -------------------------------------------------------------------------------------------------------- results
-    def _all(self, stage: str, function: "Callable[[MegatronActor], Result]") -> list[Result]:
-        return self._ranks.run_on_each(stage, [function] * len(self._ranks.coordinates))
-
     def _shards(self, rollouts: RolloutHandle, updates: Sequence[Sequence[int]]) -> list[Callable[[], RolloutShard]]:
         """What fetches the shard of each rank."""
         parts = shards(rollouts, self._data_parallel_size, updates=updates)
-        return [parts[rank.data_index] for rank in self._ranks.coordinates]
+        return [parts[rank.data_index] for rank in self.ranks.coordinates]
 
     def _reporting(self, results: Sequence[Result]) -> list[Result]:
         """The results of one rank of each group of equal ones."""
-        return [result for result, rank in zip(results, self._ranks.coordinates, strict=True) if rank.reports]
+        return [result for result, rank in zip(results, self.ranks.coordinates, strict=True) if rank.reports]
 
     def _merged(self, reports: Sequence[Metrics]) -> Metrics:
-        return merge_reports(reports, self._ranks.coordinates)
+        return merge_reports(reports, self.ranks.coordinates)
 
 
 def merge_reports(reports: Sequence[Metrics], coordinates: Sequence[RankCoordinates]) -> Metrics:

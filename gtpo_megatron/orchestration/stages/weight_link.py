@@ -8,7 +8,7 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.orchestration.stages.engines import Engines
 from gtpo_megatron.orchestration.stages.trainer import Trainer
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE, Architecture, read_architecture
 from gtpo_megatron.weights.param_mapping import TensorParallel
 from gtpo_megatron.weights.push.layout import ALIGNMENT_BYTES, PushLayout, SenderPolicy, SourceRank, TargetWorker
 from gtpo_megatron.weights.push.link import Endpoint, Meeting, Relay, SharedSlots, SlotShape, WeightLink
@@ -39,19 +39,20 @@ def connect(config: RunConfig, trainer: Trainer, engines: Engines, *, has_gpus: 
         WeightMappingError: the layouts cannot be mapped onto each other; the message names the tensor.
         WeightSyncError: the sampler has another model, or memory for the buckets is missing.
     """
-    layout = _layout(config, trainer, engines, has_gpus=has_gpus)
+    arch = read_architecture(Path(config.model.path))
+    layout = _layout(config, arch, trainer, engines, has_gpus=has_gpus)
     slots: Mapping[int, SharedSlots] = {}
     try:
         endpoint = _endpoint(config, layout, trainer, engines, has_gpus=has_gpus)
         slots = endpoint.slots if isinstance(endpoint, Relay) else endpoint if isinstance(endpoint, dict) else {}
         link = WeightLink(
-            arch=read_architecture(Path(config.model.path)),
+            arch=arch,
             layout=layout,
             dtype_name=_dtype(config),
             endpoint=endpoint,
         )
         engines.connect_weights(link)
-        trainer.connect_weights(link)
+        trainer.run_on_all("weight_sync", lambda actor: actor.connect_weights(link))
     finally:  # also if only some of the workers have slots
         try:
             if config.transport(has_gpus=has_gpus) in ("shared_memory", "relay"):
@@ -86,7 +87,8 @@ def _endpoint(config: RunConfig, layout: PushLayout, trainer: Trainer, engines: 
 
 def _meeting(config: RunConfig, trainer: Trainer, layout: PushLayout, *, num_workers: int, has_gpus: bool) -> Meeting:
     deadline_s = config.weight_sync.deadline_s
-    host, port = trainer.open_weight_store(deadline_s)
+    # on rank 0
+    ((host, port),) = trainer.ranks.run_on_each("weight_sync", [lambda actor: actor.open_weight_store(deadline_s)])
     return Meeting(
         host=host,
         port=port,
@@ -97,7 +99,7 @@ def _meeting(config: RunConfig, trainer: Trainer, layout: PushLayout, *, num_wor
     )
 
 
-def _layout(config: RunConfig, trainer: Trainer, engines: Engines, *, has_gpus: bool) -> PushLayout:
+def _layout(config: RunConfig, arch: Architecture, trainer: Trainer, engines: Engines, *, has_gpus: bool) -> PushLayout:
     parallel, size = config.parallel, config.rollout.tensor_parallel_size
     alone = config.adapter.pushes_alone
     sources = tuple(
@@ -106,7 +108,7 @@ def _layout(config: RunConfig, trainer: Trainer, engines: Engines, *, has_gpus: 
             coordinates=shard_coordinates(parallel, rank.global_rank),
             host=host,
         )
-        for rank, host in trainer.coordinates()
+        for rank, host in zip(trainer.ranks.coordinates, trainer.ranks.hosts, strict=True)
     )
     targets = tuple(
         TargetWorker(
@@ -123,9 +125,9 @@ def _layout(config: RunConfig, trainer: Trainer, engines: Engines, *, has_gpus: 
     return PushLayout(
         sources=sources,
         targets=targets,
-        padded_vocab_size=trainer.padded_vocab_size(),
+        padded_vocab_size=arch.padded_vocab_size(parallel.tensor_parallel_size, VOCAB_MULTIPLE if has_gpus else 1),
         itemsize=itemsize,
-        bucket_bytes=_bucket_bytes(config, itemsize),
+        bucket_bytes=_bucket_bytes(config, arch, itemsize),
         sender_policy=_SENDER_POLICY[config.transport(has_gpus=has_gpus)],
         adapter=config.adapter if alone else None,
     )
@@ -137,12 +139,12 @@ def _dtype(config: RunConfig) -> str:
     return wire_dtype("float32" if alone_in_float32 else config.model.dtype, config.rollout.dtype)
 
 
-def _bucket_bytes(config: RunConfig, itemsize: int) -> int:
+def _bucket_bytes(config: RunConfig, arch: Architecture, itemsize: int) -> int:
     """As configured; adapters alone are smaller than that as a whole."""
     most = config.weight_sync.bucket_mib * MIB
     if not config.adapter.pushes_alone:
         return most
     from gtpo_megatron.weights.adapters import tensor_shapes
 
-    shapes = tensor_shapes(read_architecture(Path(config.model.path)), config.adapter)
+    shapes = tensor_shapes(arch, config.adapter)
     return min(most, sum(itemsize * rows * columns + ALIGNMENT_BYTES for rows, columns in shapes.values()))

@@ -16,7 +16,6 @@ from gtpo_megatron.weights.param_mapping import RowParallel, TensorParallel, as_
 from gtpo_megatron.weights.reshard import (
     LAYER_TABLES,
     ShardCoordinates,
-    export_plan,
     fused_name,
     hf_shapes,
     load_plan,
@@ -142,7 +141,7 @@ def world(*, expert=1, expert_tensor=1, replicas=1, tensor=1, pipeline=(1, 1)):
     vocab_size=st.integers(1, 40),
     multiple=st.sampled_from([1, 8]),
 )
-def test_export_writes_every_element_once_and_undoes_load(
+def test_ranks_share_out_every_element_once_and_give_back_what_they_loaded(
     family, tensor_size, pipeline, expert_split, tied, vocab_size, multiple
 ):
     arch = architecture(family=family, tied_embeddings=tied, vocab_size=vocab_size)
@@ -155,14 +154,12 @@ def test_export_writes_every_element_once_and_undoes_load(
     for place in world(
         tensor=tensor_size, pipeline=pipeline, expert=expert, expert_tensor=expert_tensor, replicas=8 // tensor_size
     ):
-        parameters = filled(load_plan(arch, place, padded), tensors)
-        for shard, part in ((place.dense_shard, "dense"), (place.expert_shard, "experts")):
-            if (shard, part) in seen:
-                continue  # a replica of this shard was there before
-            seen.add((shard, part))
-            for copy in export_plan(arch, shard, padded, dense=part == "dense", experts=part == "experts"):
-                written[copy.hf_name][copy.hf_box.slices] += 1
-                result[copy.hf_name][copy.hf_box.slices] = parameters[copy.megatron_name][copy.megatron_box.slices]
+        plan = load_plan(arch, place, padded)
+        parameters = filled(plan, tensors)
+        for copy in plan:
+            written[copy.hf_name][copy.hf_box.slices] += (copy.hf_name, copy.hf_box) not in seen  # replicas hold it too
+            seen.add((copy.hf_name, copy.hf_box))
+            result[copy.hf_name][copy.hf_box.slices] = parameters[copy.megatron_name][copy.megatron_box.slices]
     for name, tensor in tensors.items():
         assert (written[name] == 1).all(), name
         assert torch.equal(result[name], as_matrix(tensor)), name

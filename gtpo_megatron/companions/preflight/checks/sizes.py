@@ -61,7 +61,7 @@ def lengths(context: StepContext) -> Results:
     with context.memory.phase("train"):
         updated = to_scalars(stages.trainer.update(step=gpus.version + 1))
     gpus.count_update()
-    stages.trainer.release_batch()
+    stages.trainer.run_on_all("release", lambda actor: actor.release_batch())
     groups = len(set(rollouts.group_ids.tolist()))
     of_step = times_at_size(scored | updated, config, groups=groups, mean_tokens=sampled.mean_tokens)
     tokens = int((rollouts.prompt_lengths + rollouts.response_lengths).sum())
@@ -158,7 +158,7 @@ def sleep(context: StepContext) -> Results:
 
 def checkpoint(context: StepContext) -> Results:
     """A checkpoint as a run saves it, read back and compared by its checksums, and removed."""
-    config = replace(context.config.checkpoint, async_save=False, keep=1, keep_best=0)
+    config = replace(context.config.checkpoint, async_save=False, keep=1, keep_best=0, verify="full")
     folder = CheckpointFolder(context.output / "checkpoint")
     trainer = context.stages.trainer
     context.gpus.to_trainer(keep_weights=True)
@@ -174,7 +174,7 @@ def checkpoint(context: StepContext) -> Results:
         assert saved.manifest is not None
         num_bytes = saved.manifest.num_bytes
         began = time.perf_counter()
-        trainer.load(saved.path, checksums=saved.manifest.checksums)
+        saver.restore(saved)
         load_s = time.perf_counter() - began
     finally:
         shutil.rmtree(folder.path, ignore_errors=True)

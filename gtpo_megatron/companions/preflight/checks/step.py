@@ -255,7 +255,7 @@ def update(context: StepContext) -> Results:
     context.gpus.count_update()
     if context.config.rollout.entropy_source == "rollout":
         yield mismatch(FIRST_WEIGHTS, metrics, context.values["logprobs"])
-    trainer.release_batch()
+    trainer.run_on_all("release", lambda actor: actor.release_batch())
     scalars = to_scalars(metrics)
     loss, norm, skipped = (scalars[name] for name in ("policy/loss", "optimizer/grad_norm", "optimizer/skipped_count"))
     yield assessed(
@@ -280,5 +280,5 @@ def new_weights(context: StepContext) -> Results:
     stages.engine.forget_prefixes()
     context.gpus.to_trainer()
     metrics = stages.trainer.score_tokens(handle)
-    stages.trainer.release_batch()
+    stages.trainer.run_on_all("release", lambda actor: actor.release_batch())
     yield mismatch("log-probs of sampler and trainer, updated weights", metrics, context.values["logprobs"])

@@ -15,25 +15,29 @@ from tests.unit.orchestration.checkpoints import METRIC, facts, names, state
 
 
 class Ranks:
-    """One rank whose disk is as slow as the test wants."""
+    """One rank whose disk is as slow as the test wants, with its checkpoint."""
 
     def __init__(self):
-        self.is_written = False
+        self.is_done = False
         self.error = None
         self.shard = None
         self.loaded = None
         self.in_background = None
+        self.checkpoint = self
 
-    def begin_save(self, folder, *, in_background):
+    def run_on_all(self, stage, function):
+        return [function(self)]
+
+    def begin(self, folder, *, in_background):
         assert self.shard is None, "two at a time"
         self.in_background = in_background
         self.shard = folder / "__0_0.distcp"
         self.shard.write_bytes(b"weights")
 
-    def is_save_written(self):
-        return self.is_written
+    def is_written(self):
+        return self.is_done
 
-    def finish_save(self):
+    def finish(self):
         shard, self.shard = self.shard, None
         if self.error:
             raise self.error
@@ -67,10 +71,10 @@ def test_in_the_background_the_name_comes_when_the_ranks_are_done(tmp_path, rank
         assert ranks.in_background
         checkpoints.poll()
         assert folder.latest() is None
-        ranks.is_written = True
+        ranks.is_done = True
         next_steps(checkpoints)
         assert folder.latest().state == state(1)
-        ranks.is_written = False
+        ranks.is_done = False
         checkpoints.save(state(2), {})
         checkpoints.save(state(3), {})  # waits for the one before
         assert folder.latest().state == state(2)
@@ -81,13 +85,13 @@ def test_a_bad_end_names_nothing(tmp_path, ranks):
     checkpoints = saver(tmp_path, ranks)
     with contextlib.suppress(KeyboardInterrupt), checkpoints:
         checkpoints.save(state(1), {})
-        ranks.is_written = True
+        ranks.is_done = True
         raise KeyboardInterrupt
     assert CheckpointFolder(tmp_path).latest() is None
 
 
 def test_a_failed_write_is_told_at_the_next_step_and_the_last_good_one_stays(tmp_path, ranks):
-    ranks.is_written = True
+    ranks.is_done = True
     checkpoints = saver(tmp_path, ranks)
     checkpoints.save(state(1), {})
     next_steps(checkpoints)
@@ -99,7 +103,7 @@ def test_a_failed_write_is_told_at_the_next_step_and_the_last_good_one_stays(tmp
 
 
 def test_a_step_does_not_wait_for_the_disk_to_name_and_drop_and_trouble_there_is_told_too(tmp_path, ranks):
-    ranks.is_written = True
+    ranks.is_done = True
     checkpoints = saver(tmp_path, ranks)
     slow_disk, finish = threading.Event(), checkpoints._folder.finish
 
@@ -119,7 +123,7 @@ def test_a_step_does_not_wait_for_the_disk_to_name_and_drop_and_trouble_there_is
 
 
 def test_what_the_ranks_have_written_gets_its_name_at_a_bad_end_too(tmp_path, ranks):
-    ranks.is_written = True
+    ranks.is_done = True
     checkpoints = saver(tmp_path, ranks)
     with contextlib.suppress(KeyboardInterrupt), checkpoints:
         checkpoints.save(state(1), {})

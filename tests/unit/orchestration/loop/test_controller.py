@@ -37,6 +37,10 @@ class World(WrittenDown):
         self.saved = []
         self.measured = []
         self.on_save = lambda: None
+        self.checkpoint = self.balance = self
+
+    def run_on_all(self, stage, function):
+        return [function(self)]
 
     def generate(self, prompts, sampling, *, samples_per_prompt, seed):
         handle = super().generate(prompts, sampling, samples_per_prompt=samples_per_prompt, seed=seed)
@@ -57,9 +61,6 @@ class World(WrittenDown):
     def release_batch(self):
         pass
 
-    def expert_load(self):
-        return {}
-
     def update(self, *, step):
         return {"policy/loss": Max(float(step))}
 
@@ -70,14 +71,17 @@ class World(WrittenDown):
     def forget_prefixes(self):
         pass
 
-    def begin_save(self, folder, *, in_background):
+    def loads_by_layer(self):
+        return {}
+
+    def begin(self, folder, *, in_background):
         self.on_save()
         self.saved.append(folder.name.split(".")[1])
 
-    def is_save_written(self):
+    def is_written(self):
         return True
 
-    def finish_save(self):
+    def finish(self):
         return {}
 
     def load(self, folder, *, checksums):

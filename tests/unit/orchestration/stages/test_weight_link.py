@@ -8,6 +8,7 @@ import pytest
 
 from gtpo_megatron.distributed.groups import RankCoordinates
 from gtpo_megatron.errors import EngineLostError
+from gtpo_megatron.orchestration.stages.trainer import Trainer
 from gtpo_megatron.orchestration.stages.weight_link import connect
 from gtpo_megatron.supervision.process_tree import mapped_shared, remove_unused_shared
 from gtpo_megatron.weights.push.link import SlotShape
@@ -17,22 +18,8 @@ from gtpo_megatron.weights.push.transports.shared_memory import create_slots, re
 from recipes import tiny_cpu
 
 
-class Trainer:
-    """Two ranks on this machine."""
-
-    def coordinates(self):
-        return [
-            (
-                RankCoordinates(
-                    global_rank=r, tensor_index=r, pipeline_index=0, context_index=0, data_index=0, pipeline_size=1
-                ),
-                "h",
-            )
-            for r in range(2)
-        ]
-
-    def padded_vocab_size(self):
-        return 512
+class Rank:
+    """A rank on this machine."""
 
     def open_weight_store(self, deadline_s):
         self.store = open_store("127.0.0.1", deadline_s=deadline_s)
@@ -40,6 +27,22 @@ class Trainer:
 
     def connect_weights(self, link):
         raise AssertionError("the sampler comes first")
+
+
+class Ranks:
+    """Two ranks on this machine."""
+
+    hosts = ("h", "h")
+    coordinates = tuple(
+        RankCoordinates(global_rank=r, tensor_index=r, pipeline_index=0, context_index=0, data_index=0, pipeline_size=1)
+        for r in range(2)
+    )
+
+    def __init__(self):
+        self.each = (Rank(), Rank())
+
+    def run_on_each(self, stage, functions):
+        return [function(rank) for function, rank in zip(functions, self.each, strict=False)]
 
 
 class DyingSampler:
@@ -69,7 +72,7 @@ def test_slots_of_an_engine_that_dies_meanwhile_do_not_stay_in_memory(transport,
     )
     sampler = DyingSampler()
     with pytest.raises(EngineLostError, match="answers no more"):
-        connect(config, Trainer(), sampler, has_gpus=False)
+        connect(config, Trainer(Ranks()), sampler, has_gpus=False)
     assert not Path(sampler.slots.path).exists()
 
 

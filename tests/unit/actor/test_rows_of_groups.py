@@ -48,7 +48,7 @@ def made(*, tensor_index, context_index):
         token_entropy=ones,
         scored_version=0,
         shaped_rewards=ones,
-        advantages=ones,
+        advantages=torch.tensor([[10.0, 11.0, 12.0], [20.0, 21.0, 22.0]]),
         loss_mask=ones.bool(),
     )
     actor._last_stage = "credit_tokens"
@@ -56,14 +56,16 @@ def made(*, tensor_index, context_index):
 
 
 def test_of_ranks_that_hold_the_same_responses_one_returns_them():
-    [(row, record)] = made(tensor_index=0, context_index=0).sample_records([2])
-    assert (row, record.response_ids) == (7, [3, 4, 5])
-    assert made(tensor_index=1, context_index=0).sample_records([2]) == []
-    assert made(tensor_index=0, context_index=1).sample_records([2]) == []
+    part = made(tensor_index=0, context_index=0).rows_of_groups([2])
+    assert (part.global_rows, part.rollouts.response_ids.tolist()) == ((7,), [[3, 4, 5]])
+    assert part.advantages.tolist() == [[20.0, 21.0, 22.0]]
+    assert made(tensor_index=0, context_index=0).rows_of_groups([3]).global_rows == ()
+    assert made(tensor_index=1, context_index=0).rows_of_groups([2]) is None
+    assert made(tensor_index=0, context_index=1).rows_of_groups([2]) is None
 
 
 def test_every_rank_says_what_is_missing():
     actor = made(tensor_index=1, context_index=0)
     actor.batch = None
-    with pytest.raises(StageOrderError, match="sample_records needs"):
-        actor.sample_records([2])
+    with pytest.raises(StageOrderError, match="rows_of_groups needs"):
+        actor.rows_of_groups([2])
