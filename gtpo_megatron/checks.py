@@ -1,7 +1,7 @@
 """Why a run or an evaluation may be refused before any process starts: one list, for every command that starts them.
 
 ``config``, ``train`` and ``preflight`` ask about a run, ``evaluate`` about an evaluation; both say what they want as a
-:class:`Request`. A check itself is a function of the room that it is about. This module says what calls for it, and
+:class:`PlannedRun`. A check itself is a function of the room that it is about. This module says what calls for it, and
 imports the room only then: a run without an environment loads no ``conversations``, one without programs no
 ``sandbox``. docs/refusals.md has a row for every check.
 """
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """What a command wants to start, in the words that runs and evaluations share.
+class PlannedRun:
+    """A run or an evaluation that a command is to start, in the words that both share.
 
     Attributes:
         model: folder of the model.
@@ -66,7 +66,7 @@ class Request:
     resume: bool = False
 
     @classmethod
-    def of_run(cls, config: RunConfig, *, resume: bool = False) -> "Request":
+    def of_run(cls, config: RunConfig, *, resume: bool = False) -> "PlannedRun":
         """What ``train`` wants to start."""
         return cls(
             model=Path(config.model.path),
@@ -86,7 +86,7 @@ class Request:
         )
 
     @classmethod
-    def of_evaluation(cls, config: EvaluateConfig, model: Path, *, date: str) -> "Request":
+    def of_evaluation(cls, config: EvaluateConfig, model: Path, *, date: str) -> "PlannedRun":
         """What ``evaluate`` wants to start; ``date``: day that the prompts have."""
         return cls(
             model=model,
@@ -150,126 +150,126 @@ class Check:
 
     Attributes:
         name: its row of docs/refusals.md.
-        check: raises a GTPOError if the request cannot be met; what it returns is ignored.
-        applies: whether this request needs the check.
+        check: raises a GTPOError if the run cannot be started; what it returns is ignored.
+        applies: whether this run needs the check.
         asks_network: it talks to another machine, which ``config`` does not.
     """
 
     name: str
-    check: Callable[[Request], object]
-    applies: Callable[[Request], bool] = lambda _: True
+    check: Callable[[PlannedRun], object]
+    applies: Callable[[PlannedRun], bool] = lambda _: True
     asks_network: bool = False
 
 
-def run_checks(request: Request, *, asks_network: bool = True) -> None:
-    """Makes every check that the request needs, in the order of ``CHECKS``.
+def run_checks(planned: PlannedRun, *, asks_network: bool = True) -> None:
+    """Makes every check that the run needs, in the order of ``CHECKS``.
 
     Args:
-        request: what is to be started.
+        planned: what is to be started.
         asks_network: talk to a judge, too.
 
     Raises:
-        ConfigError: the first reason for which the request is refused.
+        ConfigError: the first reason for which the run is refused.
     """
     for one in CHECKS:
-        if one.applies(request) and (asks_network or not one.asks_network):
-            one.check(request)
+        if one.applies(planned) and (asks_network or not one.asks_network):
+            one.check(planned)
 
 
-def _run(request: Request) -> RunConfig:
-    assert request.run is not None, "only runs have this check"
-    return request.run
+def _run(planned: PlannedRun) -> RunConfig:
+    assert planned.run is not None, "only runs have this check"
+    return planned.run
 
 
-def _is_run(request: Request) -> bool:
-    return request.run is not None
+def _is_run(planned: PlannedRun) -> bool:
+    return planned.run is not None
 
 
-def _engines(request: Request) -> None:
-    is_elsewhere = request.run is not None and bool(request.run.cluster.address)
+def _engines(planned: PlannedRun) -> None:
+    is_elsewhere = planned.run is not None and bool(planned.run.cluster.address)
     check_engines(
-        request.engines,
-        request.architecture,
-        where=request.engines_option,
-        model=request.model_name,
+        planned.engines,
+        planned.architecture,
+        where=planned.engines_option,
+        model=planned.model_name,
         are_here=not is_elsewhere,
     )
 
 
-def _experts(request: Request) -> None:
-    config, experts = _run(request), request.architecture.experts
+def _experts(planned: PlannedRun) -> None:
+    config, experts = _run(planned), planned.architecture.experts
     config.balance.check_model(has_experts=experts is not None, has_bias=experts is not None and experts.has_bias)
     if experts is None:
         config.update.check_dense()
         config.model.check_dense()
 
 
-def _length(request: Request) -> None:
-    if request.num_tokens > request.architecture.max_positions:
+def _length(planned: PlannedRun) -> None:
+    if planned.num_tokens > planned.architecture.max_positions:
         raise ConfigError(
-            f"{request.tokens_name} = {request.num_tokens} exceeds the model's {request.architecture.positions_said}; "
+            f"{planned.tokens_name} = {planned.num_tokens} exceeds the model's {planned.architecture.positions_said}; "
             f"lower it"
         )
 
 
-def _algorithm(request: Request) -> None:
+def _algorithm(planned: PlannedRun) -> None:
     from gtpo_megatron.algorithms.registry import algorithm_of
 
-    algorithm_of(_run(request).algorithm)
+    algorithm_of(_run(planned).algorithm)
 
 
-def _loggers(request: Request) -> None:
+def _loggers(planned: PlannedRun) -> None:
     from gtpo_megatron.observability.sinks import check_loggers
 
-    check_loggers(_run(request).logging)
+    check_loggers(_run(planned).logging)
 
 
-def _sandbox(request: Request) -> None:
+def _sandbox(planned: PlannedRun) -> None:
     from gtpo_megatron.sandbox.choose import check_sandbox
 
-    check_sandbox(request.reward.sandbox, request.reward.packages)
+    check_sandbox(planned.reward.sandbox, planned.reward.packages)
 
 
-def _weights(request: Request) -> None:
+def _weights(planned: PlannedRun) -> None:
     from gtpo_megatron.weights.weight_checks import check_weights
 
-    check_weights(request.model, request.architecture)
+    check_weights(planned.model, planned.architecture)
 
 
-def _adapters(request: Request) -> None:
+def _adapters(planned: PlannedRun) -> None:
     from gtpo_megatron.weights.adapter_shapes import check_adaptable
 
-    adapter = _run(request).adapter
-    check_adaptable(request.architecture, adapter)
-    check_adapters(adapter, request.architecture, request.model)
+    adapter = _run(planned).adapter
+    check_adaptable(planned.architecture, adapter)
+    check_adapters(adapter, planned.architecture, planned.model)
 
 
-def _first_adapters(request: Request) -> None:
+def _first_adapters(planned: PlannedRun) -> None:
     from gtpo_megatron.weights.peft import PeftFolder
 
-    adapter = _run(request).adapter
-    PeftFolder(Path(adapter.path), request.architecture, adapter).check_values()
+    adapter = _run(planned).adapter
+    PeftFolder(Path(adapter.path), planned.architecture, adapter).check_values()
 
 
-def _reference(request: Request) -> None:
+def _reference(planned: PlannedRun) -> None:
     from gtpo_megatron.weights.weight_checks import check_same_architecture, check_weights
 
-    reference = Path(_run(request).reference.path)
-    check_same_architecture(reference, request.architecture)
-    check_weights(reference, request.architecture)
+    reference = Path(_run(planned).reference.path)
+    check_same_architecture(reference, planned.architecture)
+    check_weights(reference, planned.architecture)
 
 
-def _stop_strings(request: Request) -> None:
-    for option, sampling in request.samplings.items():
-        check_stop_strings(request.model, sampling, where=option)
+def _stop_strings(planned: PlannedRun) -> None:
+    for option, sampling in planned.samplings.items():
+        check_stop_strings(planned.model, sampling, where=option)
 
 
-def _environment(request: Request) -> None:
+def _environment(planned: PlannedRun) -> None:
     from gtpo_megatron.rollout.conversation import check_conversation
 
-    sampling = request.engines.sampling
-    stop_ids = (*stop_token_ids(request.model, request.tokenizer), *sampling.stop_token_ids)
-    check_conversation(request.environment, request.prompts, request.tokenizer, stop_ids=stop_ids)
+    sampling = planned.engines.sampling
+    stop_ids = (*stop_token_ids(planned.model, planned.tokenizer), *sampling.stop_token_ids)
+    check_conversation(planned.environment, planned.prompts, planned.tokenizer, stop_ids=stop_ids)
 
 
 CHECKS: tuple[Check, ...] = (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gtpo_megatron.checks import Request, run_checks
+from gtpo_megatron.checks import PlannedRun, run_checks
 from gtpo_megatron.config.model import is_gguf
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import load_config, to_plain
@@ -201,8 +201,8 @@ def check_inputs(config: RunConfig, *, resume: bool = False, asks_network: bool 
         ConfigError: a check of :mod:`gtpo_megatron.checks` refuses it, or there are too few problems.
         DataError: a data set is missing, empty or malformed.
     """
-    request = Request.of_run(config, resume=resume)
-    run_checks(request, asks_network=asks_network)
-    inputs = read_inputs(config, request.tokenizer, vocab_size=request.architecture.vocab_size)
+    planned = PlannedRun.of_run(config, resume=resume)
+    run_checks(planned, asks_network=asks_network)
+    inputs = read_inputs(config, planned.tokenizer, vocab_size=planned.architecture.vocab_size)
     check_enough(config.data, inputs)
     return inputs

@@ -20,7 +20,7 @@ cpu_platform.install()  # before anything below imports megatron.core
 from gtpo_megatron.actor import megatron_init
 from gtpo_megatron.actor.checkpoint.rank_checkpoint import RankCheckpoint
 from gtpo_megatron.actor.cpu_products import choose_products
-from gtpo_megatron.actor.credit import credited
+from gtpo_megatron.actor.credit import credit_batch
 from gtpo_megatron.actor.experts.balance import ExpertBalance
 from gtpo_megatron.actor.experts.routing_replay import RoutingReplay
 from gtpo_megatron.actor.forward_backward import MicroBatching
@@ -39,7 +39,7 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.shaped_tokens import ShapedTokens, shaped_tokens_of
 from gtpo_megatron.distributed.advantage_reducer import reduction_over
 from gtpo_megatron.errors import StageOrderError
-from gtpo_megatron.mismatch.gap_report import GapReport, gap_report, merged
+from gtpo_megatron.mismatch.gap_report import GapReport, gap_report, merge_gaps
 from gtpo_megatron.observability.memory import return_free_memory
 from gtpo_megatron.observability.metrics import Metric
 from gtpo_megatron.observability.profiling import StepProfiler
@@ -232,7 +232,7 @@ class MegatronActor:
 
     # -------------------------------------------------------------------------------------------------- (5)(6) credit
     def credit_tokens(self, rewards: RewardBatch) -> Metrics:
-        """Shaped rewards and advantages of this rank's responses; see ``credited``.
+        """Shaped rewards and advantages of this rank's responses; see ``credit_batch``.
 
         Args:
             rewards: rewards of all responses of the step.
@@ -245,7 +245,7 @@ class MegatronActor:
         metrics: Metrics = {}
         batch = self.batch_after(*SCORING, asks="credit_tokens")
         if isinstance(batch, ScoredBatch):
-            batch, metrics = credited(
+            batch, metrics = credit_batch(
                 self._config,
                 batch,
                 rewards,
@@ -332,7 +332,7 @@ class MegatronActor:
         if isinstance(batch, ScoredBatch) and self._scored_by == "score_tokens":
             logprobs = batch.old_logprobs
         if logprobs is None:
-            return merged([])
+            return merge_gaps([])
         return gap_report(batch.rollouts, logprobs, rows=batch.global_rows, typical_nats=typical_nats)
 
     def release_batch(self) -> None:

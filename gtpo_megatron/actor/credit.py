@@ -11,7 +11,7 @@ from gtpo_megatron.errors import DataError
 from gtpo_megatron.observability.metrics import Max, Mean, Metric
 
 
-def credited(
+def credit_batch(
     config: RunConfig,
     batch: ScoredBatch,
     rewards: RewardBatch,

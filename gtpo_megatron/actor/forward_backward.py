@@ -29,8 +29,8 @@ class MicroBatching:
     """Cuts a rank's responses.
 
     Attributes:
-        budget_tokens: of a micro-batch.
-        layout: of packed sequences.
+        budget_tokens: largest number of tokens of a micro-batch.
+        layout: layout of packed sequences.
         even_group: ranks that must make equally many passes; None: ranks may make different numbers.
     """
 

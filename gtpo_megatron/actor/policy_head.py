@@ -19,10 +19,10 @@ class PolicyHead:
     """The output layer, fused with the scores that are read from it.
 
     Attributes:
-        model: whose output layer.
-        groups: of this rank.
+        model: model chunk with the output layer.
+        groups: process groups of this rank.
         sequence_parallel: hidden states are sharded over tp.
-        temperature: of the sampling distribution.
+        temperature: temperature of the sampling distribution.
         vocab_size: rows of the output layer at or past it only pad the vocabulary.
         chunk_tokens: tokens whose logits are in memory at a time.
     """

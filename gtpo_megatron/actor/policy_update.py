@@ -91,7 +91,7 @@ class PolicyUpdate:
         with self._stages.stage("prepare"):
             prepared = self._prepare(batch, rows)
             # a batch without a single token in the loss has loss 0 whatever it is divided by
-            weight = 1.0 if prepared is None else float(prepared.weight) or 1.0
+            denominator = 1.0 if prepared is None else float(prepared.denominator) or 1.0
             self._balance.set_penalties(batch.rollouts, rows)
             self._balance.begin(with_grad=True)
         place = {row: i for i, row in enumerate(rows)}
@@ -115,7 +115,7 @@ class PolicyUpdate:
                 )
                 compared.append(((index[micro.token_rows], micro.token_columns), token_logprobs.detach()))
             terms = update_loss(self._config.algorithm, logprobs, chosen)
-            loss = terms.loss_sum / weight
+            loss = terms.loss_sum / denominator
             return loss, replace(terms, loss_sum=loss.detach(), statistics=statistics | terms.statistics)
 
         with self._stages.stage("forward_backward"):

@@ -33,12 +33,12 @@ class TrainedModel:
     """A rank's part of the model, ready to be trained.
 
     Attributes:
-        chunks: in order; the last one of the last pipeline rank has the output layer.
+        chunks: parts of the model on this rank, in order; the last one of the last pipeline rank has the output layer.
         wrapped: the chunks in Megatron's data-parallel wrapper.
         adapters: None: every weight is trained.
         reference: the policy that the live one is compared with, or, below adapters, the frozen weights; if any.
         optimizer: Megatron's.
-        schedule: of the learning rate.
+        schedule: schedule of the learning rate.
     """
 
     chunks: list[PolicyModel]

@@ -86,7 +86,7 @@ def policy_loss(
         advantages=advantages,
         response_mask=response_mask,
         row_weights=row_weights,
-        weight=denominator.total(row_weights, lengths, per_response=per_response),
+        denominator=denominator.total(row_weights, lengths, per_response=per_response),
         statistics={},
     )
     return update_loss(config, logprobs, batch)

@@ -120,7 +120,7 @@ def prepare_update(  # noqa: PLR0913 - tensors of the same rows
             token_selection=selection,
             rollout_logprobs=rollout_logprobs if algorithm.needs_rollout_logprobs else None,
             ref_logprobs=ref_logprobs if config.reference_kl.in_loss else None,
-            weight=denominator.of_batch(table.lengths, table.group_index, per_response=per_response),
+            denominator=denominator.of_batch(table.lengths, table.group_index, per_response=per_response),
             statistics=statistics,
         )
 

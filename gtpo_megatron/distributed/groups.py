@@ -13,11 +13,11 @@ class RankCoordinates:
 
     Attributes:
         global_rank: rank in the trainer's world.
-        tensor_index: along the tensor-parallel axis.
-        pipeline_index: along the pipeline axis.
-        context_index: along the context-parallel axis.
-        data_index: along the data-parallel axis.
-        pipeline_size: stages there are.
+        tensor_index: index along the tensor-parallel axis.
+        pipeline_index: index along the pipeline axis.
+        context_index: index along the context-parallel axis.
+        data_index: index along the data-parallel axis.
+        pipeline_size: number of stages.
     """
 
     global_rank: int

@@ -39,7 +39,7 @@ def agree(local_check: Callable[[], Facts], tp_group: dist.ProcessGroup | None, 
 
     Collectives: one all-gather of 2 KiB over ``tp_group``; none for one rank.
     """
-    if tp_group is None or group_size(tp_group) == 1:
+    if tp_group is None or num_shards(tp_group) == 1:
         local_check()
         return
     cause: Exception | None = None
@@ -71,7 +71,7 @@ def _as_message(name: str, reason: str) -> bytes:
     return text
 
 
-def group_size(tp_group: dist.ProcessGroup | None) -> int:
+def num_shards(tp_group: dist.ProcessGroup | None) -> int:
     """Number of ranks that share the vocabulary; 1 for None."""
     size = 1 if tp_group is None else dist.get_world_size(tp_group)
     if size < 1:

@@ -164,7 +164,7 @@ class _Options:
 
     @property
     def tp_size(self) -> int:
-        return checks.group_size(self.tp_group)
+        return checks.num_shards(self.tp_group)
 
     def true_vocab(self, local_rows: int) -> int:
         return local_rows * self.tp_size if self.vocab_size is None else self.vocab_size

@@ -67,10 +67,10 @@ class GapReport:
 
     Attributes:
         worst: tokens with the largest gaps, largest first.
-        by_row: per response: its own tokens, by row in the whole batch.
-        by_position: per range of positions ``[2^k - 1, 2^(k+1) - 1)``, by ``k``.
+        by_row: gaps of the tokens of each response, by its row in the whole batch.
+        by_position: gaps per range of positions ``[2^k - 1, 2^(k+1) - 1)``, by ``k``.
         by_token: gaps by token id.
-        by_length: per range of sequence lengths (prompt and response) ``[2^k, 2^(k+1))``, by ``k``.
+        by_length: gaps per range of sequence lengths (prompt and response) ``[2^k, 2^(k+1))``, by ``k``.
         excess_below: part of the excess of tokens that the trainer finds less likely than the sampler does.
     """
 
@@ -115,7 +115,7 @@ def gap_report(
     )
 
 
-def merged(reports: Sequence[GapReport]) -> GapReport:
+def merge_gaps(reports: Sequence[GapReport]) -> GapReport:
     """The report on all responses of several ranks."""
     worst = sorted(
         (token for report in reports for token in report.worst),
@@ -123,15 +123,15 @@ def merged(reports: Sequence[GapReport]) -> GapReport:
     )
     return GapReport(
         worst=tuple(worst[:NUM_WORST]),
-        by_row=added([report.by_row for report in reports]),
-        by_position=added([report.by_position for report in reports]),
-        by_token=added([report.by_token for report in reports]),
-        by_length=added([report.by_length for report in reports]),
+        by_row=add_shares([report.by_row for report in reports]),
+        by_position=add_shares([report.by_position for report in reports]),
+        by_token=add_shares([report.by_token for report in reports]),
+        by_length=add_shares([report.by_length for report in reports]),
         excess_below=sum(report.excess_below for report in reports),
     )
 
 
-def added(parts: Sequence[Mapping[int, Share]]) -> dict[int, Share]:
+def add_shares(parts: Sequence[Mapping[int, Share]]) -> dict[int, Share]:
     """Sums of numbers and excess by key, in the order of the keys."""
     totals: defaultdict[int, Share] = defaultdict(lambda: (0, 0.0))
     for part in parts:
@@ -220,7 +220,7 @@ def looks_like(report: GapReport, *, engines: Sequence[int]) -> str:
 def _engine(report: GapReport, engines: Sequence[int]) -> str:
     if len(set(engines)) < 2:
         return ""
-    by_engine = added([{engines[row]: share} for row, share in report.by_row.items()])
+    by_engine = add_shares([{engines[row]: share} for row, share in report.by_row.items()])
     engine, (number, excess) = max(by_engine.items(), key=lambda item: item[1][1])
     total, num_tokens = _sums(by_engine)
     # of two engines, one has about half of the tokens

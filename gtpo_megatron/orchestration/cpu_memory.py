@@ -37,8 +37,8 @@ class Taken:
     """Memory of this machine that some processes will take at least.
 
     Attributes:
-        by: what takes it.
-        num_bytes: of all of them.
+        by: user of the memory, for messages.
+        num_bytes: bytes of all of them.
         lowered_by: options that lower it; "": none does.
     """
 

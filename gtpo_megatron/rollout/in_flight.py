@@ -77,7 +77,7 @@ class SampledEpisode:
     """A response.
 
     Attributes:
-        request: that it answers.
+        request: request that it answers.
         turns: so far; none if its environment could not begin.
         is_cut: an answer did not fit into the length limit.
         result: the environment's account; None without one.

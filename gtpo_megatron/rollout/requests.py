@@ -23,7 +23,7 @@ class SampleRequest:
         prompt_ids: tokens of the prompt.
         group_id: label of the prompt's group.
         sample: number of the response in its group.
-        problem: that an environment begins with; None without one.
+        problem: problem that an environment begins with; None without one.
     """
 
     prompt_ids: tuple[int, ...]

@@ -25,7 +25,7 @@ class ExpertLoad:
     Attributes:
         step: number of the step.
         layers: numbers of the layers that have experts, from 0.
-        tokens: per layer, per expert.
+        tokens: tokens of each expert, per layer.
     """
 
     step: int

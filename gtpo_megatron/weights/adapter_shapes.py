@@ -16,7 +16,7 @@ class AdaptedLayer:
 
     Attributes:
         inputs: over all ranks.
-        outputs: of each projection that is a target, over all ranks.
+        outputs: outputs of each projection that is a target, over all ranks.
         splits_outputs: tensor-parallel ranks share its outputs; else its inputs.
     """
 

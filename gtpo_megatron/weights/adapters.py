@@ -67,8 +67,8 @@ class AdaptedLinear:
     """A linear layer of Megatron's with the projections that are fused in it.
 
     Attributes:
-        name: of the layer in the name tables, less ``.weight``.
-        projections: in the order of the layer's outputs.
+        name: name of the layer in the name tables, less ``.weight``.
+        projections: names of the projections, in the order of the layer's outputs.
         groups: how often the projections take turns in the outputs: the whole model's query groups, else 1.
     """
 

@@ -38,10 +38,10 @@ class Architecture(ModelShape):
     """Describes a decoder-only transformer to Megatron and the name tables, besides its shape.
 
     Attributes:
-        family: key of the name table.
+        family: name of the family, by which ``LAYER_TABLES`` has its rows.
         norm_eps: added to the mean square in an RMSNorm.
         rope_theta: base of the rotary embedding.
-        rope_scaling: of its frequencies; None if they are as in pre-training.
+        rope_scaling: scaling of the rotary frequencies; None if they are as in pre-training.
         rotary_fraction: share of every head's elements that is rotated, the first ones, or with latents the last ones;
             the frequencies are those of a head of ``rotary_size`` elements. Megatron calls it ``rotary_percent``.
         rotates_neighbours: elements 0 and 1 of a head are rotated together, then 2 and 3; else element 0 with the first
@@ -93,24 +93,24 @@ class _Family:
 
     Attributes:
         table: key of the name table.
-        qkv_bias: as in ``Architecture``.
-        qk_norm: as in ``Architecture``.
-        head_size: if ``config.json`` has no ``head_dim``; 0 for the hidden size over the heads.
+        qkv_bias: biases of the projections, as in ``Architecture``.
+        qk_norm: norms of queries and keys, as in ``Architecture``.
+        head_size: size of a head if ``config.json`` has no ``head_dim``; 0 for the hidden size over the heads.
         own_switches: ``attention_bias`` and ``use_qk_norm`` of ``config.json`` go before ``qkv_bias`` and ``qk_norm``;
             the output projection has no bias.
         window: tokens that attention looks back if ``config.json`` has no ``sliding_window``, which only null switches
             off (None: its absence, too); 0 for a family that looks at that key only where ``use_sliding_window`` is
             true.
-        rotary_fraction: if ``config.json`` has no ``partial_rotary_factor``; None for families without that key, which
-            rotate whole heads.
-        rope_theta: if ``config.json`` has none.
-        rotates_neighbours: as in ``Architecture``.
+        rotary_fraction: rotated part of a head if ``config.json`` has no ``partial_rotary_factor``; None for families
+            without that key, which rotate whole heads.
+        rope_theta: base of the rotary frequencies if ``config.json`` has none.
+        rotates_neighbours: rotation of neighbouring values, as in ``Architecture``.
         unrotated_every: one layer in so many is not rotated if ``config.json`` has no ``no_rope_layers`` and no
             ``no_rope_layer_interval``; 0: every layer is rotated.
-        tied: if ``config.json`` has no ``tie_word_embeddings``.
-        has_sinks: as in ``Architecture``; the window is in every other layer, from the first on.
+        tied: whether embeddings are tied if ``config.json`` has no ``tie_word_embeddings``.
+        has_sinks: attention sinks, as in ``Architecture``; the window is in every other layer, from the first on.
         has_latents: multi-latent attention.
-        fuses_projections: as in ``ModelShape``.
+        fuses_projections: projections in one tensor, as in ``ModelShape``.
         has_delta: gated delta nets in most layers, an output gate in the others, norms from one.
         experts: reads them; None for a family of dense models.
     """

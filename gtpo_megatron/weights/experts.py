@@ -30,13 +30,13 @@ class Experts:
     ``W2 (g sigmoid(1.702 g) (u + 1))``, ``g = min(W1 x, c)``, ``u = min(max(W3 x, -c), c)``.
 
     Attributes:
-        num_experts: of a layer.
+        num_experts: experts of a layer.
         experts_per_token: experts that the router sends a token to.
         ffn_size: width of one expert's gated MLP.
         layers: per layer of the model whether it has experts; a layer without them has a dense MLP.
         shared_ffn_size: width of the gated MLP that every token passes besides; 0: there is none.
         has_shared_gate: a token weighs the output of that MLP by a sigmoid of its own.
-        score: what makes scores of logits.
+        score: function that makes scores of logits.
         normalised: the chosen experts' weights are divided by their sum.
         scaling: factor of the weights.
         has_bias: experts are chosen by their score plus a bias, which is balanced and not trained.

@@ -23,7 +23,7 @@ class Layer:
     """A decoder layer on a rank.
 
     Attributes:
-        number: in the model.
+        number: number of the layer in the model.
         here: Megatron's prefix of its parameters (``decoder.layers.3``).
         there: Hugging Face's prefix of its tensors (``model.layers.11``).
         experts: numbers of the experts that the rank holds; Megatron counts those of a rank from 0.

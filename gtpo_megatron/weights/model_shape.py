@@ -54,10 +54,10 @@ class DeltaNet:
     S_t^T q_t`` (Eq. 10). Neighbouring value heads share a key head, and queries have as many heads as keys.
 
     Attributes:
-        num_key_heads: of queries, and of keys.
+        num_key_heads: heads of queries, and of keys.
         num_value_heads: a multiple.
         key_size: elements of a head's query and key: rows of ``S``.
-        value_size: of a head's value: columns of ``S``.
+        value_size: size of a head's value: columns of ``S``.
         conv_size: tokens that each element of query, key and value is convolved over, the token and those before.
         layers: per layer of the model whether it has a delta net; the others have attention.
     """
@@ -118,11 +118,11 @@ class ModelShape:
         has_output_gate: the output of every head's attention is multiplied by the sigmoid of a gate as wide, which is
             made as queries are.
         fuses_projections: query, key and value are one tensor of its folder, and so are the MLP's gate and up.
-        delta: in the place of some layers' attention; None: every layer has attention.
-        latents: of multi-latent attention; None for grouped-query attention.
-        windows: of every layer, the tokens that a token attends to, itself and those right before it; 0: all, and all
+        delta: gated delta net in the place of some layers' attention; None: every layer has attention.
+        latents: sizes of multi-latent attention; None for grouped-query attention.
+        windows: for every layer the tokens that a token attends to, itself and those right before it; 0: all, and all
             other numbers are equal. Empty if no layer has a window.
-        experts: in the place of some layers' MLP; None for a dense model.
+        experts: experts in the place of some layers' MLP; None for a dense model.
     """
 
     num_layers: int

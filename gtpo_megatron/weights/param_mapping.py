@@ -167,7 +167,7 @@ class ColumnParallel:
     """Heads from a latent, sinks and decays of heads: Megatron splits the output dim, that is rows here.
 
     Attributes:
-        first_row: of the parameter in the tensor, of which it may be a part: channels of a convolution.
+        first_row: first row of the parameter in the tensor, of which it may be a part: channels of a convolution.
     """
 
     megatron_name: str
@@ -280,9 +280,9 @@ class GatedMLP:
     """Gate and up projections fused: a rank holds its rows of the gate, then its rows of the up projection.
 
     Attributes:
-        gate_name: of the gate's tensor.
-        up_name: of the up projection's; the same if one tensor has both, the gate above.
-        rows: of either projection.
+        gate_name: name of the gate's tensor.
+        up_name: name of the up projection's; the same if one tensor has both, the gate above.
+        rows: rows of either projection.
         expert: number among the layer's experts; None if it is no expert's.
     """
 
@@ -323,14 +323,14 @@ class QKV:
     group between its queries and its key.
 
     Attributes:
-        query_name: of the query's tensor.
-        key_name: of the key's.
-        value_name: of the value's; all three are the same if one tensor has them, one below the other.
+        query_name: name of the query's tensor.
+        key_name: name of the key's.
+        value_name: name of the value's; all three are the same if one tensor has them, one below the other.
         num_heads: query heads of the model.
         num_query_groups: key-value heads of the model.
         head_size: rows per head.
         columns: hidden size, or 1 for the bias.
-        has_gate: of the output.
+        has_gate: the output has a gate.
     """
 
     megatron_name: str

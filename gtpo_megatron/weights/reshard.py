@@ -91,13 +91,13 @@ class ShardCoordinates:
     """Position of a rank in the trainer's layout.
 
     Attributes:
-        tensor_parallel: among the ranks that share a layer's matrices, those of experts excepted.
+        tensor_parallel: place among the ranks that share a layer's matrices, those of experts excepted.
         pipeline_size: ranks that share the layers.
-        pipeline_stage: among them.
+        pipeline_stage: this rank's stage.
         virtual_size: model chunks a rank holds.
         last_stage_layers: layers of the last pipeline rank; None: as many as the others have.
-        expert_parallel: among the ranks that share a layer's experts.
-        expert_tensor_parallel: among the ranks that share the matrices of an expert.
+        expert_parallel: place among the ranks that share a layer's experts.
+        expert_tensor_parallel: place among the ranks that share the matrices of an expert.
     """
 
     tensor_parallel: TensorParallel

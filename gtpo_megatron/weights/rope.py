@@ -23,7 +23,7 @@ class RopeScaling:
     Attributes:
         kind: ``linear`` divides every frequency by ``factor``; ``llama3`` and ``yarn`` divide the slow ones only;
             ``longrope`` divides each by its own of ``factors``.
-        factor: at least 1; longrope: the context of the model over that of pre-training.
+        factor: stretch of the context, at least 1; longrope: the context of the model over that of pre-training.
         original_positions: llama3, yarn, longrope: context of pre-training, in tokens.
         slow_turns: llama3, yarn: frequencies with fewer turns than this over the original context are divided.
         fast_turns: llama3, yarn: frequencies with more turns than this stay; between the two it is interpolated.

@@ -7,7 +7,7 @@ import torch
 
 from gtpo_megatron.batch import RolloutShard
 from gtpo_megatron.config.algorithm import DPPOConfig
-from gtpo_megatron.mismatch.gap_report import merged
+from gtpo_megatron.mismatch.gap_report import merge_gaps
 from gtpo_megatron.mismatch.statistics import PREFIX
 from gtpo_megatron.observability.metrics import merge, to_scalars
 from tests.dist_utils import run_processes
@@ -120,7 +120,7 @@ def test_ranks_together_find_what_one_rank_finds(tmp_path, layout):
     assert together.keys() == alone.keys()
     for name, value in alone.items():
         assert together[name] == pytest.approx(value, rel=0.03 if "_p" in name else 1e-4), name
-    found = merged([report for reports, _, report in results if reports])
+    found = merge_gaps([report for reports, _, report in results if reports])
     assert [(token.row, token.position) for token in found.worst] == [(t.row, t.position) for t in wanted.worst]
     assert {row: number for row, (number, _) in found.by_row.items()} == {
         row: number for row, (number, _) in wanted.by_row.items()

@@ -141,7 +141,7 @@ class Link:
         remove_names(self.link.endpoint)
 
     def push(self, reference, pool, version):
-        from gtpo_megatron.weights.push.sync import merged_checksums
+        from gtpo_megatron.weights.push.sync import merge_checksums
         from gtpo_megatron.weights.reshard import load_plan
         from tests.unit.weights.test_reshard import filled
 
@@ -151,7 +151,7 @@ class Link:
         pushes = zip(self.senders, shards, strict=True)
         futures = [pool.submit(sender.push, shard, with_checksums=True) for sender, shard in pushes]
         received = self.engine.weights.receive(version, with_checksums=True)
-        return merged_checksums([future.result() for future in futures]), received
+        return merge_checksums([future.result() for future in futures]), received
 
 
 def connect(engine, arch, layout, transport, dtype):

@@ -16,7 +16,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from gtpo_megatron import train
-from gtpo_megatron.checks import CHECKS, Request, run_checks
+from gtpo_megatron.checks import CHECKS, PlannedRun, run_checks
 from gtpo_megatron.cli import dispatch
 from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
@@ -375,7 +375,7 @@ def test_an_evaluation_longer_than_the_models_positions():
     sampling = SamplingConfig(max_response_tokens=257)
     asked = EvaluateConfig(benchmarks=("aime24",), max_prompt_tokens=256, sampling=sampling)
     with pytest.raises(ConfigError, match=r"= 513 exceeds the model's max_position_embeddings=512"):
-        run_checks(Request.of_evaluation(asked, TINY, date="2026-01-31"))
+        run_checks(PlannedRun.of_evaluation(asked, TINY, date="2026-01-31"))
 
 
 UNUSED = (

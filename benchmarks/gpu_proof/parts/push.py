@@ -21,7 +21,7 @@ from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.weights.architecture import Architecture, read_architecture
 from gtpo_megatron.weights.push.ends import open_receiver, open_sender
 from gtpo_megatron.weights.push.link import Meeting, Relay, SlotShape, WeightLink
-from gtpo_megatron.weights.push.sync import compare_checksums, merged_checksums
+from gtpo_megatron.weights.push.sync import compare_checksums, merge_checksums
 from gtpo_megatron.weights.push.transports.process_group import open_store
 from gtpo_megatron.weights.push.transports.shared_memory import create_slots, remove_name
 
@@ -85,7 +85,7 @@ def _rounds(section: Section, link: WeightLink, pipe: Connection, sizes: Sizes) 
         received, num_bytes = _answer(pipe)
         seconds.append(time.perf_counter() - began)
         if verified:
-            compare_checksums(merged_checksums([sent]), {0: received}, version=0)
+            compare_checksums(merge_checksums([sent]), {0: received}, version=0)
             section.figure("tensors whose checksums are equal on both sides", len(received))
             section.figure("checked push", seconds[-1], "s")
     timed = statistics.median(seconds[1 + sizes.warm_rounds :])

@@ -134,7 +134,7 @@ class Adapters:
     """The adapters of a rank's model chunks, whose own weights are frozen.
 
     Attributes:
-        parts: of every projection here, in the order of the model.
+        parts: adapters of every projection of this rank, in the order of the model.
         scale: ``s``.
     """
 

@@ -17,7 +17,7 @@ class PolicyRouter(TopKRouter):
         tokens_per_expert: ``[E]`` int64, tokens that this rank's passes sent to each expert since it was last zeroed.
         counts_with_grad: of full recomputation's two passes the one with gradients is counted; of scoring the only
             one, which has none.
-        z_coef: of the penalty ``z_coef * sum over tokens of logsumexp(logits)^2``.
+        z_coef: coefficient of the penalty ``z_coef * sum over tokens of logsumexp(logits)^2``.
         load_weights: ``[E]`` float32, of the penalty ``sum over tokens of load_weights . scores``; None: there is none.
             ``scores`` are the softmax of the logits, or their sigmoids divided by their sum.
     """

@@ -36,7 +36,7 @@ def stare_credit(config: STAREConfig, batch: CreditBatch) -> Credit:
         sides.append((credit.advantages < 0, config.negative_weight))
     sizes = batch.reduction.sum(torch.stack([side.sum() for side, _ in sides])).tolist()
     for (side, side_weight), size in zip(sides, sizes, strict=True):
-        weight[largest(surprisal, side, _part(config.top_fraction, size), batch.reduction)] = side_weight
+        weight[largest(surprisal, side, _num_surprising(config.top_fraction, size), batch.reduction)] = side_weight
     return replace(credit, advantages=credit.advantages * weight)
 
 
@@ -55,6 +55,6 @@ def _mean_entropy(batch: CreditBatch) -> float:
     return float(exact_sum(batch.entropy, torch.zeros_like(batch.row), count, batch.reduction).mean)
 
 
-def _part(fraction: float, size: int) -> int:
+def _num_surprising(fraction: float, size: int) -> int:
     """``ceil(fraction * size)`` with ``fraction`` as a decimal number: 0.1 of 30 is 3, not 4."""
     return math.ceil(Fraction(str(fraction)) * size)

@@ -6,7 +6,7 @@ from torch import Tensor
 from gtpo_megatron.algorithms.hashing import content_seeds, token_hashes
 from gtpo_megatron.algorithms.losses.clipped_surrogate import token_surrogate
 from gtpo_megatron.algorithms.losses.loss_batch import LossInputs
-from gtpo_megatron.algorithms.losses.selection import largest, ordered_integers, part
+from gtpo_megatron.algorithms.losses.selection import largest, num_selected, ordered_integers
 from gtpo_megatron.algorithms.sums import exact_sum
 from gtpo_megatron.algorithms.token_batch import CreditBatch
 from gtpo_megatron.config.algorithm import ClipCovConfig, KLCovConfig
@@ -34,14 +34,14 @@ def select_clip_cov(config: ClipCovConfig, batch: CreditBatch, advantages: Tenso
     bits = batch.old_logprobs.to(torch.float32).view(torch.int32)
     seeds = content_seeds(bits, batch.row, len(batch.lengths), config.seed)
     keys = token_hashes(seeds.index_select(0, batch.row), batch.position) >> 31
-    return largest(keys, candidates, part(batch, config.clip_fraction), batch.reduction)
+    return largest(keys, candidates, num_selected(batch, config.clip_fraction), batch.reduction)
 
 
 def select_kl_cov(config: KLCovConfig, batch: CreditBatch, advantages: Tensor) -> Tensor:
     """The ``penalised_fraction`` of the batch's tokens with the highest covariance."""
     keys = ordered_integers(token_covariance(batch, advantages))
     return largest(
-        keys, torch.ones_like(keys, dtype=torch.bool), part(batch, config.penalised_fraction), batch.reduction
+        keys, torch.ones_like(keys, dtype=torch.bool), num_selected(batch, config.penalised_fraction), batch.reduction
     )
 
 

@@ -14,7 +14,8 @@ class Denominator:
     Attributes:
         unit: ``batch``: each token (each response, for a loss of responses); ``response``: each response, so that its
             tokens are averaged; ``group``: each group, so that its tokens (responses) are averaged.
-        tokens_per_response: if set, every response with tokens counts as this many, whatever its length (Dr.GRPO).
+        tokens_per_response: number of tokens that every response with tokens counts as, whatever its length (Dr.GRPO);
+            None: its own tokens.
     """
 
     unit: Literal["batch", "response", "group"] = "batch"

@@ -1,6 +1,6 @@
 """The tensors of a loss: of a mini-batch, of some of its rows with their ratios, and the sums that it returns.
 
-Sums and weights, not means, so that they can be added over micro-batches and ranks.
+Sums and parts of the denominator, not means, so that they can be added over micro-batches and ranks.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class UpdateBatch:
         token_selection: ``[B, T]`` bool, tokens chosen over the batch; None if the algorithm chooses none.
         rollout_logprobs: ``[B, T]`` nats, the sampler's; None if the algorithm does not need them.
         ref_logprobs: ``[B, T]`` nats, the reference policy's; None if the loss has no term of it.
-        weight: scalar float64, the denominator of the whole mini-batch, over all ranks.
+        denominator: scalar float64, of the whole mini-batch over all ranks.
         statistics: off-policy statistics of this rank's rows of it, additive over ranks; empty without
             ``rollout_logprobs``.
     """
@@ -55,7 +55,7 @@ class UpdateBatch:
     token_selection: Tensor | None = None
     rollout_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
-    weight: Tensor
+    denominator: Tensor
     statistics: dict[str, SumCount]
 
     def to(self, device: torch.device) -> "UpdateBatch":
@@ -67,7 +67,7 @@ class UpdateBatch:
         return replace(self, **changes)
 
     def select(self, rows: Sequence[int] | Tensor, width: int | None = None) -> "UpdateBatch":
-        """Some rows, cut to ``width`` tokens (None: all); weight and statistics stay the mini-batch's."""
+        """Some rows, cut to ``width`` tokens (None: all); denominator and statistics stay the mini-batch's."""
         picked = torch.as_tensor(rows, dtype=torch.int64).to(self.advantages.device, non_blocking=True)
         changes: dict[str, Any] = {"row_weights": self.row_weights[picked]}
         for one in fields(self):
@@ -165,11 +165,11 @@ class LossTerms:
     """The loss of one micro-batch.
 
     The loss of an update is the sum of ``loss_sum`` over all micro-batches and data-parallel ranks, divided by
-    ``UpdateBatch.weight``.
+    ``UpdateBatch.denominator``.
 
     Attributes:
         loss_sum: scalar with gradient, to be minimised; minus the objective's sum.
-        weight: scalar without gradient: this micro-batch's part of the denominator.
+        weight: scalar without gradient, this micro-batch's part of the denominator.
         statistics: ``policy/...`` name -> additive statistic, without gradient, float64.
     """
 

@@ -16,7 +16,7 @@ _ROUNDS = 3
 """33 bits cover the 32 of a float32 and the 32 upper bits of a hash."""
 
 
-def part(batch: CreditBatch, fraction: float) -> int:
+def num_selected(batch: CreditBatch, fraction: float) -> int:
     """``fraction`` of the batch's tokens of all ranks, rounded down, at least 1; 0 only if the fraction is 0."""
     return max(1, int(fraction * int(batch.table.lengths.sum()))) if fraction > 0 else 0
 

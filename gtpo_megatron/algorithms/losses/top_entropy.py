@@ -5,7 +5,7 @@ from torch import Tensor
 
 from gtpo_megatron.algorithms.losses.clipped_surrogate import token_surrogate
 from gtpo_megatron.algorithms.losses.loss_batch import LossInputs
-from gtpo_megatron.algorithms.losses.selection import largest, ordered_integers, part
+from gtpo_megatron.algorithms.losses.selection import largest, num_selected, ordered_integers
 from gtpo_megatron.algorithms.token_batch import CreditBatch
 from gtpo_megatron.config.algorithm import TopEntropyConfig
 
@@ -13,7 +13,9 @@ from gtpo_megatron.config.algorithm import TopEntropyConfig
 def select_top_entropy(config: TopEntropyConfig, batch: CreditBatch, advantages: Tensor) -> Tensor:  # noqa: ARG001
     """The ``top_fraction`` of the batch's tokens with the highest entropy, ``[N]`` bool."""
     keys = ordered_integers(batch.entropy)
-    return largest(keys, torch.ones_like(keys, dtype=torch.bool), part(batch, config.top_fraction), batch.reduction)
+    return largest(
+        keys, torch.ones_like(keys, dtype=torch.bool), num_selected(batch, config.top_fraction), batch.reduction
+    )
 
 
 def top_entropy_loss(config: TopEntropyConfig, inputs: LossInputs) -> Tensor:

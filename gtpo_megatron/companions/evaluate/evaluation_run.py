@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from gtpo_megatron.checks import Request, run_checks
+from gtpo_megatron.checks import PlannedRun, run_checks
 from gtpo_megatron.companions.evaluate.benchmark_run import (
     BenchmarkRun,
     ResponseSource,
@@ -97,9 +97,9 @@ def evaluate_model(
         options=config.template_options,
         date=config.template_date or recorded_date(output / VERDICTS_FILE) or today(),
     )
-    request = Request.of_evaluation(config, model.folder, date=given.date)
-    run_checks(request)
-    tokenizer, vocab_size = request.tokenizer, request.architecture.vocab_size
+    planned = PlannedRun.of_evaluation(config, model.folder, date=given.date)
+    run_checks(planned)
+    tokenizer, vocab_size = planned.tokenizer, planned.architecture.vocab_size
     final_answer = None if config.environment.name else resolve_final_answer(config.reward.function)
     answer_in = None if final_answer is None else AnswerFinder(final_answer)
     sets = {label: _load(ref, tokenizer, config, given, vocab_size) for label, ref in config.sets.items()}
@@ -113,7 +113,7 @@ def evaluate_model(
         identity_of_prompts = identity(
             config,
             fingerprint,
-            judged_by=request.judge_model,
+            judged_by=planned.judge_model,
             template_inputs=given.read_by(tokenizer),
             environment_source=_environment_source(config),
         )

@@ -33,13 +33,13 @@ class RunInputs:
     """What a run works on, read and checked before any process starts.
 
     Attributes:
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         train: problems to learn from.
         heldout: sets to measure on.
-        template_date: what the chat template was told that today is; as configured if it does not ask.
-        notes: what was noticed while reading, for the person who starts the run.
+        template_date: date that the chat template writes; as configured if it does not ask.
+        notes: remarks of the reading, for the person who starts the run.
         lost: how many training problems are left out, and which options bring them back; "" if none is.
-        contents: of every data set, by its name in ``data.json``.
+        contents: content of every data set, by its name in ``data.json``.
     """
 
     tokenizer: "PreTrainedTokenizerBase"

@@ -7,7 +7,7 @@ from gtpo_megatron.distributed.groups import RankCoordinates
 from gtpo_megatron.orchestration.on_ray.collect import collect
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet
 from gtpo_megatron.weights.checksum import Checksums
-from gtpo_megatron.weights.push.sync import merged_checksums
+from gtpo_megatron.weights.push.sync import merge_checksums
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -71,5 +71,5 @@ class RayTransfer:
         receiving = self._fleet.receiving(version, with_checksums=with_checksums)
         results = collect(sending | receiving, stage="weight_sync", deadline_s=self._deadline_s)
         self._fleet.mark_received()
-        sent = merged_checksums([results[name] for name in sending])
-        return sent, merged_checksums([results[name] for name in receiving])
+        sent = merge_checksums([results[name] for name in sending])
+        return sent, merge_checksums([results[name] for name in receiving])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from gtpo_megatron.batch import RewardBatch, RolloutShard, TrainBatch
 from gtpo_megatron.distributed.groups import RankCoordinates
-from gtpo_megatron.mismatch.gap_report import GapReport, merged
+from gtpo_megatron.mismatch.gap_report import GapReport, merge_gaps
 from gtpo_megatron.observability.metrics import Metric, is_deterministic, merge
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, shards
 
@@ -112,7 +112,7 @@ class Trainer:
 
     def explain_gap(self, typical_nats: float) -> GapReport:
         """Where the log-prob gaps of the responses are; after scoring, or after an update without it."""
-        return merged(self._reporting(self.run_on_all("score", lambda actor: actor.explain_gap(typical_nats))))
+        return merge_gaps(self._reporting(self.run_on_all("score", lambda actor: actor.explain_gap(typical_nats))))
 
     # -------------------------------------------------------------------------------------------------------- results
     def _shards(self, rollouts: RolloutHandle, updates: Sequence[Sequence[int]]) -> list[Callable[[], RolloutShard]]:

@@ -31,10 +31,10 @@ class Inside:
     """A matrix or bias inside a tensor of all experts.
 
     Attributes:
-        name: of that tensor.
+        name: name of that tensor.
         expert: number of the matrix.
-        number: among the projections that the tensor has of an expert.
-        count: of these.
+        number: index among the projections that the tensor has of an expert.
+        count: number of these projections.
         is_turned: as in gpt-oss; else these projections are one below the other.
     """
 

@@ -127,7 +127,7 @@ class MergedModel:
         adapters: of a checkpoint.
 
     Attributes:
-        dtypes: of every tensor, by name.
+        dtypes: dtype of every tensor, by name.
     """
 
     def __init__(self, source: WeightFolder | MegatronCheckpoint, adapters: StoredAdapters) -> None:

@@ -30,6 +30,8 @@ MEGATRON_FOLDER = "megatron"
 """Of a converted model: its checkpoint, which has no manifest."""
 
 FORMAT = 2
+ALGORITHM = "xxh3_128"
+"""Of all checksums."""
 
 _SEAL = "checksum"
 _OPEN_SEAL = "0" * 32
@@ -87,6 +89,12 @@ def read_sealed(folder: Path) -> dict[str, Any]:
     if found != FORMAT:
         raise CheckpointError(
             f"{printable(path)}: format {printable(found)}, expected {FORMAT}; use the version that wrote it"
+        )
+    algorithm = fields.get("checksum_algorithm", str, ALGORITHM)
+    if algorithm != ALGORITHM:
+        raise CheckpointError(
+            f"{printable(path)}: checksum_algorithm {printable(algorithm)}, expected {ALGORITHM}; use the version that "
+            f"wrote it"
         )
     seal = fields.get(_SEAL, str)
     if not _SEALED.fullmatch(seal) or _digest(content.replace(seal.encode(), _OPEN_SEAL.encode(), 1)) != seal:
@@ -171,8 +179,6 @@ def _is_converted(folder: Path) -> bool:
 def _digest(content: bytes) -> str:
     return xxhash.xxh3_128(content).hexdigest()
 
-
-ALGORITHM = "xxh3_128"
 
 _BLOCK_BYTES = 1 << 22
 

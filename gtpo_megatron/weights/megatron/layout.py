@@ -64,8 +64,8 @@ class CheckpointPart:
     """One parameter of the whole model.
 
     Attributes:
-        key: of the checkpoint's tensor.
-        place: which parameter it is, however the layers are written.
+        key: key of the checkpoint's tensor.
+        place: the parameter, however the layers are written.
         axes: leading axes of the checkpoint's tensor, those of layers and experts: index and size of each.
         mapping: its row of the name table, for the whole model.
     """

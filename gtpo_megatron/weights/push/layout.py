@@ -37,8 +37,8 @@ class WorkerCoordinates:
 
     Attributes:
         tensor_parallel: index in its engine.
-        expert_parallel: it keeps whole experts, as many as each other worker of its engine, in place of its rows and
-            columns of every expert.
+        expert_parallel: the worker keeps whole experts, as many as each other worker of its engine, in place of its
+            rows and columns of every expert.
     """
 
     tensor_parallel: TensorParallel

@@ -64,7 +64,7 @@ def compare_checksums(sent: Checksums, received: Checksums, *, version: int) -> 
     logger.info("policy version %d: checksums agree on both sides, for %d workers", version, len(sent))
 
 
-def merged_checksums(parts: Sequence[Checksums]) -> Checksums:
+def merge_checksums(parts: Sequence[Checksums]) -> Checksums:
     """The ranks' parts of every worker's checksums, added up modulo 2^64."""
     total: Checksums = {}
     for part in parts:

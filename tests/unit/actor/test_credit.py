@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
-from gtpo_megatron.actor.credit import credited
+from gtpo_megatron.actor.credit import credit_batch
 from gtpo_megatron.batch import RewardBatch, RolloutBatch, ScoredBatch
 from gtpo_megatron.config.algorithm.base import SoftOverlongPenalty
 from gtpo_megatron.distributed.advantage_reducer import reduction_over
@@ -36,7 +36,7 @@ def shaped_rewards(truncated):
         token_entropy=torch.ones(2, 2),
         scored_version=0,
     )
-    train_batch, _ = credited(
+    train_batch, _ = credit_batch(
         SimpleNamespace(
             algorithm=dataclasses.replace(config.algorithm, length_penalty=ramp),
             rollout=config.rollout,

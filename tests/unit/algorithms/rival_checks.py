@@ -121,7 +121,7 @@ def _check_edges(config: AlgorithmConfig) -> None:
             response_mask=masks,
             row_weights=torch.zeros(shape[0]),
             rollout_logprobs=zeros,
-            weight=torch.zeros(()),
+            denominator=torch.zeros(()),
             statistics={},
         )
         terms = update_loss(config, logprobs, batch)

@@ -205,7 +205,7 @@ def test_an_empty_micro_batch_still_runs_backward(config: AlgorithmConfig) -> No
             response_mask=masks,
             row_weights=torch.zeros(shape[0]),
             token_selection=masks,
-            weight=torch.zeros(()),
+            denominator=torch.zeros(()),
             statistics={},
         )
         terms = update_loss(config, logprobs, batch)

@@ -122,7 +122,7 @@ def test_rows_are_cut_together() -> None:
     assert cut.row_weights.shape == (2,)
     assert cut.token_weights.shape == (2, 2)
     assert torch.equal(cut.token_selection, update.token_selection[[2, 0], :2])
-    assert cut.weight is update.weight
+    assert cut.denominator is update.denominator
     assert update.select([]).advantages.shape == (0, 3)
 
 

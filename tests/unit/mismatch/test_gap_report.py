@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gtpo_megatron.batch import RolloutBatch
-from gtpo_megatron.mismatch.gap_report import NUM_WORST, gap_report, looks_like, merged
+from gtpo_megatron.mismatch.gap_report import NUM_WORST, gap_report, looks_like, merge_gaps
 
 
 def batch(lengths=(6, 3, 8, 8), prompt=4):
@@ -36,7 +36,7 @@ def report(rollouts, gaps, engines=None):
         for picked in (list(rows)[0::2], list(rows)[1::2])
         for half in [rollouts.select(picked)]
     ]
-    joined = merged(halves)
+    joined = merge_gaps(halves)
     assert repr(joined.worst) == repr(whole.worst)  # a NaN does not equal itself
     for name in ("by_row", "by_position", "by_token", "by_length"):
         ours, theirs = getattr(joined, name), getattr(whole, name)
@@ -70,7 +70,7 @@ def test_the_worst_tokens_come_first_with_their_context():
 def test_a_rank_without_logits_adds_nothing():
     rollouts = batch()
     found = gap_report(rollouts, rollouts.rollout_logprobs, rows=range(4), typical_nats=0.1)
-    assert merged([found, merged([])]) == found
+    assert merge_gaps([found, merge_gaps([])]) == found
 
 
 LONG = batch((40, 64, 8, 8, 40, 64, 8, 8))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from gtpo_megatron.mismatch.gap_report import merged
+from gtpo_megatron.mismatch.gap_report import merge_gaps
 from gtpo_megatron.mismatch.gate import MismatchGate
 from gtpo_megatron.mismatch.statistics import gap_metrics
 from gtpo_megatron.orchestration.loop.policy_check import MismatchCheck
@@ -31,4 +31,4 @@ class NoTokens:
 
     def explain_gap(self, typical_nats):
         del typical_nats
-        return merged([])
+        return merge_gaps([])

@@ -8,7 +8,7 @@ from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.weights import checksum
 from gtpo_megatron.weights.checksum import slice_checksum
 from gtpo_megatron.weights.param_mapping import as_matrix
-from gtpo_megatron.weights.push.sync import WeightSync, compare_checksums, merged_checksums
+from gtpo_megatron.weights.push.sync import WeightSync, compare_checksums, merge_checksums
 
 
 def tensor_checksum(tensor):
@@ -47,7 +47,7 @@ def test_checksum_in_many_chunks_equals_the_formula(monkeypatch):
 
 def test_shares_of_ranks_add_up_by_worker_and_tensor():
     shares = [{0: {"a": 2**64 - 1, "b": 3}}, {0: {"a": 2}, 1: {"a": 5}}, {}]
-    assert merged_checksums(shares) == {0: {"a": 1, "b": 3}, 1: {"a": 5}}
+    assert merge_checksums(shares) == {0: {"a": 1, "b": 3}, 1: {"a": 5}}
 
 
 def test_unequal_checksums_name_version_worker_and_tensor():

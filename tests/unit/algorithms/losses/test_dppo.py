@@ -31,7 +31,7 @@ def one_token(config: DPPOConfig, mu: float, pi: float, advantage: float) -> tup
         response_mask=torch.tensor([[True]]),
         row_weights=torch.ones(1),
         rollout_logprobs=logs(mu),
-        weight=torch.ones(()),
+        denominator=torch.ones(()),
         statistics={},
     )
     terms = update_loss(config, logprobs, batch)

@@ -167,7 +167,7 @@ def test_every_algorithm_adds_it_under_its_own_denominator(record, kind):
             value, slope = reference.penalty(kind, "estimator", *(float(x[row, column]) for x in (new, old, ref)))
             total += 0.3 * share * value
             slopes[row, column] = 0.3 * share * slope
-    weight = float(update.weight)
+    weight = float(update.denominator)
     assert found - without == pytest.approx(total / weight, rel=1e-4, abs=1e-6)
     torch.testing.assert_close(found_gradient - gradient, slopes / weight, rtol=1e-4, atol=1e-6)
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gtpo_megatron.algorithms.losses.selection import largest, ordered_integers, part
+from gtpo_megatron.algorithms.losses.selection import largest, num_selected, ordered_integers
 from gtpo_megatron.algorithms.sums import Reduction
 from tests.unit.algorithms.parts import batch_of
 
@@ -45,4 +45,4 @@ def test_largest_of_the_candidates(rows: list[tuple[int, bool]], count: int) -> 
     ("fraction", "num_tokens", "wanted"), [(0.0, 10, 0), (1e-9, 10, 1), (0.25, 10, 2), (1.0, 10, 10)]
 )
 def test_a_fraction_of_the_batch(fraction: float, num_tokens: int, wanted: int) -> None:
-    assert part(batch_of([num_tokens], []), fraction) == wanted
+    assert num_selected(batch_of([num_tokens], []), fraction) == wanted

@@ -75,6 +75,7 @@ def test_no_check_is_said(checkpoint, caplog):
         ({"step": None}, "step is None, expected an integer"),
         ({"format": "2"}, "format 2, expected 2"),
         ({"format": 3}, "format 3, expected 2; use the version that wrote it"),
+        ({"checksum_algorithm": "crc32"}, "checksum_algorithm crc32, expected xxh3_128; use the version that wrote it"),
     ],
 )
 def test_what_a_manifest_may_say_is_one_line(checkpoint, change, message):

@@ -11,7 +11,7 @@ import torch
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.weights.push.ends import check_same_model, open_receiver, open_sender
 from gtpo_megatron.weights.push.link import SlotShape, WeightLink
-from gtpo_megatron.weights.push.sync import merged_checksums
+from gtpo_megatron.weights.push.sync import merge_checksums
 from gtpo_megatron.weights.push.transports.shared_memory import create_slots, remove_name
 from gtpo_megatron.weights.push.wire import wire_dtype
 from gtpo_megatron.weights.reshard import load_plan
@@ -46,7 +46,7 @@ def test_sides_of_different_dtypes_exchange_the_narrower(trainer, sampler, wire)
 
 def test_parts_of_checksums_add_up_modulo_2_to_the_64():
     first, second = {0: {"a": 2**64 - 1}}, {0: {"a": 3, "b": 4}, 1: {"a": 5}}
-    assert merged_checksums([first, second]) == {0: {"a": 2, "b": 4}, 1: {"a": 5}}
+    assert merge_checksums([first, second]) == {0: {"a": 2, "b": 4}, 1: {"a": 5}}
 
 
 @contextmanager
