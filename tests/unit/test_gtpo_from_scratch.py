@@ -105,7 +105,7 @@ def test_its_loss_and_gradient_are_those_of_the_package(scratch, batch, seed, sp
     loss.backward()
     config = GTPOConfig()
     update = prepare_update(config, advantages=advantages, old_logprobs=old, **arguments)
-    whole = update_loss(config, theirs, update).loss_sum / update.weight
+    whole = update_loss(config, theirs, update).loss_sum / update.denominator
     whole.backward()
     torch.testing.assert_close(loss, whole, **FLOAT64)
     torch.testing.assert_close(mine.grad, theirs.grad, **FLOAT64)
