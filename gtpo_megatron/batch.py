@@ -488,8 +488,10 @@ class TrainBatch(ScoredBatch):
         index = torch.tensor(rows, dtype=torch.int64)
         rollouts = replace(self.rollouts, routed_experts=None).select(rows)
         width = rollouts.response_ids.shape[1]
-        per_token = {name: value[index, :width] for name, value in fields_of(self).items() if isinstance(value, Tensor)}
-        return replace(self, **per_token, rollouts=rollouts, global_rows=tuple(self.global_rows[row] for row in rows))
+        changes: dict[str, Any] = {
+            name: value[index, :width] for name, value in fields_of(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **changes, rollouts=rollouts, global_rows=tuple(self.global_rows[row] for row in rows))
 
 
 def fields_of(record: Any) -> dict[str, Any]:
