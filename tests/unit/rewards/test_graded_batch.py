@@ -1,3 +1,5 @@
+"""Verdicts of a pool as the rewards of a batch, with workers and without."""
+
 import logging
 import time
 
