@@ -70,7 +70,7 @@ class Cell:
     def __init__(self, config: RunConfig, stages: Stages, sampler: PromptSampler, *, is_random: bool) -> None:
         self.config, self.stages, self.prompts, self.is_random = config, stages, sampler, is_random
         self.gate = MismatchGate.of_run(config, has_experts=False)
-        ranks: Any = stages.trainer._ranks
+        ranks: Any = stages.trainer.ranks
         engines: Any = stages.engine
         self.trainer, self.engine = ranks._actor, engines._engine
         self.worker = self.engine._executor.driver_worker.worker
