@@ -40,7 +40,7 @@ def choose_products(hidden_size: int) -> bool:
     A rule, not a measurement: ranks on machines of one kind, and a resumed run, choose the same.
 
     Args:
-        hidden_size: of the model.
+        hidden_size: hidden size of the model.
     """
     mkldnn: Any = torch.backends.mkldnn  # torch's stub has none of what follows
     is_chosen = (

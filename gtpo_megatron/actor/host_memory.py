@@ -65,7 +65,7 @@ def optimizer_tensors(optimizer: Any, parameters: Iterable[Tensor]) -> list[Tens
 
     Args:
         optimizer: Megatron's, plain, distributed or chained.
-        parameters: of the model, which sampling and scoring need.
+        parameters: parameters of the model, which sampling and scoring need.
     """
     seen = {parameter.data.untyped_storage().data_ptr() for parameter in parameters}
     found = []

@@ -17,7 +17,7 @@ def host_pieces(num_bytes: int, *, pin: bool) -> list[Tensor]:
     take twice its size. Pieces are powers of two, but for a last one of less than ``LEAST_BYTES``.
 
     Args:
-        num_bytes: of all pieces together.
+        num_bytes: number of bytes of all pieces together.
         pin: page-locked, which needs a GPU; else the pieces are of one block of ordinary memory.
     """
     sizes = piece_sizes(num_bytes)

@@ -20,9 +20,9 @@ def initialize(
 
     Args:
         config: the layout.
-        global_rank: of this process.
+        global_rank: rank of this process.
         init_method: as torch.distributed understands it: ``tcp://host:port`` or ``file://path``.
-        seed: of all random states.
+        seed: seed of all random states.
         collective_timeout_s: after which a collective gives up on a rank that does not answer.
 
     Collectives: rendezvous of all ranks; creation of every group.

@@ -19,9 +19,9 @@ def build_optimizer(config: OptimizerConfig, chunks: Sequence[Any], *, dtype: to
     """Megatron's Adam over a rank's data-parallel model chunks; float32 master weights for trained bfloat16 ones.
 
     Args:
-        config: of the optimizer.
-        chunks: of the rank.
-        dtype: of the trained weights.
+        config: configuration of the optimizer.
+        chunks: chunks of the rank.
+        dtype: dtype of the trained weights.
         distributed: shards it over data-parallel ranks.
 
     Collectives: group creation only.

@@ -75,7 +75,7 @@ class ReferencePolicy:
         """Takes over what ``values`` gave to a checkpoint.
 
         Args:
-            values: of every weight of this rank.
+            values: values of every weight of this rank.
             reset_step: see the class.
         """
         for name, pieces in self._host.items():
@@ -107,7 +107,7 @@ class FrozenReference:
 
     Args:
         in_place: switches the adapters off within a block, see ``ReferencePolicy.in_place``.
-        folder: of the model, whose weights are frozen.
+        folder: folder of the model, whose weights are frozen.
 
     Attributes:
         files: checksum by name of the files that the frozen weights came from.
@@ -152,8 +152,8 @@ def first_reference(
     """The reference policy that a run starts with; None if it has none. The model is left with the same weights.
 
     Args:
-        config: of the run.
-        arch: of the policy.
+        config: configuration of the run.
+        arch: architecture of the policy.
         load: fills this rank's model from a folder.
         weights: gives this rank's weights by name.
 

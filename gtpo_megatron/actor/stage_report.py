@@ -35,8 +35,8 @@ class StageReport:
     On a GPU a stage's clock stops when the device has done its work.
 
     Args:
-        arch: of the model.
-        config: of the run.
+        arch: architecture of the model.
+        config: configuration of the run.
         profiler: names the stages in its trace.
     """
 

@@ -51,9 +51,9 @@ def memory_needed(config: RunConfig, architecture: Architecture, *, free_bytes: 
     """What a run on this machine's CPUs takes at least, by part; activations are not among them.
 
     Args:
-        config: of the run.
-        architecture: of its model.
-        free_bytes: of this machine, for caches that are sized by it.
+        config: configuration of the run.
+        architecture: architecture of its model.
+        free_bytes: free memory of this machine, for caches that are sized by it.
     """
     parallel, elements = config.parallel, architecture.num_parameters
     share = elements // (parallel.tensor_parallel_size * parallel.pipeline_parallel_size)
@@ -100,9 +100,9 @@ def engines_need(
 
     Args:
         rollout: the engines.
-        architecture: of the model.
-        max_tokens: of the longest prompt and response.
-        free_bytes: of this machine, for caches that are sized by it.
+        architecture: architecture of the model.
+        max_tokens: length of the longest prompt and response.
+        free_bytes: free memory of this machine, for caches that are sized by it.
         where: prefix of the engines' options.
     """
     workers = rollout.num_engines * rollout.tensor_parallel_size

@@ -89,7 +89,7 @@ class EnvironmentTurns:
 
     Args:
         config: the environment and its limits.
-        tokenizer: of the model, with its chat template.
+        tokenizer: tokenizer of the model, with its chat template.
         stop_ids: tokens that end a turn in the run, by which those of the chat template are known.
         data: how prompts are rendered; an opening of more than ``max_prompt_tokens`` fails its episode.
         in_rounds: see ``in_flight.TurnSource``.

@@ -35,7 +35,7 @@ def check_engines(
 
     Args:
         rollout: the engines.
-        architecture: of the model.
+        architecture: architecture of the model.
         where: prefix of the engines' options in messages.
         model: names the model in messages.
         are_here: the engines run on this machine; False checks the split only.
@@ -110,8 +110,8 @@ def check_attention(architecture: Architecture, dtype: str, *, where: str) -> No
     """Raises ConfigError if vLLM's attention on CPUs lacks the head size, or its delta nets the model's or the dtype.
 
     Args:
-        architecture: of the model.
-        dtype: of the engines.
+        architecture: architecture of the model.
+        dtype: dtype of the engines.
         where: names the model in the message.
     """
     if architecture.delta is not None:
@@ -167,7 +167,7 @@ def check_adapters(adapter: AdapterConfig, architecture: Architecture, model: Pa
 
     Args:
         adapter: the run's.
-        architecture: of the model.
+        architecture: architecture of the model.
         model: its folder.
     """
     if not adapter.pushes_alone:

@@ -167,12 +167,12 @@ class InFlight:
         """Begins an episode for each request.
 
         Args:
-            requests: of one batch.
+            requests: requests of one batch.
             add_turn: adds a turn of theirs to vLLM.
             version: current policy version.
             limit: most tokens of a response, whoever wrote them.
             stop_ids: tokens that end a turn of theirs, for the environment.
-            ticket: of the batch; None: a number.
+            ticket: key of the batch; None: a number.
 
         Returns:
             The batch's ticket.

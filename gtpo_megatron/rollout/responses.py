@@ -102,7 +102,7 @@ def returned_routing(request: SampleRequest, completion: Any, num_tokens: int, *
         request: what was asked for.
         completion: vLLM's ``CompletionOutput``.
         num_tokens: that were run.
-        experts: of the model.
+        experts: experts of the model.
 
     Returns:
         ``[num_tokens, M, k]`` uint8 or int16, of the ``M`` layers that have a router.

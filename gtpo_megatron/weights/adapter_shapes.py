@@ -78,9 +78,9 @@ def adapted_layers(shape: ModelShape, targets: Sequence[str], kind: LayerKind) -
     """The linear layers of a decoder layer that have adapters; experts have none.
 
     Args:
-        shape: of the model.
+        shape: shape of the model.
         targets: see ``AdapterConfig``.
-        kind: of the decoder layer.
+        kind: kind of the decoder layer.
     """
     for inputs, outputs, splits_outputs in _linears(shape, kind):
         if chosen := tuple(width for name, width in outputs.items() if name in targets):

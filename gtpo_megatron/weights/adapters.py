@@ -83,8 +83,8 @@ def adapted_linears(
     """The linear layers of a rank that have adapters, with all their projections, of which some may be no targets.
 
     Args:
-        arch: of the model.
-        coordinates: of the rank.
+        arch: architecture of the model.
+        coordinates: coordinates of the rank.
         targets: see ``AdapterConfig``.
     """
     chosen = set(targets)
@@ -144,9 +144,9 @@ def adapter_mappings(
     """A and B of the targets of one model chunk, for a push without the weights; a rank has them as ``<name>.a``.
 
     Args:
-        arch: of the model.
-        config: of the adapters.
-        split: of the layers over the stages.
+        arch: architecture of the model.
+        config: configuration of the adapters.
+        split: split of the layers over the stages.
         stage: the virtual stage of the chunk.
     """
     chunk = chunk_mappings(

@@ -24,9 +24,9 @@ def slice_checksum(box: Tensor, *, row: int, column: int, num_columns: int) -> i
 
     Args:
         box: ``[rows, columns]``, of any floating dtype.
-        row: of the box's first element in the full tensor.
-        column: of the box's first element in the full tensor.
-        num_columns: of the full tensor.
+        row: row of the box's first element in the full tensor.
+        column: column of the box's first element in the full tensor.
+        num_columns: number of columns of the full tensor.
 
     Returns:
         An integer in ``[0, 2^64)``; shares of disjoint boxes add modulo 2^64.

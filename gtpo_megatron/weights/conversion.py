@@ -44,14 +44,14 @@ class ConversionProgress:
         """Called after the checks.
 
         Args:
-            num_bytes: of tensors to convert.
+            num_bytes: number of bytes of tensors to convert.
         """
 
     def advance(self, num_bytes: int) -> None:
         """Called after each chunk.
 
         Args:
-            num_bytes: of tensors converted since the last call.
+            num_bytes: number of bytes of tensors converted since the last call.
         """
 
 
@@ -127,7 +127,7 @@ def megatron_to_hf(
         model: folder with the model's ``config.json`` and tokenizer, of either kind; of adapters also its weights.
         target: folder to create; it appears only if the conversion succeeds.
         progress: receives the bytes of every piece.
-        shard_bytes: of the largest file.
+        shard_bytes: size of the largest file.
         replace: take the place of what ``target`` holds, when the new folder is complete.
         verify: what is compared with the checkpoint's manifest before anything is written; a converted folder has none.
 
@@ -179,7 +179,7 @@ def megatron_to_peft(checkpoint: Path, model: Path, target: Path, *, verify: Ver
     """Writes the adapters of a checkpoint as a folder in peft's format, float32.
 
     Args:
-        checkpoint: of a run that trained adapters.
+        checkpoint: checkpoint of a run that trained adapters.
         model: folder of the weights that they were trained over, which the folder names.
         target: folder to create; it appears only if the conversion succeeds.
         verify: what is compared with the checkpoint's manifest before anything is written.

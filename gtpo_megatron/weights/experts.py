@@ -93,9 +93,9 @@ def qwen3_moe_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
     """The experts of a ``Qwen3MoeForCausalLM``: softmax, no bias, no groups, no shared expert.
 
     Args:
-        path: of ``config.json``, for messages.
-        fields: of ``config.json``.
-        num_layers: of the model.
+        path: path of ``config.json``, for messages.
+        fields: fields of ``config.json``.
+        num_layers: number of layers of the model.
 
     Raises:
         ConfigError: a key is missing or out of range, or the sizes do not fit each other.

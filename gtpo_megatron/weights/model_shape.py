@@ -255,7 +255,7 @@ class ModelShape:
         and of the ``conv_size - 1`` columns before the next token.
 
         Args:
-            workers: of the engine.
+            workers: workers of the engine.
             unit: tokens of a block without delta nets.
             state_width: bytes of an element of ``S`` over those of a key's.
         """

@@ -41,8 +41,8 @@ class PeftFolder:
 
     Args:
         folder: in peft's format.
-        arch: of the model that they belong to.
-        config: of the run.
+        arch: architecture of the model that they belong to.
+        config: configuration of the run.
 
     Raises:
         ConfigError: the folder cannot be read, or its adapters are other ones than the configuration says.

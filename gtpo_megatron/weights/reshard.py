@@ -70,7 +70,7 @@ def fused_name(name: str, *, has_experts: bool = False, has_own_attention: bool 
     """The spelling of Megatron's checkpoints, and Transformer Engine's of a norm, from that of the tables.
 
     Args:
-        name: of a parameter, in the tables' spelling.
+        name: name of a parameter, in the tables' spelling.
         has_experts: its layer has experts; the norm before them is a layer of its own everywhere.
         has_own_attention: its layer has a class of ours in the place of attention; so the norm before it stands apart.
     """
@@ -173,11 +173,11 @@ def chunk_mappings(
     """Every parameter of one model chunk.
 
     Args:
-        arch: of the model.
-        split: of its layers over the stages.
+        arch: architecture of the model.
+        split: split of its layers over the stages.
         stage: the virtual stage of the chunk.
-        prefix: of the parameters' names, as ``chunk_prefix`` gives it.
-        padded_vocab_size: of the trainer.
+        prefix: prefix of the parameters' names, as ``chunk_prefix`` gives it.
+        padded_vocab_size: rows of the embedding of the trainer.
         experts: numbers of the experts that are in the chunk, of each of its layers that has experts.
     """
 

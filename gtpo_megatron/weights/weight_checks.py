@@ -47,7 +47,7 @@ def check_values(source: "WeightFolder | MegatronCheckpoint", arch: Architecture
 
     Args:
         source: the model; its names and shapes must have been checked.
-        arch: of the model.
+        arch: architecture of the model.
 
     Raises:
         ConfigError: a tensor holds NaN or infinity; the message names tensor and file.

@@ -20,7 +20,7 @@ def sharded_adapters(adapters: Adapters, metadata: Mapping[str, Any]) -> dict[st
     """A rank's adapters in Megatron's form, by the names that their projections have in the model's folder.
 
     Args:
-        adapters: of this rank.
+        adapters: adapters of this rank.
         metadata: Megatron's, as for a model.
     """
     tensors: dict[str, Tensor] = {}
@@ -60,7 +60,7 @@ def restore_adapters(adapters: Adapters, state: Mapping[str, Any], folder: Path)
     """Takes a rank's adapters from a loaded checkpoint.
 
     Args:
-        adapters: of this rank.
+        adapters: adapters of this rank.
         state: all that was loaded.
         folder: for messages.
 

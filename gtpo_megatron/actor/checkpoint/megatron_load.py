@@ -59,7 +59,7 @@ def drop_extra_states(state: dict[str, Any]) -> dict[str, None]:
     has; and layers of a CPU and of a GPU have it in different places, so that neither could load the other's.
 
     Args:
-        state: of a model chunk; changed.
+        state: state of a model chunk; changed.
 
     Returns:
         What a layer is given in its place, by key.

@@ -25,10 +25,10 @@ def load_model_folder(
 
     Args:
         folder: in Hugging Face format, or converted.
-        arch: of the model.
+        arch: architecture of the model.
         parallel: the layout.
         chunks: the rank's parts of the model, in order.
-        global_rank: of this process.
+        global_rank: rank of this process.
 
     Raises:
         ConfigError: the folder has no usable weights.

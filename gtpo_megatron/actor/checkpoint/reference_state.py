@@ -25,7 +25,7 @@ def sharded_reference(
 
     Args:
         chunks: the rank's parts of the model, in order.
-        reference: of this rank.
+        reference: reference policy of this rank.
         metadata: Megatron's, as for the model.
     """
     values = reference.values()

@@ -47,7 +47,7 @@ class ForkedWrite:
 
     Args:
         request: Megatron's ``AsyncRequest``; tensors are copied to the host here, if they are not there.
-        folder: of the checkpoint.
+        folder: folder of the checkpoint.
         in_background: the caller goes on training, so the writer steps back.
     """
 

@@ -25,9 +25,9 @@ class ExpertBalance:
 
     Args:
         config: which penalties and updates.
-        experts: of the model; None for a dense one.
+        experts: experts of the model; None for a dense one.
         chunks: the rank's parts of the model.
-        groups: of this rank.
+        groups: process groups of this rank.
 
     Attributes:
         loads: ``[layers, E]`` int64, tokens per expert of the last pass that was counted; layers without experts are
@@ -94,7 +94,7 @@ class ExpertBalance:
         ``z_loss_coef`` times the mean of ``logsumexp(logits)^2``; each summed over layers.
 
         Args:
-            rollouts: of this rank.
+            rollouts: responses of this rank.
             rows: those of the update.
 
         Collectives: one sum of one number over dp, if there are penalties.

@@ -33,11 +33,11 @@ class RoutingReplay:
     Args:
         source: whose choices are replayed.
         compares: measure how often the scoring pass chooses other experts than the sampler.
-        experts: of the model.
+        experts: experts of the model.
         chunks: the rank's parts of the model; their routers are given an object that can be told.
         parallel: the layout.
-        coordinates: of this rank.
-        groups: of this rank.
+        coordinates: coordinates of this rank.
+        groups: process groups of this rank.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class RoutingReplay:
         """Before the scoring pass: gives the routers the sampler's choices, or starts to record theirs.
 
         Args:
-            batches: of the pass, in its order.
-            rollouts: of this rank.
+            batches: micro-batches of the pass, in its order.
+            rollouts: responses of this rank.
 
         Raises:
             DataError: the sampler sent no routing, or that of another model.
@@ -95,7 +95,7 @@ class RoutingReplay:
 
         Args:
             batches: those of ``begin_scoring``.
-            rollouts: of this rank.
+            rollouts: responses of this rank.
 
         Returns:
             ``experts/routing_mismatch_frac``, if asked for; the same on every rank.

@@ -55,7 +55,7 @@ class LinearAdapter(torch.nn.Module):
     """The adapters of a linear layer.
 
     Args:
-        parts: of the layer's projections, in its order; None: the projection has none.
+        parts: adapters of the layer's projections, in its order; None: the projection has none.
         widths: outputs of each projection on this rank.
         groups: query groups of this rank, in which the parts take turns; 1 if they follow each other.
         scale: ``s``.
@@ -222,10 +222,10 @@ def join_adapters(
 
     Args:
         chunks: the rank's parts of the model, in order.
-        arch: of the model.
-        config: of the adapters.
+        arch: architecture of the model.
+        config: configuration of the adapters.
         parallel: the layout.
-        global_rank: of this process.
+        global_rank: rank of this process.
         whole: gives what they begin with.
     """
     modules = {

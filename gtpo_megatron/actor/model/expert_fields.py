@@ -13,7 +13,7 @@ def expert_fields(arch: Architecture, parallel: ParallelConfig, *, grouped: bool
     over ranks. ``router.PolicyRouter`` and ``ExpertBalance`` do it.
 
     Args:
-        arch: of the model.
+        arch: architecture of the model.
         parallel: the layout.
         grouped: all experts of a rank are one grouped matrix product, which needs Transformer Engine.
     """

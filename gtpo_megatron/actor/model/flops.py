@@ -15,9 +15,9 @@ def backward_flops(arch: Architecture, sequences: Sequence[tuple[int, int]], ada
     and backward, which are counted here.
 
     Args:
-        arch: of the model.
+        arch: architecture of the model.
         sequences: prompt and response length of each.
-        adapter: of the run.
+        adapter: adapters of the run.
     """
     if not adapter.is_on:
         return 2 * forward_flops(arch, sequences)
@@ -41,7 +41,7 @@ def forward_flops(arch: Architecture, sequences: Sequence[tuple[int, int]]) -> f
     layer) are left out.
 
     Args:
-        arch: of the model.
+        arch: architecture of the model.
         sequences: prompt and response length of each.
     """
     tokens = sum(prompt + response for prompt, response in sequences)

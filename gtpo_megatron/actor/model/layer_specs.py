@@ -38,7 +38,7 @@ def layer_specs(arch: Architecture, config: TransformerConfig, vp_stage: int | N
     """Transformer Engine's layers if it is there; else Megatron's local ones with torch's attention.
 
     Args:
-        arch: of the model.
+        arch: architecture of the model.
         config: Megatron's.
         vp_stage: virtual stage of the chunk; None if there is one.
         adapted: linear layers will have adapters, which read the layers' own inputs.

@@ -123,7 +123,7 @@ def build_chunks(
     """This rank's part of the model, one chunk a virtual stage; uninitialised: a checkpoint must fill it.
 
     Args:
-        arch: of the model.
+        arch: architecture of the model.
         model: its settings.
         parallel: the layout.
         config: Megatron's.

@@ -47,7 +47,7 @@ class ReplayedRouter:
         Args:
             scores: ``[s, E]``.
             topk: ``k``.
-            num_groups: of experts.
+            num_groups: number of groups of experts.
             group_topk: groups that a token's experts come from.
             compute: the free choice.
 

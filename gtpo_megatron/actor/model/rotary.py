@@ -89,7 +89,7 @@ def set_attention_factor(config: Any, arch: Architecture) -> None:
 
     Args:
         config: Megatron's configuration of the model, before the model is built.
-        arch: of the model.
+        arch: architecture of the model.
     """
     factor = attention_factor(arch)
     if factor != 1.0:

@@ -55,9 +55,9 @@ def read_inputs(config: RunConfig, tokenizer: "PreTrainedTokenizerBase", *, voca
     """Reads all data sets of a run.
 
     Args:
-        config: of the run.
-        tokenizer: of its model.
-        vocab_size: of its model; None does not compare token ids with it.
+        config: configuration of the run.
+        tokenizer: tokenizer of its model.
+        vocab_size: size of the vocabulary of its model; None does not compare token ids with it.
 
     Raises:
         ConfigError: a data set's name is unknown, or the chat template has no such option.

@@ -270,7 +270,7 @@ def read_parameters(
 
     Args:
         folder: Hugging Face format, safetensors.
-        shapes: of every tensor the model needs.
+        shapes: shapes of every tensor the model needs.
         plan: this rank's copies.
         parameters: name -> this rank's parameter, written in place.
 

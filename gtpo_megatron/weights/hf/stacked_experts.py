@@ -50,8 +50,8 @@ def part_of(expert: Tensor, number: int, count: int) -> Tensor:
 
     Args:
         expert: ``[hidden, count * rows]``, or of a bias ``[count * rows]``.
-        number: of the projection.
-        count: of projections in it.
+        number: number of the projection.
+        count: number of projections in it.
 
     Returns:
         A view, ``[rows, hidden]`` or ``[rows]``.
@@ -65,8 +65,8 @@ def parts_inside(
     """Name and shape of every matrix or bias in a tensor of all experts, and where in it.
 
     Args:
-        name: of the tensor.
-        shape: of it.
+        name: name of the tensor.
+        shape: shape of it.
         where: its file, for messages.
         is_turned: as in gpt-oss.
 

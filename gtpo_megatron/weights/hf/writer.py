@@ -92,7 +92,7 @@ def copy_companions(source: Path, target: Path, *, dtype_name: str | None) -> No
     Args:
         source: folder of the original model.
         target: an empty folder.
-        dtype_name: of the tensors in ``target``; None leaves ``config.json`` as it is.
+        dtype_name: dtype of the tensors in ``target``; None leaves ``config.json`` as it is.
     """
     for path in sorted(source.iterdir()):
         is_of_weights = path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".index.json")
@@ -111,7 +111,7 @@ def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
 
     Args:
         sizes: bytes of every tensor, in file order.
-        shard_bytes: of the largest file.
+        shard_bytes: size of the largest file.
     """
     shards: list[list[str]] = []
     filled = 0
@@ -137,7 +137,7 @@ def write_shards(
         target: folder.
         sizes: bytes of every tensor, in file order.
         read: returns the tensors of a file; the next call may overwrite them.
-        shard_bytes: of the largest file; ``SHARD_BYTES`` if not given.
+        shard_bytes: size of the largest file; ``SHARD_BYTES`` if not given.
     """
     shards = plan_shards(sizes, shard_bytes or SHARD_BYTES)
     weight_map: dict[str, str] = {}

@@ -55,7 +55,7 @@ class StoredAdapters:
         """``W + s B A`` in the dtype of W, the sum in float32; W itself if it has no adapter.
 
         Args:
-            name: of a tensor of the model's folder.
+            name: name of a tensor of the model's folder.
             weight: W, whole.
         """
         pair = self.pairs.get(name.removesuffix(".weight"))
@@ -124,7 +124,7 @@ class MergedModel:
 
     Args:
         source: reads the folder, of either kind.
-        adapters: of a checkpoint.
+        adapters: adapters of a checkpoint.
 
     Attributes:
         dtypes: dtype of every tensor, by name.

@@ -122,7 +122,7 @@ def check_checkpoint(folder: Path, verify: Verify) -> None:
     """Compares a checkpoint with its manifest; logs a warning if ``verify`` is ``none``.
 
     Args:
-        folder: of the checkpoint. A converted model has no manifest and passes.
+        folder: folder of the checkpoint. A converted model has no manifest and passes.
         verify: how much is compared.
 
     Raises:

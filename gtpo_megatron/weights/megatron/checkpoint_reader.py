@@ -63,7 +63,7 @@ class CheckpointReader:
     """The ranks' part of one checkpoint, whole tensors whatever layout wrote it.
 
     Args:
-        folder: of the checkpoint.
+        folder: folder of the checkpoint.
         verify: what is compared with its manifest before anything is read.
 
     Attributes:

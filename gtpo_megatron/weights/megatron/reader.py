@@ -121,8 +121,8 @@ class MegatronCheckpoint:
         """Reads Hugging Face tensors completely, into memory that the next call overwrites.
 
         Args:
-            names: of the tensors.
-            shapes: of every tensor of the model.
+            names: names of the tensors.
+            shapes: shapes of every tensor of the model.
             advance: called with the bytes of each piece.
 
         Raises:

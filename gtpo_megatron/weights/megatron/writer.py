@@ -93,7 +93,7 @@ def write_checkpoint(
     Args:
         folder: is made; must be empty if it is there.
         ranks: the chunks of each file.
-        dtypes: of each key.
+        dtypes: dtype of each key.
         read: makes the tensor of a chunk, as a matrix, when it is to be written.
 
     Raises:
