@@ -29,7 +29,7 @@ from gtpo_megatron.weights.architecture import Architecture, read_architecture
 from gtpo_megatron.weights.experts import Experts
 from gtpo_megatron.weights.param_mapping import TensorParallel
 from gtpo_megatron.weights.push.ends import open_sender
-from gtpo_megatron.weights.push.layout import PushLayout, SenderPolicy, SourceRank, TargetWorker
+from gtpo_megatron.weights.push.layout import PushLayout, SenderPolicy, SourceRank, TargetWorker, WorkerCoordinates
 from gtpo_megatron.weights.push.link import SlotShape, WeightLink
 from gtpo_megatron.weights.push.plan import PushPlan
 from gtpo_megatron.weights.push.transports.shared_memory import create_slots, remove_name
@@ -101,7 +101,7 @@ def layout_of(
             SourceRank(rank=rank, coordinates=shard_coordinates(parallel, rank)) for rank in range(parallel.num_ranks)
         ),
         targets=tuple(
-            TargetWorker(worker=i, tensor_parallel=TensorParallel(workers, i % workers))
+            TargetWorker(worker=i, coordinates=WorkerCoordinates(TensorParallel(workers, i % workers)))
             for i in range(engines * workers)
         ),
         padded_vocab_size=-(-arch.vocab_size // tensor) * tensor,

@@ -107,7 +107,7 @@ def parts_of(target, kept, found, layout):
     parts = []
     for one in sorted(found, key=lambda one: (one.section, one.turn, one.shard)):
         name, here, there = one.copy.hf_name, one.copy.megatron_box, one.copy.hf_box
-        near = target.tensor_parallel.index * tensor // target.tensor_parallel.size
+        near = target.coordinates.tensor_parallel.index * tensor // target.coordinates.tensor_parallel.size
         if one.is_everywhere and one.shard != near:
             continue
         for mine in kept.get(name, ()):
@@ -192,7 +192,7 @@ class Whole:
     def stream(self, target):
         line = [one for one in self.line(self.region(target), False) if one.coordinates == target.coordinates]
         stages = self.layout.sources[0].coordinates.layer_split.num_stages
-        first = line.index(target) + target.tensor_parallel.index
+        first = line.index(target) + target.coordinates.tensor_parallel.index
         buckets = []
         for section in [
             ((first + turn) % stages, has_experts) for turn in range(stages) for has_experts in (False, True)

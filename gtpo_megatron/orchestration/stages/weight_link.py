@@ -10,7 +10,14 @@ from gtpo_megatron.orchestration.stages.engines import Engines
 from gtpo_megatron.orchestration.stages.trainer import Trainer
 from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE, Architecture, read_architecture
 from gtpo_megatron.weights.param_mapping import TensorParallel
-from gtpo_megatron.weights.push.layout import ALIGNMENT_BYTES, PushLayout, SenderPolicy, SourceRank, TargetWorker
+from gtpo_megatron.weights.push.layout import (
+    ALIGNMENT_BYTES,
+    PushLayout,
+    SenderPolicy,
+    SourceRank,
+    TargetWorker,
+    WorkerCoordinates,
+)
 from gtpo_megatron.weights.push.link import Endpoint, Meeting, Relay, SharedSlots, SlotShape, WeightLink
 from gtpo_megatron.weights.push.transports.shared_memory import remove_name
 from gtpo_megatron.weights.push.wire import wire_dtype
@@ -113,9 +120,11 @@ def _layout(config: RunConfig, arch: Architecture, trainer: Trainer, engines: En
     targets = tuple(
         TargetWorker(
             worker=engine * size + index,
-            # vLLM cuts adapters itself
-            tensor_parallel=TensorParallel(1, 0) if alone else TensorParallel(size, index),
-            expert_parallel=config.rollout.expert_parallel and not alone,
+            coordinates=WorkerCoordinates(
+                # vLLM cuts adapters itself
+                TensorParallel(1, 0) if alone else TensorParallel(size, index),
+                config.rollout.expert_parallel and not alone,
+            ),
             host=host,
         )
         for engine, host in enumerate(engines.hosts)

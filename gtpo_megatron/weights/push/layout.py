@@ -33,7 +33,7 @@ class SourceRank:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCoordinates:
-    """Decides which part of the model a worker keeps.
+    """Decides which part of the model a worker keeps: equal for all that keep the same.
 
     Attributes:
         tensor_parallel: index in its engine.
@@ -51,23 +51,17 @@ class TargetWorker:
 
     Attributes:
         worker: number of the worker over all engines.
-        tensor_parallel: index in its engine.
-        expert_parallel: whether it keeps whole experts, as in ``WorkerCoordinates``.
+        coordinates: part of the model that it keeps.
         host: the machine it is on.
     """
 
     worker: int
-    tensor_parallel: TensorParallel
-    expert_parallel: bool = False
+    coordinates: WorkerCoordinates
     host: str = ""
 
-    @property
-    def coordinates(self) -> WorkerCoordinates:
-        """Equal for all workers that keep the same part of the model."""
-        return WorkerCoordinates(self.tensor_parallel, self.expert_parallel)
-
     def __str__(self) -> str:
-        return f"worker {self.worker} (tp{self.tensor_parallel.index} of {self.tensor_parallel.size})"
+        split = self.coordinates.tensor_parallel
+        return f"worker {self.worker} (tp{split.index} of {split.size})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -129,13 +129,14 @@ def kept_boxes(arch: Architecture, target: TargetWorker, adapter: AdapterConfig 
     if adapter is not None:
         shapes = tensor_shapes(arch, adapter)
         return {name: [Box(0, rows, 0, columns)] for name, (rows, columns) in shapes.items()}
-    whole, tp = ShardCoordinates(tensor_parallel=TensorParallel(1, 0)), target.tensor_parallel
+    whole = ShardCoordinates(tensor_parallel=TensorParallel(1, 0))
+    tp, keeps_whole_experts = target.coordinates.tensor_parallel, target.coordinates.expert_parallel
     num_experts = 0 if arch.experts is None else arch.experts.num_experts
-    mine = ExpertParallel(tp.size, tp.index).held(num_experts) if target.expert_parallel else range(num_experts)
+    mine = ExpertParallel(tp.size, tp.index).held(num_experts) if keeps_whole_experts else range(num_experts)
     found: dict[str, list[Box]] = {}
     for mapping in stage_mappings(arch, whole, arch.vocab_size):
         expert = expert_of(mapping)
-        splits = expert is None or not target.expert_parallel
+        splits = expert is None or not keeps_whole_experts
         for name, box in mapping.kept(tp if splits else TensorParallel(1, 0)) if splits or expert in mine else ():
             found.setdefault(name, []).append(box)
     return found
@@ -224,7 +225,7 @@ class PushPlan:
     def _order(self, target: TargetWorker) -> list[Section]:
         """The sections in the order in which they travel to a worker."""
         stages = self._sections.shape.num_stages
-        first = self._replicas.turn(target) + target.tensor_parallel.index
+        first = self._replicas.turn(target) + target.coordinates.tensor_parallel.index
         return [section for turn in range(stages) for section in self._sections.of_stage((first + turn) % stages)]
 
     def _own_buckets(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gtpo_megatron.errors import WeightMappingError
 from gtpo_megatron.weights.param_mapping import TensorParallel
-from gtpo_megatron.weights.push.layout import PushLayout, SourceRank, TargetWorker
+from gtpo_megatron.weights.push.layout import PushLayout, SourceRank, TargetWorker, WorkerCoordinates
 from gtpo_megatron.weights.push.plan import PushPlan
 from gtpo_megatron.weights.push.replicas import assign_slices
 from tests.reference.push_plan import least_sent, whole_plan
@@ -31,8 +31,7 @@ def layout_between(arch, shards, *, engine, engines, sender_policy, bucket_bytes
         targets=tuple(
             TargetWorker(
                 worker=number * engine + index,
-                tensor_parallel=TensorParallel(engine, index),
-                expert_parallel=expert_parallel,
+                coordinates=WorkerCoordinates(TensorParallel(engine, index), expert_parallel),
                 host=f"h{number * hosts // engines}",
             )
             for number in range(engines)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gtpo_megatron.errors import WeightMappingError
 from gtpo_megatron.weights.param_mapping import SAMPLER_VOCAB_MULTIPLE, TensorParallel, as_matrix
-from gtpo_megatron.weights.push.layout import PushLayout, SourceRank, TargetWorker
+from gtpo_megatron.weights.push.layout import PushLayout, SourceRank, TargetWorker, WorkerCoordinates
 from gtpo_megatron.weights.push.plan import PushPlan, kept_boxes
 from gtpo_megatron.weights.reshard import load_plan
 from tests.strategies import examples
@@ -43,8 +43,7 @@ def push_layout(
         "targets": tuple(
             TargetWorker(
                 worker=engine * workers + index,
-                tensor_parallel=TensorParallel(workers, index),
-                expert_parallel=expert_parallel,
+                coordinates=WorkerCoordinates(TensorParallel(workers, index), expert_parallel),
             )
             for engine in range(engines)
             for index in range(workers)
@@ -58,7 +57,7 @@ def push_layout(
 
 def worker(size, index, *, expert_parallel=False):
     tensor_parallel = TensorParallel(size, index)
-    return TargetWorker(worker=index, tensor_parallel=tensor_parallel, expert_parallel=expert_parallel)
+    return TargetWorker(worker=index, coordinates=WorkerCoordinates(tensor_parallel, expert_parallel))
 
 
 def streams_of(arch, layout):
@@ -265,7 +264,7 @@ def test_a_worker_far_away_needs_a_whole_replica_beside_it():
         SourceRank(rank=rank, coordinates=place, host=host)
         for rank, place, host in ((0, places(1, 1)[0], "a"), (1, places(1, 1)[0], "b"))
     )
-    worker = TargetWorker(worker=0, tensor_parallel=TensorParallel(1, 0), host="b")
+    worker = TargetWorker(worker=0, coordinates=WorkerCoordinates(TensorParallel(1, 0)), host="b")
     layout = push_layout(arch, sources=(near, far), targets=(worker,))
     assert {one.rank for s in streams_of(arch, layout) for bucket in s.buckets for one in bucket.slices} == {1}
     with pytest.raises(WeightMappingError, match=r"host 'b'.*rank 0 \('a'\).*process_group"):
