@@ -58,6 +58,19 @@ def parse_json(
     return value
 
 
+def json_span(text: str, start: int) -> tuple[int, bool]:
+    """Where the JSON value that begins at a place ends, and True; or where it stops to be JSON, and False.
+
+    What :func:`parse_json` refuses for another reason than its syntax has an end, too.
+    """
+    try:
+        return _ANY_DECODER.raw_decode(text, start)[1], True
+    except json.JSONDecodeError as problem:
+        return max(start, problem.pos), False
+    except RecursionError:
+        return len(text), False
+
+
 def read_json(path: Path, *, error: type[GTPOError] = DataError) -> object:
     """Parses a file.
 
@@ -101,6 +114,7 @@ def _integer(text: str) -> int:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer)
+_ANY_DECODER = json.JSONDecoder(parse_int=str)  # Python takes no integer of some thousand digits
 
 
 def _check_depth(value: object) -> None:

@@ -9,6 +9,9 @@ import pytest
 from gtpo_megatron.conversations.messages import ToolCall
 from gtpo_megatron.conversations.tool_calls import FORMS, MAX_CALLS, find_form, parse_calls
 from gtpo_megatron.conversations.tools import described
+from tests.unit.conversations.call_texts import rows
+from tests.unit.conversations.call_writings import MARKS, WRITINGS
+from tests.unit.conversations.call_writings import TOOLS as KNOWN
 from tests.unit.conversations.families import FAMILIES, TEMPLATES
 
 TOOLS = [
@@ -79,12 +82,6 @@ def test_text_around_calls_is_the_content_and_text_without_calls_is_left_alone()
     assert found.calls == (ToolCall(name="f", arguments={}), ToolCall(name="g", arguments={}))
     for form in FORMS:
         assert parse_calls("  7 + 8 = {15}\n", form).content == "  7 + 8 = {15}\n"
-
-
-def test_an_answer_that_is_json_is_no_call_of_llama_s():
-    for text in ('{"answer": 7}', '{"name": "Ada", "age": 36}', "[1, 2]"):
-        assert parse_calls(text, "llama3").content == text
-    assert parse_calls('{"name": "add", "parameters": ', "llama3").malformed
 
 
 def test_an_argument_without_quotes_is_json_unless_its_schema_says_text():
@@ -181,6 +178,62 @@ def test_channels_of_harmony_are_told_apart():
     assert found.calls == (ToolCall(name="add", arguments={"a": 1}),)
     assert parse_calls("<|channel|>final<|message|>15", "harmony").content == "15"
     assert parse_calls("<|channel|>ana", "harmony", is_truncated=True).content == ""
+
+
+def wrong(row):
+    """What is read otherwise than a row says; empty for nothing."""
+    found = parse_calls(row.text, row.form, is_truncated=row.is_truncated, tools=KNOWN)
+    calls = tuple((call.name, dict(call.arguments)) for call in found.calls)
+    content = found.content + found.reasoning
+    is_right = calls == row.calls and bool(found.malformed) == row.malformed and row.content in (None, content)
+    return "" if is_right else f"{row.writing}, {row.kind}: {found}"
+
+
+def test_every_text_of_the_table_says_what_it_should():
+    table = list(rows())
+    assert len({(row.writing, row.kind) for row in table}) == len(table) > 600
+    assert [fault for row in table if (fault := wrong(row))] == []
+
+
+@pytest.mark.parametrize("name", WRITINGS)
+def test_random_values_come_back_or_are_refused(name):
+    """Values with marks of calls in them; of those without quotes some have two readings, and are no call then."""
+    rng, write = random.Random(name), WRITINGS[name]
+    pieces = [
+        *MARKS[write.form],
+        *(" ", "\n", "a", "b c", "{", "}", '"', "'", "\\", "```", "</", "<", ">", "é", "😀", "[", "]"),
+    ]
+    num_refused = 0
+    for _ in range(1000):
+        texts = ["".join(rng.choices(pieces, k=rng.randint(0, 6))) for _ in range(2)]
+        if write.is_json or not any(re.search(END_OF_VALUE, text) for text in texts):
+            calls = [("note", {"text": text}) for text in texts]
+            found = parse_calls(write(*calls), write.form, tools=KNOWN)
+            is_whole = [(call.name, call.arguments) for call in found.calls] == calls and not found.malformed
+            assert is_whole or (found.malformed and not write.is_json), texts
+            num_refused += not is_whole
+    assert num_refused < 250
+
+
+END_OF_VALUE = r"</parameter>\s*<(?:/function|function|parameter)|</arg_value>\s*<arg_key>"
+"""What nobody can tell from the end of a value."""
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nothing_of_a_mutated_text_vanishes(form):
+    rng, table = random.Random(form), [row for row in rows() if row.form == form and len(row.text) < 1000]
+    marks = re.compile("|".join(map(re.escape, [*MARKS[form], "assistant"])))
+    for _ in range(2000):
+        text = rng.choice(table).text
+        for _ in range(rng.randint(1, 3)):
+            begin, end = sorted(rng.randint(0, len(text)) for _ in range(2))
+            piece = rng.choice([*MARKS[form], *PIECES[-20:], text[begin:end]])
+            text = rng.choice(
+                [text[:begin] + text[end:], text[:begin] + piece + text[begin:], text[:begin], text[begin:]]
+            )
+        found = parse_calls(text, form, is_truncated=rng.random() < 0.5, tools=KNOWN)
+        has_words = re.search(r"\w", marks.sub("", text))
+        assert found.content.strip() or found.reasoning or found.calls or found.malformed or not has_words, text
 
 
 MALFORMED = [
