@@ -125,17 +125,7 @@ def _message_from(value: object) -> Message:
         return message_from(value, "the agent")
     # clients repeat answers with keys that have nothing in them, such as refusal and annotations
     plain = {key: one for key, one in value.items() if one or key in ("role", "content")}
-    if plain.get("role") == "developer":
-        plain["role"] = "system"
-    if isinstance(content := plain.get("content"), list):
-        plain["content"] = "".join(_text_of(part) for part in content)
     return message_from(plain, "the agent")
-
-
-def _text_of(part: object) -> str:
-    if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-        raise DataError(f"a message has the part {shown(part)}; the policy reads text alone")
-    return str(part["text"])
 
 
 def _with_names(messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from gtpo_megatron.conversations.messages import Message, Opening, Reply, Role, ToolCall, plain
-from gtpo_megatron.data.messages import REASONING_KEYS
+from gtpo_megatron.data.messages import REASONING_KEYS, content_text
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.rewards.grade import checked
 from gtpo_megatron.rewards.request import Reward
@@ -17,12 +17,16 @@ ROLES = get_args(Role)
 _KEYS = ("role", "content", *REASONING_KEYS, "tool_calls", "malformed_calls", "name", "tool_call_id")
 """Keys of a message. ``malformed_calls`` is ours: OpenAI has none. A row's message is one too."""
 
+_TEXT_PARTS = ("text", "input_text", "output_text")
+"""Kinds of parts that are text."""
+
 
 def message_from(value: object, where: str) -> Message:
     """A message, given as one or as OpenAI's dict.
 
     Args:
-        value: the message as it was given; arguments of calls may be an object or its JSON text.
+        value: the message as it was given; arguments of calls may be an object or its JSON text, and the content parts
+            of text, of which each is a line.
         where: giver of the message, for errors.
 
     Raises:
@@ -34,9 +38,10 @@ def message_from(value: object, where: str) -> Message:
         raise DataError(f"{where}: got {shown(value)}, expected a Message or a dict with role and content")
     if unknown := [key for key in value if key not in _KEYS]:
         raise DataError(f"{where}: a message has the key {shown(unknown[0])}; known: {', '.join(_KEYS)}")
+    role = value.get("role", "")
     message = Message(
-        role=value.get("role", ""),
-        content=_or_empty(value, "content", ""),
+        role="system" if role == "developer" else role,
+        content=_content(value, where),
         reasoning=next((found for key in REASONING_KEYS if (found := _or_empty(value, key, ""))), ""),
         tool_calls=tuple(_call_from(call, where) for call in _listed(value, "tool_calls", where)),
         malformed_calls=tuple(_listed(value, "malformed_calls", where)),
@@ -169,6 +174,18 @@ def _checked_tools(value: object, where: str) -> tuple[Mapping[str, Any], ...]:
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{where} returned tools that JSON does not have: {error}") from error
     return tuple(value)
+
+
+def _content(value: Mapping[str, Any], where: str) -> Any:
+    """The content of a message, with its parts as rows have them."""
+    content = _or_empty(value, "content", "")
+    for part in content if isinstance(content, list | tuple) else ():
+        text = part.get("text") if isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS else part
+        if not isinstance(text, str):
+            raise DataError(
+                f"{where}: a message has the part {shown(part)}; expected text: the policy reads text alone"
+            )
+    return content_text(content)
 
 
 def _call_from(value: object, where: str) -> ToolCall:

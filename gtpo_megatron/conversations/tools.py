@@ -7,13 +7,14 @@ import re
 import typing
 import warnings
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
+from pydantic_core import to_jsonable_python
 
 from gtpo_megatron.conversations.messages import Message, Opening, Reply, ToolCall
 from gtpo_megatron.conversations.openai_form import opening_from
@@ -71,13 +72,15 @@ def described(function: Callable[..., Any], *, is_method: bool) -> Tool:
         is_method: whether its first argument is the object.
 
     Raises:
-        ConfigError: it cannot be described; the line says what is missing.
+        ConfigError: it cannot be described, or is a generator; the line says what is missing.
     """
     name = getattr(function, "__name__", "")
     where = f"tool {name or function!r}"
     says, said = _docstring(inspect.getdoc(function) or "")
     if not name or not says:
         raise ConfigError(f"{where}: it has no {'docstring, by which a model learns what it does' if name else 'name'}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"{where}: it is a generator, and a model reads one result; return a list")
     fields: dict[str, Any] = {}
     names: dict[str, str] = {}
     for number, (argument, annotation, default) in enumerate(_arguments(function, where, is_method=is_method)):
@@ -390,13 +393,38 @@ def _first_line(error: Exception) -> str:
 
 
 def _as_text(returned: Any) -> str:
-    """A tool's result as the model reads it: text as it is, anything else as JSON if it can be."""
+    """A tool's result as the model reads it: text as it is, anything else as JSON if it can be.
+
+    Raises:
+        DataError: it is a generator, which nobody has run.
+    """
     if returned is None or isinstance(returned, str):
-        return returned or ""
+        return str.__str__(returned or "")
     try:
-        return json.dumps(returned, ensure_ascii=False)
-    except (TypeError, ValueError):
-        return str(returned)
+        return json.dumps(returned, ensure_ascii=False, default=_as_json)
+    except DataError:
+        raise
+    except (TypeError, ValueError):  # such as keys that are dates
+        try:
+            return json.dumps(_as_json(returned), ensure_ascii=False)
+        except (TypeError, ValueError):
+            return str(returned)
+
+
+def _as_json(value: Any) -> Any:
+    """What JSON has for an object of Python: pydantic's models, dataclasses, enumerations, dates, sets and arrays."""
+    if isinstance(value, Iterator | AsyncIterator):
+        raise DataError(f"the tool has returned a {type(value).__name__}; let it return a list")
+    if isinstance(value, Set):  # of texts, whose order is another one in each process
+        return sorted(value, key=lambda one: json.dumps(one, default=_as_json))
+    return to_jsonable_python(value, fallback=_as_list)
+
+
+def _as_list(value: Any) -> Any:
+    """Of an array or a tensor."""
+    if callable(to_list := getattr(value, "tolist", None)):
+        return to_list()
+    raise TypeError(f"a value of the type {type(value).__name__}")
 
 
 def _cut(text: str) -> str:

@@ -13,6 +13,7 @@ from gtpo_megatron.untrusted.json_text import json_span
 
 _TAG = "<|python_tag|>"
 _START = re.compile(r'<\|python_tag\|>|\{\s*"|\[\s*\{\s*"')
+_FIRST_KEY = re.compile(r'\[?\s*\{\s*"(?:name|arguments|parameters|type|function|id)"')
 _SEPARATOR = re.compile(r"\s*[;,]\s*(?=[\[{<]|\Z)|")
 _KEYS = ('"arguments"', '"parameters"')
 
@@ -25,12 +26,14 @@ def read_llama3(text: str, turn: Turn) -> None:
         is_tagged = mark[0] == _TAG
         start = after_space(text, mark.end()) if is_tagged else mark.start()
         end, is_whole = json_span(text, start)
-        if not is_tagged:
-            has_arguments = last_arguments > start or turn.is_truncated
-            is_meant = _are_calls(text[start:end], turn.names) if is_whole else last_name > start and has_arguments
-            if not is_meant:  # an answer that is JSON
-                place = max(end, mark.start() + 1)
-                continue
+        if is_whole:
+            is_meant = is_tagged or _are_calls(text[start:end], turn.names)
+        else:
+            has_keys = turn.is_truncated or min(last_name, last_arguments) > start
+            is_meant = is_tagged or (has_keys and _FIRST_KEY.match(text, start) is not None)
+        if not is_meant:  # an answer that is JSON
+            place = max(end, mark.start() + 1)
+            continue
         turn.keep(text[kept : mark.start()])
         if is_whole:
             add_calls(text[start:end], turn)

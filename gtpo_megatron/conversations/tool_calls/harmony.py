@@ -14,7 +14,9 @@ _START, _MESSAGE, _CALL = "<|start|>", "<|message|>", "<|call|>"
 _END = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|start\|>)|\Z")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
-_HEADER_WORDS = re.compile(r"^\s*(?:assistant\b)?\s*(?:commentary|analysis|final)?(?:\s*to=\S+)?(?:\s*<\|constrain\|>\s*\w*)?")
+_HEADER_WORDS = re.compile(
+    r"^\s*(?:assistant\b)?\s*(?:commentary|analysis|final)?(?:\s*to=\S+)?(?:\s*<\|constrain\|>\s*\w*)?"
+)
 _IN_HEADER = re.compile(r"<\|(?:channel|constrain)\|>")
 
 

@@ -350,13 +350,13 @@ def test_tools_stay_those_of_the_first_request(endpoint, exchange, threads):
 
 def test_what_clients_write_besides_is_read_too(endpoint, exchange, threads):
     opening = [
-        {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
+        {"role": "developer", "content": [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}]},
         {"role": "user", "content": "a", "name": None},
         {"role": "assistant", "content": "b", "refusal": None, "annotations": []},
         {"role": "user", "content": "c"},
     ]
     reply = asked(endpoint, exchange, threads, opening, tool_choice="auto", top_p=None, max_tokens=5)
-    assert exchange.first.result(60).messages[0] == Message(role="system", content="Be brief.")
+    assert exchange.first.result(60).messages[0] == Message(role="system", content="Be brief.\nBe kind.")
     exchange.answer(Message(role="assistant", content="d"))
     assert reply.result(60)[1]["choices"][0]["finish_reason"] == "stop"
 

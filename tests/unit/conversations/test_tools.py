@@ -1,8 +1,13 @@
 import asyncio
+import dataclasses
+import datetime
+import enum
 from typing import Annotated, Literal, Optional
 
+import numpy as np
 import pytest
-from pydantic import Field
+import torch
+from pydantic import BaseModel, Field
 
 from gtpo_megatron.conversations.messages import Message, ToolCall
 from gtpo_megatron.conversations.tools import RESULT_CHARACTERS, Tools, ToolTurns, check_tools, tool_names
@@ -228,6 +233,73 @@ def test_async_tools_are_awaited():
     turns = ToolTurns(AsyncTools())
     assert asyncio.run(turns.step(calls(("look", {"what": "é"})))).messages[0].content == '{"found": "é"}'
     assert asyncio.run(turns.step(Message(role="assistant"))).reward == 1.0
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Word(enum.StrEnum):
+    RED = "red"
+
+
+class Point(BaseModel):
+    x: int = 1
+    colour: Colour = Colour.RED
+
+
+@dataclasses.dataclass
+class Place:
+    point: Point
+    day: datetime.date = datetime.date(2026, 1, 31)
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (Point(), '{"x": 1, "colour": "red"}'),
+        ([Point(), None], '[{"x": 1, "colour": "red"}, null]'),
+        (Place(Point()), '{"point": {"x": 1, "colour": "red"}, "day": "2026-01-31"}'),
+        (Colour.RED, '"red"'),
+        (Word.RED, "red"),
+        (datetime.time(12, 30), '"12:30:00"'),
+        ({"when": datetime.date(2026, 1, 31)}, '{"when": "2026-01-31"}'),
+        ({datetime.date(2026, 1, 31): 1}, '{"2026-01-31": 1}'),
+        ({"names": {"b", "a"}}, '{"names": ["a", "b"]}'),
+        ({"c", "a", "b"}, '["a", "b", "c"]'),
+        (frozenset({3, 1}), "[1, 3]"),
+        (np.arange(4).reshape(2, 2), "[[0, 1], [2, 3]]"),
+        ({"a": np.int64(3), "b": torch.ones(1)}, '{"a": 3, "b": [1.0]}'),
+        ((1, 2), "[1, 2]"),
+        ("two\nlines", "two\nlines"),
+        (None, ""),
+        (object, "<class 'object'>"),
+    ],
+    ids=str,
+)
+def test_a_result_is_json(made, text):
+    def make():
+        """Makes it."""
+        return made
+
+    assert answer(make) == text
+
+
+def test_a_generator_is_no_result():
+    def numbers():
+        """Numbers."""
+        yield 1
+
+    def squares(lazily: bool):
+        """Squares."""
+        return (one * one for one in range(3)) if lazily else {"squares": map(str, range(3))}
+
+    with pytest.raises(
+        ConfigError, match="tool 'numbers': it is a generator, and a model reads one result; return a list"
+    ):
+        Tools([numbers])
+    assert answer(squares, lazily=True) == "Error: the tool has returned a generator; let it return a list"
+    assert answer(squares, lazily=False) == "Error: the tool has returned a map; let it return a list"
 
 
 def test_a_result_is_cut_and_is_what_a_tokenizer_takes():

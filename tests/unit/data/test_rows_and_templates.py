@@ -11,6 +11,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from gtpo_megatron.config.problems import parse_dataset
+from gtpo_megatron.conversations.chat_form import chat_request_from
 from gtpo_megatron.conversations.openai_form import message_from
 from gtpo_megatron.data.chat_template import CLOCK, TemplateInputs, load_tokenizer, render_prompt
 from gtpo_megatron.data.messages import REASONING_KEYS
@@ -45,6 +46,10 @@ def system(content):
     return {"role": "system", "content": content}
 
 
+def parts(*texts):
+    return [{"type": "text", "text": text} for text in texts]
+
+
 def call(arguments, **more):
     function = {"name": "weather", "arguments": arguments}
     return [{"id": "call00001", "type": "function", "function": function, **more}]
@@ -70,6 +75,14 @@ SHAPES = {
     "thinking in the content": [user(), turn("<think>\nI look.\n</think>\n\nLook.", tool_calls=CALL), result()],
     "content in white space": [user(" a\n"), turn("\n\nb "), user("c\n")],
     "call": [user(), turn("Let me look.", tool_calls=CALL), result()],
+    "parts of text": [
+        system(parts("Be short.", "Be kind.")),
+        user(parts("Is it", " dry?")),
+        turn(parts("Yes.")),
+        user(),
+    ],
+    "parts of a result": [user(), turn("", tool_calls=CALL), result(parts("sunny", "and warm"))],
+    "developer": [{"role": "developer", "content": "Be short."}, user("Is it dry?")],
     "empty system": [system(""), user()],
     "empty turn": [user(), turn(""), user()],
     "empty call": [user(), turn("", tool_calls=CALL), result()],
@@ -112,15 +125,19 @@ def rendered(path, tokenizer):
 def expected(tokenizer, messages, tools):
     """What ``transformers`` makes of the row; None where the template refuses it.
 
-    A content that is null is an empty one, for which some templates write None.
+    A content that is null is an empty one, for which some templates write None; parts are lines, as vLLM joins them.
     """
-    messages = [one | {"content": "" if one["content"] is None else one["content"]} for one in messages]
+    messages = [one | {"content": text_of(one["content"])} for one in messages]
     clock = {CLOCK: datetime.datetime.fromisoformat(DAY).strftime}
     try:
         text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True, **clock)
     except Exception:  # noqa: BLE001 - whatever a template raises
         return None
     return tokenizer.encode(text, add_special_tokens=False)
+
+
+def text_of(content):
+    return "\n".join(part["text"] for part in content) if isinstance(content, list) else content or ""
 
 
 def test_all_templates_of_the_tests_are_here():
@@ -228,7 +245,8 @@ def test_an_environment_may_open_with_the_messages_of_its_row(shape, tmp_path):
     [row] = read_rows(parse_dataset(written(tmp_path, messages=SHAPES[shape]), "data"))
     for message in row.prompt:
         opened = message_from(message, "reset")
-        assert (opened.role, opened.content) == (message["role"], message["content"])
+        role = "system" if message["role"] == "developer" else message["role"]
+        assert (opened.role, opened.content) == (role, message["content"])
         calls = [{"name": one.name, "arguments": one.arguments} for one in opened.tool_calls]
         wanted = [one["function"] for one in message.get("tool_calls", [])]
         assert calls == [{"name": one["name"], "arguments": one["arguments"]} for one in wanted]
@@ -236,6 +254,14 @@ def test_an_environment_may_open_with_the_messages_of_its_row(shape, tmp_path):
             one.get("id", "") for one in message.get("tool_calls", [])
         ]
         assert opened.reasoning == next((message[key] for key in REASONING_KEYS if message.get(key)), "")
+
+
+def test_parts_are_joined_alike_in_rows_and_by_environments_and_agents(tmp_path):
+    given = {"role": "user", "content": parts("Is it", "dry?")}
+    [row] = read_rows(parse_dataset(written(tmp_path, messages=[given]), "data"))
+    request = chat_request_from({"messages": [given]})
+    found = {row.prompt[0]["content"], message_from(given, "reset").content, request.asked.messages[0].content}
+    assert found == {"Is it\ndry?"}
 
 
 @pytest.fixture(scope="module")
