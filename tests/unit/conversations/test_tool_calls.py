@@ -2,6 +2,7 @@ import enum
 import json
 import random
 import re
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -13,6 +14,7 @@ from tests.unit.conversations.call_texts import rows
 from tests.unit.conversations.call_writings import MARKS, WRITINGS
 from tests.unit.conversations.call_writings import TOOLS as KNOWN
 from tests.unit.conversations.families import FAMILIES, TEMPLATES
+from tests.unit.conversations.vllm_verdicts import tables
 
 TOOLS = [
     {
@@ -193,6 +195,13 @@ def test_every_text_of_the_table_says_what_it_should():
     table = list(rows())
     assert len({(row.writing, row.kind) for row in table}) == len(table) > 600
     assert [fault for row in table if (fault := wrong(row))] == []
+
+
+@pytest.mark.nightly
+@pytest.mark.vllm
+def test_the_documents_say_what_vllm_reads_in_the_table():
+    page = Path("docs/conversations_reference.md").read_text(encoding="utf-8")
+    assert [one for one in tables() if one not in page] == []
 
 
 @pytest.mark.parametrize("name", WRITINGS)
