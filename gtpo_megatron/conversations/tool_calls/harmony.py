@@ -61,8 +61,8 @@ def _words(piece: str, turn: Turn, *, is_started: bool) -> str:
     """The words of a piece that is no message; it may be a header that was cut off.
 
     Args:
-        piece: up to a mark, or to the end.
-        turn: that it is of.
+        piece: text up to a mark, or to the end.
+        turn: the turn.
         is_started: a header should stand there.
     """
     if _IN_HEADER.search(piece) or (is_started and _RECIPIENT.search(piece)):

@@ -76,8 +76,8 @@ def is_call(value: object, names: Set[str]) -> bool:
     """Whether a JSON value without marks is a call, right or wrong, and not an answer that is JSON.
 
     Args:
-        value: any.
-        names: of the tools that there are.
+        value: the JSON value.
+        names: names of the tools that there are.
     """
     if not isinstance(value, dict):
         return False

@@ -20,17 +20,17 @@ class Marks:
     """How a form writes a call.
 
     Attributes:
-        opening: of a call, or of a block of calls.
-        head: all before the arguments, with the tool's name as its group.
-        key: all before a value, with the argument's name as its group.
-        values: what opens a value, where it may stand, and what closes one.
-        values_in_line: the same where the value begins in the line of its mark.
-        value_close: the closing one.
-        follows: what may stand behind a value.
-        boundary: between two calls with arguments; a value that has it may be two calls.
-        end: behind the arguments; empty where the closing marks are missing.
+        opening: first mark of a call, or of a block of calls.
+        head: pattern of all before the arguments, with the tool's name as its group.
+        key: pattern of all before a value, with the argument's name as its group.
+        values: pattern of what opens a value, where that may stand, and of what closes one.
+        values_in_line: the same for a value that begins in the line of its mark.
+        value_close: mark that closes a value.
+        follows: pattern of what may stand behind a value.
+        boundary: pattern of what stands between two calls; a value that has it may be two calls.
+        end: pattern of what stands behind the arguments; empty where the closing marks are missing.
         strays: marks that have no place outside of calls.
-        has_lines: line breaks around a value are not part of it.
+        has_lines: whether line breaks around a value are none of its own.
     """
 
     opening: re.Pattern[str]

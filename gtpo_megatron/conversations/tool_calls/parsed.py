@@ -18,10 +18,10 @@ class ParsedText:
     """A turn's text, taken apart.
 
     Attributes:
-        content: without calls and reasoning.
-        reasoning: of harmony's channel for it.
-        calls: in the text's order.
-        malformed: per call that cannot be read, what is wrong with it.
+        content: the text without calls and reasoning.
+        reasoning: text of harmony's channel for thinking.
+        calls: calls, in the text's order.
+        malformed: complaint about each call that cannot be read.
     """
 
     content: str = ""
@@ -34,17 +34,17 @@ class Turn:
     """A turn while it is read.
 
     Args:
-        is_truncated: it was cut by the length limit.
-        tools: of the conversation.
+        is_truncated: whether the length limit cut the turn.
+        tools: tools of the conversation, as in ``Opening``.
 
     Attributes:
-        calls: read so far.
-        malformed: lines about those that cannot be read.
+        calls: calls read so far.
+        malformed: complaints about those that cannot be read.
         kept: text around calls, piece by piece.
-        reasoning: of harmony's channel for it.
-        is_full: no more calls are read, nor is the text behind them.
-        kinds: by tool and argument, the kinds of values that its schema allows.
-        names: of the tools.
+        reasoning: text of harmony's channel for thinking.
+        is_full: whether reading has ended, with ``MAX_CALLS`` calls.
+        kinds: kinds of values that the schema of each tool's arguments allows.
+        names: names of the tools.
     """
 
     def __init__(self, *, is_truncated: bool, tools: Sequence[Mapping[str, Any]]) -> None:
@@ -60,8 +60,8 @@ class Turn:
         """Adds a call.
 
         Args:
-            read: the call, or what is wrong with it; or returns the one or raises the other.
-            missing: mark that should end the call and is not there.
+            read: the call, or the complaint; or a function that returns the one or raises the other.
+            missing: the mark that should end the call, if it is not there.
         """
         number = len(self.calls) + len(self.malformed) + 1
         if number > MAX_CALLS:
@@ -84,8 +84,8 @@ class Turn:
         """Adds text that belongs to no call.
 
         Args:
-            text: between calls, before and after them.
-            strays: marks of calls, which have no place there: whatever they were to be is a malformed call.
+            text: text between calls, before or behind them.
+            strays: marks of calls, which have no place there: what they were to be is a malformed call.
         """
         if strays and (stray := strays.search(text)):
             self.add(DataError(f"{stray[0].strip()} stands outside of a call"))

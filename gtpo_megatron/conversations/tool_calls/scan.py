@@ -40,11 +40,11 @@ def value_end(text: str, place: int, closing: str, marks: re.Pattern[str], follo
     that may follow a value. A value that opens more than it closes has no end.
 
     Args:
-        text: of the turn.
-        place: at which the value begins.
-        closing: mark of a value.
-        marks: what opens a value, and the closing mark.
-        follows: what may stand behind the value's end.
+        text: text of the turn.
+        place: place at which the value begins.
+        closing: mark that closes a value.
+        marks: pattern of what opens a value, and of the closing mark.
+        follows: pattern of what may stand behind a value.
 
     Raises:
         DataError: it does not end.

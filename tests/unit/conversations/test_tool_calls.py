@@ -198,7 +198,6 @@ def test_every_text_of_the_table_says_what_it_should():
 
 
 @pytest.mark.nightly
-@pytest.mark.vllm
 def test_the_documents_say_what_vllm_reads_in_the_table():
     page = Path("docs/conversations_reference.md").read_text(encoding="utf-8")
     assert [one for one in tables() if one not in page] == []

@@ -110,8 +110,8 @@ def table(found):
     lines = ["| written as | texts | ours: " + " / ".join(VERDICTS) + " | vLLM |", "|---|---|---|---|"]
     sums = {judge: Counter() for _, judge in found}
     for name in PARSERS:
-        for judge, total in sums.items():
-            total += found[name, judge]
+        for judge in sums:
+            sums[judge] += found[name, judge]
         cells = [" / ".join(str(found[name, judge][one]) for one in VERDICTS) for judge in sums]
         lines.append(f"| {name} | {found[name, 'ours'].total()} | {' | '.join(cells)} |")
     cells = [" / ".join(str(total[one]) for one in VERDICTS) for total in sums.values()]
