@@ -88,8 +88,9 @@ class Turn:
             strays: marks of calls, which have no place there: what they were to be is a malformed call.
         """
         if strays and (stray := strays.search(text)):
-            self.add(DataError(f"{stray[0].strip()} stands outside of a call"))
             text = strays.sub("", text)
+            if text.strip() or not self.calls:  # not a mark that a model has written twice
+                self.add(DataError(f"{stray[0].strip()} stands outside of a call"))
         self.kept.append(text)
 
     def parsed(self) -> ParsedText:

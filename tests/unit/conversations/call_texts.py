@@ -177,6 +177,7 @@ def around_calls(name, write):
     if write.closing:
         text = call.replace(write.closing, "")
         yield "no closing mark", says(text, A)
+        yield "the closing mark twice", says(f"{write(A)}{write.closing}", A)
         is_whole = name == "qwen3_coder"  # its inner mark is there
         yield "no closing mark, cut off", (says if is_whole else bad)(text, *[A] * is_whole, is_truncated=True)
     if write.closing and write.form != "harmony":
