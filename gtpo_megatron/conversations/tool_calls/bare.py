@@ -17,12 +17,15 @@ _FIRST_KEY = re.compile(r'\[?\s*\{\s*"(?:name|arguments|parameters|type|function
 _SEPARATOR = re.compile(r"\s*[;,]\s*(?=[\[{<]|\Z)|")
 _KEYS = ('"arguments"', '"parameters"')
 
+_MAX_BROKEN = 1000
+"""Beginnings of JSON that is none, of which each takes time with the length of the text; behind them none is read."""
+
 
 def read_llama3(text: str, turn: Turn) -> None:
     """Objects with ``name`` and ``parameters``, lists of them, and whatever ``<|python_tag|>`` stands before."""
     last_name, last_arguments = text.rfind('"name"'), max(map(text.rfind, _KEYS))
-    kept = place = 0
-    while not turn.is_full and (mark := _START.search(text, place)):
+    kept = place = num_broken = 0
+    while not turn.is_full and num_broken < _MAX_BROKEN and (mark := _START.search(text, place)):
         is_tagged = mark[0] == _TAG
         start = after_space(text, mark.end()) if is_tagged else mark.start()
         end, is_whole = json_span(text, start)
@@ -33,6 +36,7 @@ def read_llama3(text: str, turn: Turn) -> None:
             is_meant = is_tagged or (has_keys and _FIRST_KEY.match(text, start) is not None)
         if not is_meant:  # an answer that is JSON
             place = max(end, mark.start() + 1)
+            num_broken += not is_whole
             continue
         turn.keep(text[kept : mark.start()])
         if is_whole:
@@ -41,6 +45,8 @@ def read_llama3(text: str, turn: Turn) -> None:
         else:
             turn.add(partial(read_call, text[start:]), missing="" if text.rstrip().endswith("}") else "}")
             kept = place = len(text)
+    if num_broken == _MAX_BROKEN and min(last_name, last_arguments) > place:
+        turn.add(DataError(f"stands behind {_MAX_BROKEN} objects that are no JSON"))
     turn.keep(text[kept:])
 
 
