@@ -82,13 +82,13 @@ def is_call(value: object, names: Set[str]) -> bool:
     if not isinstance(value, dict):
         return False
     found = _function(value)
-    arguments = found.get("arguments", found.get("parameters"))
-    if not isinstance(found.get("name"), str) or not (found.keys() & {"arguments", "parameters"}):
-        return isinstance(found.get("name"), str) and value.get("type") == "function"
-    if found["name"] in names:
-        return True
+    name, arguments = found.get("name"), found.get("arguments", found.get("parameters"))
+    if not isinstance(name, str):
+        return False
     is_object = isinstance(arguments, dict) or (isinstance(arguments, str) and arguments.lstrip().startswith("{"))
-    return is_object and found.keys() <= _CALL_KEYS
+    if found.keys() <= _CALL_KEYS:
+        return is_object or name in names or value.get("type") == "function"
+    return name in names and bool(found.keys() & {"arguments", "parameters"})
 
 
 def _function(value: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from gtpo_megatron.untrusted.json_text import json_span
 
 _OPENING = "[TOOL_CALLS]"
 _HEAD = re.compile(r"\s*([^\[{]*)(?:\[CALL_ID\]([^\[{]*))?(?:\[ARGS\])?\s*")
+_MORE = re.compile(r'\s*[,;]\s*(?=\{\s*"(?:name|arguments|id|type|function)")')
 _STRAYS = re.compile(r"\[ARGS\](?=\s*\{)")
 
 
@@ -37,9 +38,10 @@ def _block(text: str, place: int, turn: Turn) -> int:
     missing = "" if body.rstrip().endswith(last) else last
     if head[1].strip():
         turn.add(partial(_call, head, body), missing=missing)
-    else:
-        add_calls(body, turn, missing=missing)
-    return end
+        return end
+    add_calls(body, turn, missing=missing)
+    following = _MORE.match(text, end)  # another object of a list that has no brackets
+    return _block(text, following.end(), turn) if following and not turn.is_full else end
 
 
 def _call(head: re.Match[str], arguments: str) -> ToolCall:

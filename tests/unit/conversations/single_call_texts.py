@@ -108,6 +108,9 @@ SINGLE = {
             '<|python_tag|>{"name": "f", "parameters": {"a": 1}}<|python_tag|>{"name": "f", "parameters": {"a": 2}}',
             *(F1, F2),
         ),
+        "the name of a tool": says('{"name": "list_all"}', ("list_all", {})),
+        "another name": says(text := '{"name": "Delft"}', content=text),
+        "arguments that are no object": bad('{"name": "note", "parameters": ["Delft"]}'),
         "code behind a tag": bad("<|python_tag|>print(1)"),
         "a list": says('[{"name": "f", "parameters": {"a": 1}}, {"name": "f", "parameters": {"a": 2}}]', F1, F2),
         "a line each": says('{"name": "f", "parameters": {"a": 1}}\n{"name": "f", "parameters": {"a": 2}}', F1, F2),
@@ -124,6 +127,9 @@ SINGLE = {
     },
     "mistral list": {
         "one object": says('[TOOL_CALLS]{"name": "f", "arguments": {"a": 1}}', F1),
+        "two objects": says(
+            '[TOOL_CALLS]{"name": "f", "arguments": {"a": 1}}, {"name": "f", "arguments": {"a": 2}}', F1, F2
+        ),
         "two lists": says(
             '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}][TOOL_CALLS][{"name": "f", "arguments": {"a": 2}}]',
             F1,
