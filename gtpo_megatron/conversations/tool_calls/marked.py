@@ -1,6 +1,7 @@
 """Calls whose arguments stand between marks, without quotes: those of GLM and of Qwen3-Coder."""
 
 import re
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,15 +108,12 @@ def _call(text: str, place: int, turn: Turn, marks: Marks) -> tuple[ToolCall, in
             raise DataError(f"the argument {shown(key)} is there twice")
         if len(key) > MAX_NAME:
             raise DataError(f"the name of an argument has {len(key)} characters; the most is {MAX_NAME}")
-        values = marks.values if text.startswith("\n", found.end()) else marks.values_in_line
-        close = value_end(text, found.end(), marks.value_close, values, marks.follows)
-        value = text[found.end() : close]
+        value, place = _value(text, found.end(), marks, kinds.keys() - arguments.keys() - {key})
         if marks.boundary.search(value):
             raise DataError(f"the argument {shown(key)} may end before the next call, or be all that follows")
         if marks.has_lines:
             value = value.removeprefix("\n").removesuffix("\n")
         arguments[key] = unquoted(value, kinds.get(key))
-        place = close + len(marks.value_close)
     end = marks.end.match(text, place)
     if not end:
         raise DataError(f"has {shown(text[place : place + 60].strip())} between its arguments or before its end")
@@ -126,3 +124,22 @@ def _call(text: str, place: int, turn: Turn, marks: Marks) -> tuple[ToolCall, in
     if marks.value_close in text[end.end() : following.start() if following else None]:
         raise DataError(f"has {marks.value_close} behind its end, where a value may have been cut")
     return checked_call(name, arguments), end.end(), "" if is_closed else _BLOCK_CLOSE
+
+
+def _value(text: str, place: int, marks: Marks, others: Set[str]) -> tuple[str, int]:
+    """The value that begins at a place, and where what follows it begins.
+
+    A value that is not closed ends before the next argument, if that is one of the tool's others.
+    """
+    values = marks.values if text.startswith("\n", place) else marks.values_in_line
+    try:
+        close = value_end(text, place, marks.value_close, values, marks.follows)
+    except DataError:
+        following = marks.key.search(text, place)
+        if not following or following[1].strip() not in others:
+            raise
+        value = text[place : following.start()]
+        if marks.opening.search(value) or _BLOCK_CLOSE in value:  # that is an argument of another call
+            raise
+        return value, following.start()
+    return text[place:close], close + len(marks.value_close)

@@ -1,6 +1,6 @@
 """Texts of tool calls of which one family has the kind."""
 
-from tests.unit.conversations.call_writings import A, bad, says
+from tests.unit.conversations.call_writings import A, B, bad, says
 
 UNQUOTED = (
     ("flag", "True", True),
@@ -65,6 +65,15 @@ SINGLE = {
         "a value that is not closed": bad(
             "<tool_call>\n<function=f>\n<parameter=a>\n1\n<parameter=b>\n2\n</parameter>\n</function>\n</tool_call>"
         ),
+        "a value that is not closed, then another call": bad(
+            "<tool_call>\n<function=set>\n<parameter=whole>\n3\n</function>\n</tool_call>\n"
+            "<tool_call>\n<function=set>\n<parameter=flag>\ntrue\n</parameter>\n</function>\n</tool_call>",
+            ("set", {"flag": True}),
+        ),
+        "a value that is not closed, of a known tool": says(
+            "<tool_call>\n<function=set>\n<parameter=whole>\n3\n<parameter=flag>\ntrue\n</parameter>\n</function>\n</tool_call>",
+            B,
+        ),
         "the last value is not closed": bad("<tool_call>\n<function=f>\n<parameter=a>\n1\n</function>\n</tool_call>"),
         "values in lines are not closed": bad("<function=f><parameter=a>1<parameter=b>2</parameter></function>"),
         "words between values": bad("<function=f><parameter=a>1</parameter> and <parameter=b>2</parameter></function>"),
@@ -87,6 +96,16 @@ SINGLE = {
         "in a line": says("<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", F1),
         "a value that is not closed": bad(
             "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1\n<arg_key>b</arg_key>\n<arg_value>2</arg_value>\n</tool_call>"
+        ),
+        "a value that is not closed, then another call": bad(
+            "<tool_call>set\n<arg_key>whole</arg_key>\n<arg_value>3\n</tool_call>\n"
+            "<tool_call>set\n<arg_key>flag</arg_key>\n<arg_value>true</arg_value>\n</tool_call>",
+            ("set", {"flag": True}),
+        ),
+        "a value that is not closed, of a known tool": says(
+            "<tool_call>set\n<arg_key>whole</arg_key>\n<arg_value>3\n<arg_key>flag</arg_key>\n<arg_value>true</arg_value>\n"
+            "</tool_call>",
+            B,
         ),
         "a name that is not closed": bad("<tool_call>f\n<arg_key>a\n<arg_value>1</arg_value>\n</tool_call>"),
         "a name without a value": bad("<tool_call>f\n<arg_key>a</arg_key>\n</tool_call>"),
