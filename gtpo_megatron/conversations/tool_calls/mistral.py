@@ -40,8 +40,8 @@ def _block(text: str, place: int, turn: Turn) -> int:
         turn.add(partial(_call, head, body), missing=missing)
         return end
     add_calls(body, turn, missing=missing)
-    following = _MORE.match(text, end)  # another object of a list that has no brackets
-    return _block(text, following.end(), turn) if following and not turn.is_full else end
+    more = _MORE.match(text, end)  # another object of a list that has no brackets
+    return _block(text, more.end(), turn) if more and not turn.is_full else end
 
 
 def _call(head: re.Match[str], arguments: str) -> ToolCall:
