@@ -2,7 +2,7 @@
 
 ``config``, ``train`` and ``preflight`` ask about a run, ``evaluate`` about an evaluation; both say what they want as a
 :class:`PlannedRun`. A check itself is a function of the room that it is about. This module says what calls for it, and
-imports the room only then: a run without an environment loads no ``conversations``, one without programs no
+imports the room only then: a driver without an environment loads no ``conversations``, one without programs no
 ``sandbox``. docs/refusals.md has a row for every check.
 """
 

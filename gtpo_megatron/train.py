@@ -120,10 +120,11 @@ def _pinned_inputs(config: RunConfig, recorded: Path | None) -> tuple[RunConfig,
 
     Args:
         config: as it was asked for.
-        recorded: configuration of the run that is continued; None: a new one.
+        recorded: file of the configuration of a run that is continued, if there is one; None: a new run is begun.
     """
-    config = pin_data_sets(config, load_config(recorded) if recorded is not None and recorded.exists() else None)
-    inputs = check_inputs(config, resume=recorded is not None, asks_network=True)
+    earlier = load_config(recorded) if recorded is not None and recorded.exists() else None
+    config = pin_data_sets(config, earlier)
+    inputs = check_inputs(config, resume=earlier is not None, asks_network=True)
     return pin_date(config, inputs.template_date), inputs
 
 

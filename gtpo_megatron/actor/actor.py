@@ -75,8 +75,8 @@ class MegatronActor:
         checkpoint: this rank's part of a checkpoint, to be saved and loaded.
         balance: tokens of each expert.
         batch: this rank's part of the step's batch: a ``ScoredBatch`` after scoring and a ``TrainBatch`` after credit;
-            on a rank without logits the ``RolloutShard`` of the beginning. None between steps. A stage that raises
-            leaves what the stage before it left.
+            on a rank without logits the ``RolloutShard`` of the beginning. None between steps, and after scoring that
+            has raised.
 
     Collectives: rendezvous and group creation.
     """
@@ -198,7 +198,7 @@ class MegatronActor:
 
         Collectives: those of ``Scoring.score``.
         """
-        self.batch = None  # first: a rank never has two
+        self.batch = None  # before the new one is made, so that its memory is free
         scored, metrics = self._scoring.score(shard, version=self._policy_version)
         self._stage_ends("score_tokens", scored)
         return metrics

@@ -147,9 +147,9 @@ class RewardPool:
         return [replace(one, judge_budget=index // step if step else 0) for index, one in enumerate(requests, first)]
 
     def _put(self, call: "_Call") -> None:
-        if not self._end.alive:
-            raise WorkerError("the reward pool is closed; make a new one")
         with self._workers.lock:
+            if not self._end.alive:
+                raise WorkerError("the reward pool is closed; make a new one")
             self._workers.check()
             self._waiting.append(call)
             self._assign()
@@ -190,8 +190,8 @@ class RewardPool:
     def _settle(self, call: "_Call", verdicts: Sequence[Verdict]) -> None:
         """Gives the verdicts of a call to its rows, or lets these be graded again before all that wait."""
         kinds = {verdict.kind for verdict in verdicts}
-        if "disturbed" in kinds and not call.is_second:
-            self._waiting.appendleft(replace(call, is_again=True, is_second=True))
+        if "disturbed" in kinds and not call.was_disturbed:
+            self._waiting.appendleft(replace(call, is_again=True, was_disturbed=True))
         elif len(call.rows) > 1 and kinds & {"call", "memory", "disturbed"}:
             self._waiting.extendleft(_Call((row,), call.budget, is_again=True) for row in reversed(call.rows))
         else:
@@ -199,10 +199,10 @@ class RewardPool:
 
 
 class BatchBudget:
-    """The deadlines of a batch and of its rows.
+    """The deadlines of a batch and of the calls that grade its rows.
 
-    In the first half of the budget a row may take its whole limit, up to the end of that half. After it, a row may take
-    at most an equal fraction of the time left, so that a few rows that hang do not use up the time of the others.
+    In the first half of the budget a call may take its whole limit, up to the end of that half. After it, a call may
+    take at most its rows' equal shares of the time left, so that a few that hang do not use up the time of the others.
 
     Args:
         budget_s: seconds for all rows.
@@ -224,13 +224,19 @@ class BatchBudget:
         self._num_workers = num_workers
         self._lock = threading.Lock()
 
-    def row_deadline(self) -> float:
-        """Deadline of a row that begins now; call it once per row."""
+    def call_deadline(self, num_rows: int, *, is_again: bool = False) -> float:
+        """Deadline of a call that begins now.
+
+        Args:
+            num_rows: rows of the call.
+            is_again: whether they were counted before, in a call that is made again.
+        """
         with self._lock:
-            num_left = max(1, self._num_left)
-            self._num_left -= 1
+            num_left = max(num_rows, self._num_left)
+            if not is_again:
+                self._num_left -= num_rows
         now = self._clock()
-        share = now + max(0.0, self.deadline - now) * min(1.0, self._num_workers / num_left)
+        share = now + max(0.0, self.deadline - now) * min(1.0, self._num_workers * num_rows / num_left)
         return max(share, self._free_until)
 
 
@@ -251,14 +257,14 @@ class _Call:
         budget: time of the batch that they belong to; None: no limit.
         takes_more: whether it may become one call with those behind it that take more too.
         is_again: whether its rows have been in another call.
-        is_second: whether a worker that had the same call was killed or stopped from outside.
+        was_disturbed: whether a worker that had the same call was killed or stopped from outside.
     """
 
     rows: tuple[_Row, ...]
     budget: BatchBudget | None = None
     takes_more: bool = False
     is_again: bool = False
-    is_second: bool = False
+    was_disturbed: bool = False
 
     @property
     def is_late(self) -> bool:
@@ -273,7 +279,7 @@ class _Call:
     def deadline(self) -> float:
         """Time by which it must have ended, if it begins now and belongs to a batch."""
         assert self.budget is not None
-        return max(self.budget.row_deadline() for _ in self.rows)
+        return self.budget.call_deadline(len(self.rows), is_again=self.is_again)
 
     def begun(self) -> list[_Row]:
         """The rows that are not cancelled, and cannot be from now on."""
@@ -304,10 +310,10 @@ def _end(workers: WorkerPool, running: dict[int, _Call], waiting: deque[_Call]) 
 
 
 def _fail(error: BaseException, running: dict[int, _Call], waiting: deque[_Call]) -> None:
-    """Lets the futures of rows that a worker had raise; those that nobody had are cancelled."""
+    """Lets the futures of all rows raise, but those that were cancelled."""
     calls: Iterable[_Call] = (*running.values(), *waiting)
     for row in (row for call in calls for row in call.rows):
-        if not row.verdict.cancel():
+        if row.verdict.running() or row.verdict.set_running_or_notify_cancel():
             row.verdict.set_exception(error)
     running.clear()
     waiting.clear()

@@ -68,6 +68,10 @@ class SupervisedProcess:
                 pass_fds=[descriptor, control],
                 process_group=0,  # Ctrl-C is for the parent
             )
+        except BaseException:
+            os.close(self._control)
+            os.close(output)
+            raise
         finally:
             os.close(control)
             os.close(printed)

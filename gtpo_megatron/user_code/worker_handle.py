@@ -1,5 +1,6 @@
 """The pool's side of one worker: its process, and the thread that serves it and ends it at a limit."""
 
+import contextlib
 import logging
 import math
 import os
@@ -173,20 +174,7 @@ class WorkerHandle:
         self._settings = settings
         self._lock = lock
         self._on_answer, self._on_retire, self._on_exit = on_answer, on_retire, on_exit
-        self._connection, theirs = socket.socketpair()
-        self._connection.setblocking(False)
-        with theirs:
-            self.process = SupervisedProcess(
-                "gtpo_megatron.user_code.worker",
-                {
-                    "service": settings.service,
-                    "arguments": settings.arguments,
-                    "memory_limit_mib": settings.memory_limit_mib,
-                },
-                descriptor=theirs.fileno(),
-                what=f"the {settings.kind}",
-            )
-        self._wake = os.eventfd(0)
+        self._wake = -1
         self._outbox = bytearray()
         self._reader = FrameReader()
         self._end: WorkerExit | None = None
@@ -195,8 +183,27 @@ class WorkerHandle:
         self._process_id = 0
         self._memory_limit = 0
         self._heard_at = self._watched_at = time.monotonic()
-        self.thread = threading.Thread(target=self._run, name=settings.kind, daemon=True)
-        self.thread.start()
+        with contextlib.ExitStack() as undo:
+            self._connection, theirs = socket.socketpair()
+            undo.callback(self._connection.close)
+            self._connection.setblocking(False)
+            with theirs:
+                self.process = SupervisedProcess(
+                    "gtpo_megatron.user_code.worker",
+                    {
+                        "service": settings.service,
+                        "arguments": settings.arguments,
+                        "memory_limit_mib": settings.memory_limit_mib,
+                    },
+                    descriptor=theirs.fileno(),
+                    what=f"the {settings.kind}",
+                )
+            undo.callback(self.process.end)
+            self._wake = os.eventfd(0)
+            undo.callback(os.close, self._wake)
+            self.thread = threading.Thread(target=self._run, name=settings.kind, daemon=True)
+            self.thread.start()
+            undo.pop_all()
 
     @property
     def is_ready(self) -> bool:

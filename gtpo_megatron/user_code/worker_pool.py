@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gtpo_megatron.errors import ConfigError, GTPOError
+from gtpo_megatron.errors import ConfigError, GTPOError, WorkerError
 from gtpo_megatron.user_code.worker_handle import (
     Answer,
     Cause,
@@ -45,7 +45,7 @@ class WorkerPool:
         self._on_answer = on_answer
         self._has_ended = False
         self._workers: list[WorkerHandle] = []
-        self._retired: list[WorkerHandle] = []
+        self._retiring: list[WorkerHandle] = []
         self.error: GTPOError | None = None
 
     def start(self, num_workers: int) -> Mapping[str, Any]:
@@ -62,12 +62,13 @@ class WorkerPool:
                 f"{settings.memory_limit_mib}: need at least 1 worker, more than 0 s and at least 0 MiB"
             )
         with self.lock:
-            first, *_ = workers = [self._new_worker() for _ in range(num_workers)]
-            self._workers += workers
+            for _ in range(num_workers):  # one by one: those before one that cannot be made are ended by ``end``
+                self._workers.append(self._new_worker())
+            workers = list(self._workers)
         for worker in workers:
             worker.has_started.wait()
             self.check()
-        return first.facts
+        return workers[0].facts
 
     def check(self) -> None:
         """Raises what has kept a worker from starting, if one did not."""
@@ -111,7 +112,7 @@ class WorkerPool:
         """Ends all workers and what they have started."""
         with self.lock:
             self._has_ended = True
-            workers = [*self._workers, *self._retired]
+            workers = [*self._workers, *self._retiring]
             for worker in workers:
                 worker.end()
         for worker in workers:
@@ -119,21 +120,36 @@ class WorkerPool:
 
     def join(self) -> None:
         """Waits until nothing runs beside the workers; after ``end``."""
-        for worker in (*self._workers, *self._retired):
+        for worker in (*self._workers, *self._retiring):
             if worker.thread is not threading.current_thread():
                 worker.thread.join()
 
     def _new_worker(self) -> WorkerHandle:
-        return WorkerHandle(
-            self._settings, self.lock, on_answer=self._on_answer, on_retire=self._replace, on_exit=self._handle_exit
-        )
+        """Starts a worker.
+
+        Raises:
+            WorkerError: the machine has no process, thread or descriptor left for it.
+        """
+        try:
+            return WorkerHandle(
+                self._settings, self.lock, on_answer=self._on_answer, on_retire=self._replace, on_exit=self._handle_exit
+            )
+        except (OSError, RuntimeError) as error:
+            raise WorkerError(f"{self._settings.name}: a worker did not start: {error}") from error
+
+    def _put_another(self, worker: WorkerHandle) -> None:
+        """Puts a new worker in the place of one; ``error`` says why if there is none."""
+        try:
+            self._workers[self._workers.index(worker)] = self._new_worker()
+        except WorkerError as error:
+            self.error = error
 
     def _assign(self, number: int, session: Session) -> None:
         with self.lock:
             min(self._workers, key=lambda worker: (worker.num_open, not worker.is_ready)).open(number, session)
 
     def _with_session(self, number: int) -> list[WorkerHandle]:
-        return [worker for worker in (*self._workers, *self._retired) if number in worker.sessions]
+        return [worker for worker in (*self._workers, *self._retiring) if number in worker.sessions]
 
     def _replace(self, worker: WorkerHandle, reason: str) -> None:
         """Starts another worker in the place of one that takes no more sessions."""
@@ -141,10 +157,13 @@ class WorkerPool:
             if self._has_ended or worker not in self._workers:
                 return
             logger.warning("a worker of %s is to be replaced: %s", self._settings.name, reason)
-            self._workers[self._workers.index(worker)] = self._new_worker()
-            self._retired.append(worker)
-            if len(self._retired) > len(self._workers):  # or memory would have no limit
-                self._retired[0].end("was to be replaced, and made room for the next one")
+            self._put_another(worker)
+            if self.error is None:
+                self._retiring.append(worker)
+                if len(self._retiring) > len(self._workers):  # or memory would have no limit
+                    self._retiring[0].end("was to be replaced, and made room for the next one")
+                return
+        self._on_answer(None)
 
     def _handle_exit(self, worker: WorkerHandle, how: WorkerExit) -> None:
         """Fails the sessions of a worker that has ended, moves those that it had not begun, and replaces it."""
@@ -154,14 +173,12 @@ class WorkerPool:
                 return
             if how.error is not None:
                 self.error = how.error
-                answers.append(None)
+            elif worker in self._workers:
+                logger.warning("a worker of %s was replaced: it %s", self._settings.name, how.reason)
+                self._put_another(worker)
             else:
-                if worker in self._workers:
-                    logger.warning("a worker of %s was replaced: it %s", self._settings.name, how.reason)
-                    self._workers[self._workers.index(worker)] = self._new_worker()
-                else:
-                    self._retired.remove(worker)
-                answers += self._failures(worker, how)
+                self._retiring.remove(worker)
+            answers += [None] if self.error is not None else self._failures(worker, how)
         for answer in answers:
             self._on_answer(answer)
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from gtpo_megatron import train
 from gtpo_megatron.cli import dispatch
+from gtpo_megatron.config.optimizer import UpdateConfig
 from gtpo_megatron.errors import CheckpointError, ConfigError, RolloutError
 from gtpo_megatron.run_folder.checkpoints import DriverState
 from gtpo_megatron.run_folder.folder import RunFolder, read_contents
@@ -72,6 +73,13 @@ def test_other_problems_than_those_of_the_checkpoint_are_refused_before_any_proc
     with pytest.raises(ConfigError, match="measured on other problems: eval/heldout was "):
         begin(TRAIN, ("4+4?", "5+6?"))
     assert begin(TRAIN, HELDOUT) == first, "what is refused leaves no trace"
+
+
+def test_a_folder_without_a_run_is_begun_by_the_rules_of_new_runs(begin, tmp_path):
+    """A launcher asks for a resume whatever there is."""
+    with pytest.raises(ConfigError, match="would train 1 of"):
+        begin(TRAIN, HELDOUT, resume=True, update=UpdateConfig(mini_batch_prompts=1, updates_per_rollout=1))
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_older_run_with_other_problems_does_not_leave_them_as_its_own(begin, tmp_path):

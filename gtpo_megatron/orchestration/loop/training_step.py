@@ -25,6 +25,8 @@ def training_step(
 ) -> StepReport:
     """Samples, grades, scores, assigns credit, updates and pushes.
 
+    What the trainer's stages return are metrics; the data is the ranks' own, in ``MegatronActor.batch``.
+
     Args:
         pipeline: (1) prompts, (2) rollout and (3) reward, of this step or ahead of it.
         stages: the stages.
@@ -40,15 +42,15 @@ def training_step(
     stages.memory_sharing.to_trainer()
     with stage("score"):  # (4) old log-probs and entropies, by the trainer or by the sampler
         score = stages.trainer.score_tokens if has_scoring_pass else stages.trainer.use_sampler_scores
-        scores = score(sampled.rollouts, updates=mini_batches)
+        score_metrics = score(sampled.rollouts, updates=mini_batches)
     if has_scoring_pass and staleness == 0:  # otherwise sampler and trainer are expected to differ
-        scores |= mismatch.check(scores, sampled.rollouts, version=step - 1)
+        score_metrics |= mismatch.check(score_metrics, sampled.rollouts, version=step - 1)
     with stage("credit"):  # (5) shaped rewards, (6) advantages
-        credit = stages.trainer.credit_tokens(sampled.rewards)
+        credit_metrics = stages.trainer.credit_tokens(sampled.rewards)
     with stage("update"):  # (7) loss, (8) optimizer
-        updates = stages.trainer.update(step=step)
+        update_metrics = stages.trainer.update(step=step)
     if not has_scoring_pass:  # only the update's forward pass has the trainer's log-probs
-        updates |= mismatch.check(updates, sampled.rollouts, version=step - 1)
+        update_metrics |= mismatch.check(update_metrics, sampled.rollouts, version=step - 1)
     pipeline.before_push()
     stages.memory_sharing.to_push()
     with stage("weight_sync"):  # (9) the same weights inside vLLM, verified
@@ -59,5 +61,5 @@ def training_step(
         "rollout/staleness_count": Max(staleness),
         "rollout/trained_tokens_count": Sum(int(sampled.rollouts.own_lengths.sum())),
     }
-    metrics = sampled.metrics | without_gap(scores, staleness) | credit | updates
+    metrics = sampled.metrics | without_gap(score_metrics, staleness) | credit_metrics | update_metrics
     return StepReport(sampled=sampled, metrics=metrics | own)

@@ -216,9 +216,9 @@ def bring_up_engine(name: str, process: "ActorHandle[EngineProcess]", *, deadlin
 
 
 def end_in_order(processes: dict[str, Any], engines: list[str]) -> None:
-    """Lets engines free what they share with their workers, then kills all processes.
+    """Lets engines free what they share with their workers; who calls this kills all processes afterwards.
 
-    An engine that does not answer is killed without an error.
+    An engine that does not answer is a warning.
     """
     try:
         collect({name: processes[name].close.remote() for name in engines}, stage="end", deadline_s=END_DEADLINE_S)

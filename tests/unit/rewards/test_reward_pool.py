@@ -184,7 +184,7 @@ def test_rows_past_the_budget_of_their_batch_have_no_verdict_and_the_next_batch_
     with RewardPool(RewardConfig(function=OBEY, num_workers=2, timeout_s=60.0)) as pool:
         start = time.monotonic()
         verdicts = pool.grade(rows("fine", *["sleep 30"] * 50), budget_s=1.0)
-        assert time.monotonic() - start < 4.0
+        assert time.monotonic() - start < 20.0  # of the 25 minutes that they would take
         assert [verdict.kind == "over_budget" for verdict in verdicts] == [False] + [True] * 50
         assert all(str(verdict.failure).startswith("no time left: ") for verdict in verdicts[1:])
         assert failures(pool, "fine", "fine") == [None, None]
@@ -231,9 +231,9 @@ def test_closing_while_a_row_runs_does_not_wait_for_it(tmp_path):
         time.sleep(0.01)
     start = time.monotonic()
     pool.close()
-    assert waiting.cancelled()
-    with pytest.raises(WorkerError, match="closed while it was grading"):
-        row.result(10)
+    for future in (row, waiting):
+        with pytest.raises(WorkerError, match="closed while it was grading"):
+            future.result(10)
     assert time.monotonic() - start < 5.0
 
 
