@@ -339,8 +339,9 @@ class RolloutShard:
 ENVIRONMENT_SECONDS, ENVIRONMENT_WAIT = "environment_s", "environment_wait_s"
 """Parts that are times, in which two runs of one seed differ: of its calls, and in which the engine sampled nothing."""
 
-REQUESTS_REFUSED, ENDED_UNGRADED = "requests_refused", "ended_ungraded"
-"""Parts that are counted: an agent's refused requests, and 1 of an episode that a limit ended before its reward."""
+REQUESTS_REFUSED, REQUESTS_UNENFORCED, ENDED_UNGRADED = "requests_refused", "requests_unenforced", "ended_ungraded"
+"""Parts that are counted: an agent's refused requests, those that asked for what is not enforced, and 1 of an episode
+that a limit ended before its reward."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

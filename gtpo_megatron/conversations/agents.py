@@ -43,6 +43,11 @@ class AgentTurns:
         return self._exchange.num_refused + self._num_unknown
 
     @property
+    def num_unenforced(self) -> int:
+        """Requests with a turn that asked for what is not enforced, so far."""
+        return self._exchange.num_unenforced
+
+    @property
     def first_refusal(self) -> str:
         """Why the first of them was; "": there is none."""
         return self._exchange.first_refusal or (UNKNOWN_KEY if self._num_unknown else "")
@@ -110,7 +115,9 @@ class AgentTurns:
     def _reply(self, does: Next) -> Reply:
         self._num_unknown += self._endpoint.take_unknown()
         if isinstance(does, Opening):
-            return Reply(messages=does.messages, token_ids=does.token_ids, num_tool_errors=self._num_errors)
+            return Reply(
+                messages=does.messages, token_ids=does.token_ids, stop=does.stop, num_tool_errors=self._num_errors
+            )
         self._check(does)
         reward = checked(does.returned, by="the agent")
         return Reply(reward=reward.value, parts=reward.parts, done=True, num_tool_errors=self._num_errors)

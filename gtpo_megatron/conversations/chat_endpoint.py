@@ -14,6 +14,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from gtpo_megatron.conversations.chat_form import chat_answer, chat_request_from, error_body
 from gtpo_megatron.conversations.exchange import Exchange
@@ -125,17 +126,20 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self._exchange() is None:
             return
-        if self.path.rstrip("/") == "/v1/models":
-            self._say({"object": "list", "data": [{"id": "policy", "object": "model", "created": 0, "owned_by": ""}]})
+        models, _, name = self._place.partition("/v1/models/")
+        if self._place == "/v1/models":
+            self._say({"object": "list", "data": [_model("policy")]})
+        elif name and not models:
+            self._say(_model(unquote(name)))
         else:
-            self._refuse(HTTPStatus.NOT_FOUND, f"there is no {self.path} here, only /v1/models")
+            self._refuse(HTTPStatus.NOT_FOUND, f"there is no {self._place} here, only /v1/models")
 
     def do_POST(self) -> None:
         body = self._body()
         if body is None or (exchange := self._exchange()) is None:
             return
-        if (form := _FORMS.get(self.path.rstrip("/"))) is None:
-            self._refuse(HTTPStatus.NOT_FOUND, f"there is no {self.path} here, only {' and '.join(_FORMS)}")
+        if (form := _FORMS.get(self._place)) is None:
+            self._refuse(HTTPStatus.NOT_FOUND, f"there is no {self._place} here, only {' and '.join(_FORMS)}")
             return
         request_from, answer = form
         try:
@@ -150,10 +154,9 @@ class _Handler(BaseHTTPRequestHandler):
             traceback.print_exc()
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {printable(error)}")
         else:
-            if isinstance(said, str):
-                self._send(HTTPStatus.OK, "text/event-stream", said)
-            else:
-                self._say(said)
+            is_stream = isinstance(said, str)
+            if not (self._send(HTTPStatus.OK, "text/event-stream", said) if is_stream else self._say(said)):
+                exchange.was_lost(request.asked)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
         """Refuses what is not even looked at: another method, a line that is too long."""
@@ -161,6 +164,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Says nothing: an agent's log would have a line per turn."""
+
+    @property
+    def _place(self) -> str:
+        """The path that is asked for, without a query."""
+        return urlsplit(self.path).path.rstrip("/")
 
     def _exchange(self) -> Exchange | None:
         """The exchange whose key the request has; refuses it without one."""
@@ -182,8 +190,11 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             self._refuse(HTTPStatus.LENGTH_REQUIRED, "the request has no Content-Length")
             return None
+        if size < 0:
+            self._refuse(HTTPStatus.BAD_REQUEST, f"Content-Length={size}: expected a number of bytes")
+            return None
         try:
-            if 0 <= size <= MAX_MESSAGE_BYTES:
+            if size <= MAX_MESSAGE_BYTES:
                 return self.rfile.read(size)
             left = min(size, DISCARDED_BYTES)
             while left > 0 and (data := self.rfile.read(min(left, 1 << 16))):
@@ -213,13 +224,15 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:
             return True
 
-    def _say(self, value: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> None:
-        self._send(status, "application/json", json.dumps(value))
+    def _say(self, value: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> bool:
+        return self._send(status, "application/json", json.dumps(value))
 
-    def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
+    def _send(self, status: HTTPStatus, kind: str, text: str) -> bool:
+        """Sends an answer; whether there was a client to read it."""
         data = text.encode()
         # OpenAI's client asks again after 409 unless it is told not to
         headers = {"Content-Type": kind, "Content-Length": str(len(data)), "x-should-retry": "false"}
+        is_read = not self._has_gone()
         try:
             self.send_response(status)
             for name, value in headers.items():
@@ -227,4 +240,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(data)
         except OSError:
-            pass  # the client has gone
+            return False
+        return is_read
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": ""}

@@ -3,11 +3,12 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from gtpo_megatron.conversations.exchange import Asked
 from gtpo_megatron.conversations.messages import Message, Opening, TurnStats
-from gtpo_megatron.conversations.openai_form import message_from, opening_from
+from gtpo_megatron.conversations.openai_form import KEYS, message_from, opening_from
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.text import shown
@@ -15,12 +16,13 @@ from gtpo_megatron.untrusted.text import shown
 WHERE = "the request"
 
 _SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens", "min_tokens"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "length_penalty"),
 )
 _SERVICE = (
-    *("model", "user", "store", "metadata", "service_tier", "prompt_cache_key", "safety_identifier"),
-    *("parallel_tool_calls", "reasoning_effort", "verbosity"),
+    *("model", "user", "store", "metadata", "service_tier", "prompt_cache_key", "prompt_cache_retention"),
+    *("safety_identifier", "reasoning_effort", "reasoning", "include_reasoning", "thinking", "verbosity", "usage"),
+    *("request_id", "priority", "cache_salt", "spaces_between_special_tokens"),
 )
 
 IGNORED = frozenset({*_SAMPLING, *_SERVICE})
@@ -28,16 +30,25 @@ IGNORED = frozenset({*_SAMPLING, *_SERVICE})
 
 _ONLY: Mapping[str, tuple[Sequence[object], str]] = {
     "n": ((1,), "an episode is one sequence"),
+    "best_of": ((1,), "an episode is one sequence"),
     "logprobs": ((False,), "the run keeps log-probs itself"),
-    "stop": (([],), "rollout.sampling.stop_strings ends turns"),
     "logit_bias": (({},), "the policy is trained as it is"),
-    "tool_choice": (("auto",), "the policy is trained as it is"),
-    "response_format": (({"type": "text"},), "the policy is trained as it is"),
     "modalities": ((["text"],), "the policy writes text"),
+    "function_call": (("auto", "none"), "tools have taken its place"),
+    "skip_special_tokens": ((True,), "a turn is text without special tokens"),
+    "add_generation_prompt": ((True,), "the policy begins its turn"),
 }
 """Keys that must be left out or have one of these values, and why."""
 
-_READ = frozenset({"messages", "tools", "stream", "stream_options"})
+_NOT_ENFORCED = frozenset({"tool_choice", "response_format", "parallel_tool_calls"})
+"""Keys that are taken and not enforced: what is sampled is the policy's own distribution."""
+
+_TEXT_FORMAT = {"type": "text"}
+
+_READ = frozenset({"messages", "tools", "stop", "stream", "stream_options"})
+
+_CONTENTS = ("refusal", "audio", "images", "function_call")
+"""Keys of a message with content that the policy would not read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +62,7 @@ class ChatRequest:
         wants_usage: whether the client wants an event with the numbers of tokens.
     """
 
-    asked: Opening
+    asked: Asked
     model: str
     is_streamed: bool
     wants_usage: bool
@@ -65,23 +76,56 @@ def chat_request_from(value: object) -> ChatRequest:
     """
     body = Fields({key: one for key, one in Fields(value, WHERE).raw.items() if one is not None}, WHERE)
     for key, given in body.raw.items():
-        if key in _ONLY and given not in _ONLY[key][0]:
-            values, why = _ONLY[key]
-            raise DataError(f"{key}={shown(given)}: only {json.dumps(values[0])} is possible here, since {why}")
-        if key not in _READ and key not in IGNORED and key not in _ONLY:
-            raise DataError(f"{key}={shown(given)}: this endpoint does not know it")
+        _check_key(key, given)
     messages = body.raw.get("messages")
     if not isinstance(messages, list) or not messages:
         raise DataError(f"messages={shown(messages)}: expected a list of at least one")
-    read = [_message_from(one) for one in messages]
+    read, unread = _messages_from(messages)
     if read[-1].role == "assistant":
         raise DataError("the last message is one of the assistant; expected one that the policy answers")
+    tools = body.raw.get("tools", ())
+    opening = Opening(messages=read, tools=tools, stop=stop_from(body.raw.get("stop"), WHERE))
     return ChatRequest(
-        asked=opening_from(Opening(messages=_with_names(read), tools=body.raw.get("tools", ())), "the agent"),
+        asked=Asked(
+            opening=opening_from(opening, "the agent"),
+            unread=unread,
+            is_enforced=_is_enforced(body.raw),
+        ),
         model=body.get("model", str, "policy"),
         is_streamed=body.get("stream", bool, False),
         wants_usage=body.fields("stream_options").get("include_usage", bool, False),
     )
+
+
+def _check_key(key: str, given: object) -> None:
+    """Raises DataError of a key that asks for what an episode cannot have."""
+    if key in _ONLY:
+        values, why = _ONLY[key]
+        if given not in values:
+            raise DataError(f"{key}={shown(given)}: only {json.dumps(values[0])} is possible here, since {why}")
+    elif given and key not in _READ and key not in IGNORED and key not in _NOT_ENFORCED:
+        raise DataError(f"{key}={shown(given)}: this endpoint does not know it")
+
+
+def _is_enforced(body: Mapping[str, Any]) -> bool:
+    """Whether the keys that are not enforced ask for no more than what is done anyway."""
+    if body.get("response_format", _TEXT_FORMAT) != _TEXT_FORMAT:
+        return False
+    if not body.get("tools"):
+        return body.get("tool_choice", "none") in ("none", "auto")
+    return body.get("tool_choice", "auto") == "auto" and bool(body.get("parallel_tool_calls", True))
+
+
+def stop_from(value: object, where: str) -> tuple[str, ...]:
+    """Texts that end a turn, given as one or as several; empty ones end nothing.
+
+    Raises:
+        DataError: they are no texts.
+    """
+    texts = [value] if isinstance(value, str) or value is None else value
+    if not isinstance(texts, list) or not all(isinstance(one, str | None) for one in texts):
+        raise DataError(f"{where}: stop={shown(value)}, expected a text or a list of texts")
+    return tuple(one for one in texts if one)
 
 
 def chat_answer(turn: Message, request: ChatRequest, *, number: int) -> dict[str, Any] | str:
@@ -92,24 +136,28 @@ def chat_answer(turn: Message, request: ChatRequest, *, number: int) -> dict[str
         request: the request.
         number: number of the answer, which its id contains.
     """
+    spoken = _spoken(turn, request.asked.opening.stop)
     if request.is_streamed:
-        return _events(turn, request, number=number)
+        return _events(spoken, turn, request, number=number)
     return _completion("chat.completion", number, request) | {
-        "choices": [
-            {"index": 0, "message": _spoken(turn), "finish_reason": _finish_reason(turn), "logprobs": None},
-        ],
+        "choices": [{"index": 0, "message": spoken, "finish_reason": _finish_reason(turn), "logprobs": None}],
         "usage": usage_of(turn),
     }
 
 
-def _events(turn: Message, request: ChatRequest, *, number: int) -> str:
-    """The answer as server-sent events: all of it in one, since an episode's turns are sampled whole."""
+def _events(spoken: Mapping[str, Any], turn: Message, request: ChatRequest, *, number: int) -> str:
+    """The answer as server-sent events: what is said, then each call, then the end.
+
+    All of them come at once, since an episode's turns are sampled whole.
+    """
     head = _completion("chat.completion.chunk", number, request)
-    delta = _spoken(turn)
-    for place, call in enumerate(delta.get("tool_calls", ())):
-        call["index"] = place
-    whole = {"index": 0, "delta": delta, "finish_reason": _finish_reason(turn), "logprobs": None}
-    events = [head | {"choices": [whole]}]
+    deltas: list[dict[str, Any]] = [{key: one for key, one in spoken.items() if key != "tool_calls"}]
+    deltas += [{"tool_calls": [{"index": place, **one}]} for place, one in enumerate(spoken.get("tool_calls", ()))]
+    reasons = [*(None for _ in deltas), _finish_reason(turn)]
+    events = [
+        head | {"choices": [{"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}]}
+        for delta, reason in zip([*deltas, {}], reasons, strict=True)
+    ]
     if request.wants_usage:
         events.append(head | {"choices": [], "usage": usage_of(turn)})
     return "".join(f"data: {text}\n\n" for text in (*map(json.dumps, events), "[DONE]"))
@@ -120,35 +168,40 @@ def error_body(message: str, *, kind: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
+def _messages_from(values: Sequence[object]) -> tuple[tuple[Message, ...], dict[int, str]]:
+    """All messages; of those of the assistant that cannot be read, why, by place: they may be turns of the policy."""
+    read: list[Message] = []
+    unread: dict[int, str] = {}
+    for place, value in enumerate(values):
+        try:
+            read.append(_message_from(value))
+        except DataError as problem:
+            if not isinstance(value, Mapping) or value.get("role") != "assistant":
+                raise
+            read.append(Message(role="assistant"))
+            unread[place] = str(problem)
+    return tuple(read), unread
+
+
 def _message_from(value: object) -> Message:
     if not isinstance(value, Mapping):
         return message_from(value, "the agent")
-    # clients repeat answers with keys that have nothing in them, such as refusal and annotations
-    plain = {key: one for key, one in value.items() if one or key in ("role", "content")}
-    return message_from(plain, "the agent")
-
-
-def _with_names(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages with the tools' names in results, where OpenAI has the calls' ids alone."""
-    names: dict[str, str] = {}
-    named: list[Message] = []
-    for message in messages:
-        names |= {call.call_id: call.name for call in message.tool_calls}
-        if message.role != "tool" or message.tool:
-            named.append(message)
-        elif message.call_id in names:
-            named.append(replace(message, tool=names[message.call_id]))
-        else:
-            raise DataError(f"a tool's result has tool_call_id={shown(message.call_id)}, which no call before has")
-    return tuple(named)
+    if lost := [key for key in _CONTENTS if value.get(key)]:
+        raise DataError(f"a message has {lost[0]}={shown(value[lost[0]])}, which the policy would not read")
+    # clients repeat answers with keys of their own, and such as have nothing in them
+    known = {key: one for key, one in value.items() if key in KEYS and (one or key in ("role", "content"))}
+    return message_from(known, "the agent")
 
 
 def _completion(kind: str, number: int, request: ChatRequest) -> dict[str, Any]:
     return {"id": f"chatcmpl-{number}", "object": kind, "created": int(time.time()), "model": request.model}
 
 
-def _spoken(turn: Message) -> dict[str, Any]:
-    """A turn of the policy as OpenAI writes it; reasoning and calls that cannot be read are additions to that."""
+def _spoken(turn: Message, stop: Sequence[str]) -> dict[str, Any]:
+    """A turn of the policy as OpenAI writes it; reasoning and calls that cannot be read are additions to that.
+
+    A turn with such a call has all of its text as content.
+    """
     calls = [
         {
             "id": call.call_id,
@@ -157,13 +210,19 @@ def _spoken(turn: Message) -> dict[str, Any]:
         }
         for call in turn.tool_calls
     ]
+    content, reasoning = (_before(text, stop) for text in (turn.raw_text or turn.content, turn.reasoning))
     return {
         "role": "assistant",
-        "content": turn.content if turn.content or not calls else None,
-        **({"tool_calls": calls} if calls else {}),
-        **({"reasoning_content": turn.reasoning} if turn.reasoning else {}),
+        "content": content if content or not calls else None,
+        **({"reasoning_content": reasoning} if reasoning else {}),
         **({"malformed_calls": list(turn.malformed_calls)} if turn.malformed_calls else {}),
+        **({"tool_calls": calls} if calls else {}),
     }
+
+
+def _before(text: str, stop: Sequence[str]) -> str:
+    """A text up to the first of the texts that end a turn, as OpenAI gives it."""
+    return text[: min((place for one in stop if (place := text.find(one)) >= 0), default=len(text))]
 
 
 def _finish_reason(turn: Message) -> str:

@@ -138,7 +138,8 @@ class Episode:
         turns = self._turns
         if isinstance(turns, AgentTurns):
             why = _shortened(turns.first_refusal)
-            return {"is_graded_last": True, "num_refused": turns.num_refused, "refusal": why}
+            counts = {"num_refused": turns.num_refused, "num_unenforced": turns.num_unenforced}
+            return {"is_graded_last": True, **counts, "refusal": why}
         return {"is_graded_last": isinstance(turns, ToolTurns) and turns.is_graded_last}
 
     async def open(self, row: Mapping[str, Any]) -> Opening:

@@ -46,6 +46,7 @@ class EpisodeAnswer(Answer):
         is_graded_last: whether, of an opening, the reward is asked for after the last turn only, so that an episode
             which a limit ends has none.
         num_refused: requests of an agent that were refused in the episode so far; None: it has no agent.
+        num_unenforced: requests of an agent that asked for what is not enforced so far; None: it has no agent.
         refusal: reason of the first refusal.
     """
 
@@ -53,6 +54,7 @@ class EpisodeAnswer(Answer):
     reply: Reply | None = None
     is_graded_last: bool = False
     num_refused: int | None = None
+    num_unenforced: int | None = None
     refusal: str = ""
 
     @classmethod
@@ -69,6 +71,7 @@ class EpisodeAnswer(Answer):
             seconds=body.get("seconds", answer.seconds),
             is_graded_last=body.get("is_graded_last", False),
             num_refused=body.get("num_refused"),
+            num_unenforced=body.get("num_unenforced"),
             refusal=body.get("refusal", ""),
         )
 

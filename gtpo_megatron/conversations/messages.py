@@ -59,6 +59,7 @@ class Message:
         malformed_calls: complaint about each call in it that cannot be read.
         tool: name of the tool whose result this is.
         call_id: id of the call whose result this is.
+        raw_text: whole text of a turn with a call that cannot be read, after its reasoning; "" otherwise.
         sampled: statistics of the policy's message in a run.
     """
 
@@ -69,6 +70,7 @@ class Message:
     malformed_calls: tuple[str, ...] = ()
     tool: str = ""
     call_id: str = ""
+    raw_text: str = ""
     sampled: TurnStats | None = None
 
 
@@ -81,11 +83,13 @@ class Opening:
         tools: tools that the policy may call, as OpenAI describes functions: ``{"type": "function", "function":
             {...}}``.
         token_ids: token ids of the whole prompt, in place of both.
+        stop: texts of which one ends the policy's first turn, beside those of the run; it stays part of the turn.
     """
 
     messages: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +102,7 @@ class Reply:
         done: whether the conversation has ended.
         num_tool_errors: calls of the turn that failed or could not be read.
         token_ids: token ids in place of messages, where the opening had such.
+        stop: texts of which one ends the policy's next turn, beside those of the run; it stays part of the turn.
     """
 
     messages: tuple[Message, ...] = ()
@@ -105,6 +110,7 @@ class Reply:
     done: bool = False
     num_tool_errors: int = 0
     token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
     parts: Mapping[str, float] = field(default_factory=dict)
     """Parts of the reward, by name: metrics of the run, as those of a reward function."""
 
@@ -144,7 +150,7 @@ def opening_json(opening: Opening) -> dict[str, Any]:
 def opening_of_json(value: Mapping[str, Any]) -> Opening:
     """An opening from what :func:`opening_json` wrote."""
     messages = tuple(message_of_json(one) for one in value["messages"])
-    return Opening(**{**_with_tuples(value, "tools", "token_ids"), "messages": messages})
+    return Opening(**{**_with_tuples(value, "tools", "token_ids", "stop"), "messages": messages})
 
 
 def reply_json(reply: Reply) -> dict[str, Any]:
@@ -159,7 +165,7 @@ def reply_json(reply: Reply) -> dict[str, Any]:
 def reply_of_json(value: Mapping[str, Any]) -> Reply:
     """A reply from what :func:`reply_json` wrote."""
     messages = tuple(message_of_json(one) for one in value["messages"])
-    return Reply(**{**_with_tuples(value, "token_ids"), "messages": messages})
+    return Reply(**{**_with_tuples(value, "token_ids", "stop"), "messages": messages})
 
 
 def plain(value: object) -> object:

@@ -14,7 +14,7 @@ from gtpo_megatron.untrusted.text import shown
 
 ROLES = get_args(Role)
 
-_KEYS = ("role", "content", *REASONING_KEYS, "tool_calls", "malformed_calls", "name", "tool_call_id")
+KEYS = ("role", "content", *REASONING_KEYS, "tool_calls", "malformed_calls", "name", "tool_call_id")
 """Keys of a message. ``malformed_calls`` is ours: OpenAI has none. A row's message is one too."""
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
@@ -36,8 +36,8 @@ def message_from(value: object, where: str) -> Message:
         return _checked_message(value, where)
     if not isinstance(value, Mapping):
         raise DataError(f"{where}: got {shown(value)}, expected a Message or a dict with role and content")
-    if unknown := [key for key in value if key not in _KEYS]:
-        raise DataError(f"{where}: a message has the key {shown(unknown[0])}; known: {', '.join(_KEYS)}")
+    if unknown := [key for key in value if key not in KEYS]:
+        raise DataError(f"{where}: a message has the key {shown(unknown[0])}; known: {', '.join(KEYS)}")
     role = value.get("role", "")
     message = Message(
         role="system" if role == "developer" else role,
@@ -66,12 +66,13 @@ def opening_from(returned: object, where: str) -> Opening:
     if returned.token_ids:
         if returned.messages or returned.tools:
             raise DataError(f"{where} returned both token ids and messages or tools; expected one of them")
-        return Opening(token_ids=token_ids_from(returned.token_ids, where))
+        return Opening(token_ids=token_ids_from(returned.token_ids, where), stop=_checked_stop(returned.stop, where))
     messages = _messages_from(returned.messages, where)
     if not messages or messages[-1].role == "assistant":
         found = "one of the assistant" if messages else "none"
         raise DataError(f"{where} returned messages of which the last is {found}; expected one that the policy answers")
-    return Opening(messages=messages, tools=_checked_tools(returned.tools, where))
+    tools = _checked_tools(returned.tools, where)
+    return Opening(messages=messages, tools=tools, stop=_checked_stop(returned.stop, where))
 
 
 def reply_from(returned: object, where: str) -> Reply:
@@ -104,6 +105,7 @@ def reply_from(returned: object, where: str) -> Reply:
         done=returned.done,
         num_tool_errors=int(errors),
         token_ids=token_ids,
+        stop=_checked_stop(returned.stop, where),
         parts=reward.parts,
     )
 
@@ -154,6 +156,16 @@ def _check_text(value: object, what: str) -> None:
             value.encode()
         except UnicodeEncodeError as error:
             raise DataError(f"{what}text with half a surrogate pair, which no tokenizer takes") from error
+
+
+def _checked_stop(value: object, where: str) -> tuple[str, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray):
+        raise DataError(f"{where} returned {shown(value)} as stop; expected a list of texts")
+    for text in value:
+        _check_text(text, f"{where} returned stop with ")
+        if not text:
+            raise DataError(f"{where} returned stop with an empty text, which would end the turn at once")
+    return tuple(value)
 
 
 def _checked_tools(value: object, where: str) -> tuple[Mapping[str, Any], ...]:

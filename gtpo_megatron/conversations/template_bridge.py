@@ -314,6 +314,7 @@ class TemplateBridge:
             reasoning=self._special_text.sub("", reasoning),
             tool_calls=parsed.calls,
             malformed_calls=parsed.malformed,
+            raw_text=text if parsed.malformed else "",
         )
 
 

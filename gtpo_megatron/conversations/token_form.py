@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from gtpo_megatron.conversations.chat_form import WHERE, usage_of
+from gtpo_megatron.conversations.chat_form import WHERE, stop_from, usage_of
+from gtpo_megatron.conversations.exchange import Asked
 from gtpo_megatron.conversations.messages import Message, Opening, TurnStats
 from gtpo_megatron.conversations.openai_form import token_ids_from
 from gtpo_megatron.errors import DataError
@@ -23,11 +24,11 @@ class TokenRequest:
     """A request for a turn of the policy.
 
     Attributes:
-        asked: all tokens.
+        asked: all tokens, and the texts that end the turn.
         request_id: id that the client gave the request; "": none.
     """
 
-    asked: Opening
+    asked: Asked
     request_id: str
 
 
@@ -42,14 +43,15 @@ def token_request_from(value: object) -> TokenRequest:
         if key not in _KEYS:
             raise DataError(f"{key}={shown(given)}: this endpoint does not know it")
     sampling = body.fields("sampling_params")
-    wanted = {"stream": (body, False), "output_mode": (body, "tokens"), "n": (sampling, 1), "stop": (sampling, [])}
+    wanted = {"stream": (body, False), "output_mode": (body, "tokens"), "n": (sampling, 1)}
     for key, (fields, only) in wanted.items():
         if fields.has(key) and fields.raw[key] != only:
             raise DataError(f"{key}={shown(fields.raw[key])}: only {only!r} is possible here")
     token_ids = token_ids_from(body.raw.get("token_ids"), f"{WHERE}: token_ids")
     if not token_ids:
         raise DataError("token_ids=[]: expected at least one")
-    return TokenRequest(asked=Opening(token_ids=token_ids), request_id=body.get("request_id", str, ""))
+    opening = Opening(token_ids=token_ids, stop=stop_from(sampling.raw.get("stop"), WHERE))
+    return TokenRequest(asked=Asked(opening=opening), request_id=body.get("request_id", str, ""))
 
 
 def token_answer(turn: Message, request: TokenRequest, *, number: int) -> dict[str, Any]:

@@ -3,21 +3,29 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from gtpo_megatron.batch import ENDED_UNGRADED, ENVIRONMENT_SECONDS, REQUESTS_REFUSED, EpisodeResult
+from gtpo_megatron.batch import (
+    ENDED_UNGRADED,
+    ENVIRONMENT_SECONDS,
+    REQUESTS_REFUSED,
+    REQUESTS_UNENFORCED,
+    EpisodeResult,
+)
 from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.problems import DataConfig
 from gtpo_megatron.conversations.environment import resolve_environment
 from gtpo_megatron.conversations.environment_pool import EnvironmentPool, EpisodeAnswer
 from gtpo_megatron.conversations.messages import Message, Opening, Reply, TurnStats
 from gtpo_megatron.conversations.template_bridge import TemplateBridge
-from gtpo_megatron.data.chat_template import TemplateInputs, today
+from gtpo_megatron.data.chat_template import TemplateInputs, is_sentencepiece_only, today
 from gtpo_megatron.errors import DataError, RolloutError
 from gtpo_megatron.rollout.in_flight import TurnAnswer
 from gtpo_megatron.rollout.requests import SampleRequest
+from gtpo_megatron.untrusted.text import shown
 
 TURNS, TOOL_ERRORS, MALFORMED = "turns", "tool_errors", "malformed_calls"
 """Parts of every result beside the seconds: turns of the policy, calls of tools that failed as the environment counts
@@ -38,6 +46,7 @@ class _EpisodeState:
         is_ungraded: whether the environment's reward, which comes at the end, has not come; None: turns may have
             rewards.
         num_refused: requests of the agent that were refused; None: there is no agent.
+        num_unenforced: requests of the agent that asked for what is not enforced; None: there is no agent.
         refusal: reason of the first refusal.
     """
 
@@ -49,6 +58,7 @@ class _EpisodeState:
     has_ended: bool = False
     is_ungraded: bool | None = None
     num_refused: int | None = None
+    num_unenforced: int | None = None
     refusal: str = ""
     num_turns: int = 0
     reward: float = 0.0
@@ -63,6 +73,7 @@ class _EpisodeState:
         counts = {
             **{TURNS: self.num_turns, TOOL_ERRORS: self.num_tool_errors, ENVIRONMENT_SECONDS: self.seconds},
             **{ENDED_UNGRADED: self.is_ungraded, REQUESTS_REFUSED: self.num_refused},
+            REQUESTS_UNENFORCED: self.num_unenforced,
             MALFORMED: None if self.writes_tokens else self.num_malformed,  # who writes tokens reads the calls
         }
         own = {name: float(value) for name, value in counts.items() if value is not None}
@@ -82,6 +93,7 @@ class _EpisodeState:
             self.is_ungraded = True
         if answer.num_refused is not None:  # None of a worker that has ended
             self.num_refused, self.refusal = answer.num_refused, answer.refusal
+            self.num_unenforced = answer.num_unenforced
 
 
 class EnvironmentTurns:
@@ -111,6 +123,7 @@ class EnvironmentTurns:
         self._config = config
         self._bridge = _bridge(config, data, tokenizer, stop_ids)
         self._vocab_size = len(tokenizer)
+        self._finds_texts = not is_sentencepiece_only(Path(tokenizer.name_or_path))
         self._max_prompt_tokens = data.max_prompt_tokens
         self._states: dict[int, _EpisodeState] = {}
         self._pool = EnvironmentPool(
@@ -186,7 +199,7 @@ class EnvironmentTurns:
             failure = f"the opening has {len(tokens)} tokens, data.max_prompt_tokens={self._max_prompt_tokens}"
             return TurnAnswer(context_ids=None, result=state.result(failure))
         state.num_tokens = len(tokens)
-        return TurnAnswer(context_ids=tokens, result=state.result())
+        return TurnAnswer(context_ids=tokens, result=state.result(), stop=self._found_by_vllm(opening.stop))
 
     def _replied(self, state: _EpisodeState, reply: Reply) -> TurnAnswer:
         state.turn_rewards.append(self._config.discount ** (state.num_turns - 1) * reply.reward)
@@ -202,7 +215,15 @@ class EnvironmentTurns:
             state.last_turn, reply.messages, stop_ids=state.stop_ids
         )
         state.num_tokens += len(tokens)
-        return TurnAnswer(context_ids=tokens, result=state.result())
+        return TurnAnswer(context_ids=tokens, result=state.result(), stop=self._found_by_vllm(reply.stop))
+
+    def _found_by_vllm(self, stop: tuple[str, ...]) -> tuple[str, ...]:
+        """Texts that end a turn, where vLLM can find them."""
+        if stop and not self._finds_texts:
+            raise DataError(
+                f"stop={shown(list(stop))}: vLLM cannot spell the tokens of a tokenizer that is sentencepiece's alone"
+            )
+        return stop
 
     def _known(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Token ids that an environment has written, of which the model knows all."""

@@ -25,10 +25,12 @@ class TurnAnswer:
         context_ids: tokens that the policy reads before its next turn: all of the prompt before the first one, then
             what others say. None: the episode has ended.
         result: the environment's account so far.
+        stop: texts of which one ends the next turn, beside those of the run.
     """
 
     context_ids: tuple[int, ...] | None
     result: EpisodeResult
+    stop: tuple[str, ...] = ()
 
 
 class TurnSource(Protocol):
@@ -110,9 +112,9 @@ class SampledEpisode:
         return len(self.token_ids) - len(self.prompt_ids) if self.turns else 0
 
 
-AddTurn = Callable[[SampleRequest, Sequence[int], int, int], int]
-"""Adds a turn to vLLM: takes the request, the tokens before the turn, its index, and how many tokens the response has
-so far; returns vLLM's number of it."""
+AddTurn = Callable[[SampleRequest, Sequence[int], int, int, Sequence[str]], int]
+"""Adds a turn to vLLM: takes the request, the tokens before the turn, its index, how many tokens the response has so
+far, and texts that end the turn beside those of the run; returns vLLM's number of it."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -259,12 +261,12 @@ class InFlight:
                     f"many versions between them: their step must take them first"
                 )
 
-    def _sample(self, key: int, context_ids: Sequence[int]) -> None:
+    def _sample(self, key: int, context_ids: Sequence[int], *, stop: Sequence[str] = ()) -> None:
         """Begins the next turn of an episode."""
         episode, batch = self._episodes[key], self._batches[self._tickets[key]]
         tokens = [*episode.token_ids, *context_ids]
         num_tokens = len(tokens) - len(episode.prompt_ids) if episode.turns else 0
-        number = batch.add_turn(episode.request, tokens, len(episode.turns), num_tokens)
+        number = batch.add_turn(episode.request, tokens, len(episode.turns), num_tokens, stop)
         episode.turns.append(Turn(context_ids=tuple(context_ids), number=number))
         self._numbers[number] = key
 
@@ -306,7 +308,7 @@ class InFlight:
         if context is not None:
             used = episode.num_response_tokens + len(context) if episode.turns else 0
             if used < self._batches[self._tickets[key]].limit:
-                self._sample(key, context)
+                self._sample(key, context, stop=answer.stop)
                 return
             episode.is_cut = True
         assert self._environment is not None

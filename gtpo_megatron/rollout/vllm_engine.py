@@ -180,11 +180,12 @@ class VllmEngine:
         # at temperature 0 there is no distribution, and vLLM's first runner asks no processor: only evaluations have it
         has_entropies = self._keeps_entropies and sampling.temperature > 0
 
-        def add_turn(request: SampleRequest, tokens: Sequence[int], turn: int, num_sampled: int) -> int:
+        def add_turn(
+            request: SampleRequest, tokens: Sequence[int], turn: int, num_sampled: int, stop: Sequence[str]
+        ) -> int:
             left = min(sampling.max_response_tokens - num_sampled, self._max_turn_tokens)
-            return self._add(
-                tokens, replace(sampling, max_response_tokens=left), request.seed(seed, turn), priority=priority
-            )
+            of_turn = replace(sampling, max_response_tokens=left, stop_strings=(*sampling.stop_strings, *stop))
+            return self._add(tokens, of_turn, request.seed(seed, turn), priority=priority)
 
         ticket = self._in_flight.begin(
             requests,

@@ -126,3 +126,43 @@ def test_a_conversation_without_room_for_another_turn_is_cut(host, problems):
     is_cut = short.truncated & short.loss_mask.gather(1, short.response_lengths[:, None] - 1)[:, 0]
     assert torch.equal(is_cut, short.truncated), "no row ends with another's tokens"
     assert bool(is_cut.any())
+
+
+STOPS = """
+from gtpo_megatron.conversations.messages import Message, Opening, Reply
+
+
+class Stops:
+    def reset(self, row):
+        return Opening(messages=row["prompt"], stop=["x"])
+
+    def step(self, message):
+        return Reply(messages=[Message(role="user", content="Again.")], stop=["3", "e"], done=False)
+"""
+
+
+def test_a_turn_ends_with_the_texts_that_were_asked_for_it(tmp_path, problems):
+    (tmp_path / "stops.py").write_text(STOPS)
+    environment = EnvironmentConfig(name=f"{tmp_path / 'stops.py'}:Stops", num_workers=1, max_turns=2)
+    host = EngineHost(CONFIG, model=MODEL, conversation=TALK | {"environment": environment})
+    try:
+        found, again = (host.generate(requests(problems[:4]), SAMPLING) for _ in range(2))
+    finally:
+        host.close()
+    assert torch.equal(found.response_ids, again.response_ids)
+    assert torch.equal(found.rollout_logprobs, again.rollout_logprobs)
+    tokenizer = load_tokenizer(MODEL)
+    num_stopped = [0, 0]
+    for row in range(found.num_responses):
+        ids, own = found.response_ids[row].tolist(), found.loss_mask[row].tolist()
+        starts = [place for place, mine in enumerate(own) if mine and not (place and own[place - 1])]
+        assert len(starts) == 2
+        for turn, (start, stops) in enumerate(zip(starts, (("x",), ("3", "e")), strict=True)):
+            end = next((place for place in range(start, len(own)) if not own[place]), len(own))
+            said, before = tokenizer.decode(ids[start:end]), tokenizer.decode(ids[start : end - 1])
+            assert not any(stop in before for stop in stops)
+            if any(stop in said for stop in stops):
+                num_stopped[turn] += 1
+                if turn == 0:
+                    assert tokenizer.decode(ids[end : end + 1]) == "<|im_end|>", "the template's end follows"
+    assert min(num_stopped) >= 5, num_stopped

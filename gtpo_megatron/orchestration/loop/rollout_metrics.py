@@ -5,7 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gtpo_megatron.batch import ENDED_UNGRADED, ENVIRONMENT_SECONDS, ENVIRONMENT_WAIT, REQUESTS_REFUSED, RewardBatch
+from gtpo_megatron.batch import (
+    ENDED_UNGRADED,
+    ENVIRONMENT_SECONDS,
+    ENVIRONMENT_WAIT,
+    REQUESTS_REFUSED,
+    REQUESTS_UNENFORCED,
+    RewardBatch,
+)
 from gtpo_megatron.observability.metrics import Max, Mean, Sum
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
 from gtpo_megatron.orchestration.stages.trainer import Metrics
@@ -50,7 +57,7 @@ def _part_means(rewards: RewardBatch) -> Metrics:
     found: Metrics = {
         f"timing/{name}" if name == ENVIRONMENT_SECONDS else f"reward/{name}_mean": Mean(float(part.sum()), len(part))
         for name, part in judged.items()
-        if len(part) and name not in (ENVIRONMENT_WAIT, REQUESTS_REFUSED, ENDED_UNGRADED)
+        if len(part) and name not in (ENVIRONMENT_WAIT, REQUESTS_REFUSED, REQUESTS_UNENFORCED, ENDED_UNGRADED)
     }
     if ENVIRONMENT_WAIT in rewards.parts and rewards.failed.numel():
         # the episode that ended last has all of its engine's; it may be one that hung, without a verdict
@@ -60,15 +67,18 @@ def _part_means(rewards: RewardBatch) -> Metrics:
 
 
 def _episode_counts(rewards: RewardBatch) -> Metrics:
-    """What a reward does not tell: requests that were refused, and limits that came before the grading.
+    """What a reward does not tell: requests that were refused or not enforced, and limits that came before the grading.
 
-    Refusals are counted of episodes without a verdict too.
+    Requests are counted of episodes without a verdict too.
     """
     found: Metrics = {}
     if REQUESTS_REFUSED in rewards.parts:
         refused = rewards.parts[REQUESTS_REFUSED].nan_to_num()
         found["rollout/requests_refused_count"] = Sum(int(refused.sum()))
         found["rollout/responses_refused_count"] = Sum(int((refused > 0).sum()))
+    if REQUESTS_UNENFORCED in rewards.parts:
+        unenforced = rewards.parts[REQUESTS_UNENFORCED].nan_to_num()
+        found["rollout/requests_unenforced_count"] = Sum(int(unenforced.sum()))
     if ENDED_UNGRADED in rewards.parts:
         ungraded = rewards.parts[ENDED_UNGRADED].nan_to_num() * ~rewards.failed
         found["rollout/responses_ungraded_count"] = Sum(int(ungraded.sum()))

@@ -69,7 +69,7 @@ def obeys(row, *, base_url, api_key):
         return rest
     if word == "lie":
         messages = [
-            {"role": "user", "content": what},
+            {"role": "user", "content": f"{what}!"},
             {"role": "assistant", "content": "I said it"},
             {"role": "user", "content": "?"},
         ]
@@ -85,8 +85,14 @@ def obeys(row, *, base_url, api_key):
 
 CHILD = """
 import openai
-openai.OpenAI().chat.completions.create(model="m", messages=[{"role": "user", "content": "?"}], stop=["x"])
+openai.OpenAI().chat.completions.create(model="m", messages=[{"role": "user", "content": "?"}], n=2)
 """
+
+
+MORE = {
+    **{"several": {"n": 2}, "scores": {"logprobs": True}, "late": {"timeout": 0.3}},
+    **{"stop": {"stop": ["x", "y"]}, "json": {"response_format": {"type": "json_object"}}},
+}
 
 
 def swallows(row, *, base_url, api_key):
@@ -100,7 +106,7 @@ def swallows(row, *, base_url, api_key):
             continue
         if form == "raise":
             raise KeyError("choices")
-        more = {"stop": {"stop": ["x"]}, "choice": {"tool_choice": "none"}, "late": {"timeout": 0.3}}.get(form, {})
+        more = MORE.get(form, {})
         known = client(base_url, "-").chat.completions if form == "unknown" else asked
         try:
             answer = known.create(model="m", messages=messages, **more)

@@ -85,7 +85,7 @@ def test_one_that_asks_nothing_has_failed(obedient, prompt, failure):
     [
         ("exit", "SystemExit: 3"),
         ("text is no reward", "the agent returned 'is no reward'"),
-        ("lie", "where 'lie' of assistant was said before"),
+        ("lie", "message 0 of user differs in its content from character 2 on: '!', where '' was said before"),
     ],
 )
 def test_what_it_does_wrong_fails_its_episode_in_one_line(obedient, content, failure):
@@ -95,7 +95,7 @@ def test_what_it_does_wrong_fails_its_episode_in_one_line(obedient, content, fai
     assert "\n" not in event.failure
 
 
-STOP = "its request was refused: stop=['x']: only [] is possible here, since rollout.sampling.stop_strings ends turns"
+SEVERAL = "its request was refused: n=2: only 1 is possible here, since an episode is one sequence"
 
 
 @pytest.fixture(scope="module", params=["swallows", "swallows_async"])
@@ -113,28 +113,30 @@ def played(pool, forms):
     return event
 
 
-@pytest.mark.parametrize("forms", ["stop", "child", "ask stop", "ask child", "ask stop choice", "ask ask stop"])
+@pytest.mark.parametrize(
+    "forms", ["several", "child", "ask several", "ask child", "ask several scores", "ask ask several"]
+)
 def test_a_refusal_that_the_agent_catches_fails_its_episode(swallowing, forms):
     event = played(swallowing, forms)
-    assert STOP in event.failure
-    assert event.num_refused == 1 + ("choice" in forms)
-    assert event.refusal.startswith("stop=['x']")
+    assert SEVERAL in event.failure
+    assert event.num_refused == 1 + ("scores" in forms)
+    assert event.refusal.startswith("n=2")
     assert "the agent returned 0.0, which is no reward; its request" in event.failure
 
 
-@pytest.mark.parametrize("forms", ["stop ask", "stop choice ask", "ask stop ask", "child ask"])
+@pytest.mark.parametrize("forms", ["several ask", "several scores ask", "ask several ask", "child ask"])
 def test_a_refusal_that_a_later_turn_mends_is_counted_alone(swallowing, forms):
     event = played(swallowing, forms)
     assert (event.failure, event.reply.reward) == ("", 0.0)
-    assert event.num_refused == 1 + ("choice" in forms)
-    assert event.refusal.startswith("stop=['x']")
+    assert event.num_refused == 1 + ("scores" in forms)
+    assert event.refusal.startswith("n=2")
 
 
 def test_an_error_after_a_refusal_names_both(swallowing):
-    event = played(swallowing, "ask stop raise")
-    assert f"KeyError: 'choices'; {STOP}" in event.failure
+    event = played(swallowing, "ask several raise")
+    assert f"KeyError: 'choices'; {SEVERAL}" in event.failure
     assert "\n" not in event.failure
-    assert played(swallowing, "ask stop ask raise").failure.endswith("KeyError: 'choices'")
+    assert played(swallowing, "ask several ask raise").failure.endswith("KeyError: 'choices'")
 
 
 def test_a_request_without_the_key_is_counted_and_named_where_nothing_else_was_asked(swallowing):

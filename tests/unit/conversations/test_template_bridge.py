@@ -228,6 +228,9 @@ def test_a_turn_is_read_as_it_was_written(name):
     cut = bridge.parse(encode(name, text[: text.rindex("é")]), is_truncated=True)
     assert cut.malformed_calls == ("call 1: cut off by the length limit",)
     assert not cut.tool_calls
+    assert text[: text.rindex("é")].endswith(cut.raw_text)
+    assert cut.raw_text.index("add") < cut.raw_text.index("7")
+    assert not read.raw_text
 
 
 def test_thinking_that_was_never_closed_is_no_answer():

@@ -173,7 +173,7 @@ def test_calls_are_answered_and_the_last_turn_is_graded(made, tokenizer):
     assert (last.context_ids, last.result.reward, last.result.failure) == (None, 1.0, "")
     assert last.result.parts["turns"] == 4
     assert last.result.parts["environment_s"] > 0
-    assert "requests_refused" not in last.result.parts, "there is no agent"
+    assert not {"requests_refused", "requests_unenforced"} & last.result.parts.keys(), "there is no agent"
 
 
 def test_a_game_that_a_limit_ends_has_the_reward_that_it_had_then(made, tokenizer, tmp_path):
@@ -204,17 +204,59 @@ def test_an_episode_that_a_limit_ends_before_it_is_graded_says_so(made, tokenize
 def test_refused_requests_of_an_agent_are_in_its_outcome(made, tokenizer):
     conversation = made("tests.unit.conversations.agents:swallows")
     found = {}
-    for episode, forms in enumerate(("ask stop", "stop choice ask", "ask")):
+    for episode, forms in enumerate(("ask several", "several scores ask", "ask")):
         opened(conversation, episode, Problem(problem_id="p", prompt_ids=(1,), answer="", prompt=forms))
         found[forms] = said(conversation, tokenizer, "hi<|im_end|>", episode).result
     assert {forms: one.parts["requests_refused"] for forms, one in found.items()} == {
-        "ask stop": 1.0,
-        "stop choice ask": 2.0,
+        "ask several": 1.0,
+        "several scores ask": 2.0,
         "ask": 0.0,
     }
-    assert "which is no reward; its request was refused: stop=" in found["ask stop"].failure
-    assert (found["stop choice ask"].failure, found["ask"].refusal) == ("", "")
-    assert found["stop choice ask"].refusal.startswith("stop=")
+    assert "which is no reward; its request was refused: n=2" in found["ask several"].failure
+    assert (found["several scores ask"].failure, found["ask"].refusal) == ("", "")
+    assert found["several scores ask"].refusal.startswith("n=2")
+
+
+STOPS = """
+from gtpo_megatron.conversations.messages import Message, Opening, Reply
+
+
+class Stops:
+    def reset(self, row):
+        return Opening(messages=[Message(role="user", content="?")], stop=["x", "é"])
+
+    def step(self, message):
+        return Reply(messages=[Message(role="user", content="and?")], stop=[] if "x" in message.content else ["y"])
+"""
+
+
+def test_texts_end_the_turn_that_they_were_asked_for_alone(made, tokenizer, tmp_path):
+    (tmp_path / "stops.py").write_text(STOPS)
+    conversation = made(f"{tmp_path / 'stops.py'}:Stops")
+    assert opened(conversation).stop == ("x", "é")
+    assert said(conversation, tokenizer, "a").stop == ("y",)
+    following = said(conversation, tokenizer, "ax")
+    assert following.stop == ()
+    end = tokenizer.encode("<|im_end|>")
+    assert list(following.context_ids[: len(end)]) == end, "the text is no end of the turn"
+
+
+def test_an_agent_says_what_ends_its_turns_and_what_was_not_enforced(made, tokenizer):
+    conversation = made("tests.unit.conversations.agents:swallows")
+    problem = Problem(problem_id="p", prompt_ids=(1,), answer="", prompt="stop json ask")
+    assert opened(conversation, problem=problem).stop == ("x", "y")
+    following = said(conversation, tokenizer, "hi x")
+    assert (following.stop, following.result.parts["requests_unenforced"]) == ((), 1.0)
+    assert said(conversation, tokenizer, "{}").result.parts["requests_unenforced"] == 1.0
+
+
+def test_a_tokenizer_whose_texts_vllm_cannot_find_is_named(made, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("gtpo_megatron.rollout.conversation.is_sentencepiece_only", lambda _: True)
+    conversation = made("tests.unit.conversations.agents:swallows")
+    problem = Problem(problem_id="p", prompt_ids=(1,), answer="", prompt="stop")
+    failed = opened(conversation, problem=problem)
+    assert failed.context_ids is None
+    assert failed.result.failure.startswith("stop=['x', 'y']: vLLM cannot spell the tokens")
 
 
 def test_calls_that_cannot_be_read_are_counted_where_the_environment_does_not(made, tokenizer, talks):

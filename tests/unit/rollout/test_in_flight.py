@@ -1,5 +1,6 @@
 """Several batches in one engine, which works on all of them whoever asks."""
 
+import dataclasses
 import math
 from types import SimpleNamespace
 
@@ -52,7 +53,7 @@ class Begins:
     def __call__(self, num, *, version=5, limit=99, ticket=None):
         return self.in_flight.begin(requests(num), self._add, version=version, limit=limit, ticket=ticket)
 
-    def _add(self, request, tokens, turn, num_sampled):
+    def _add(self, request, tokens, turn, num_sampled, stop):
         self.turns.append((request.sample, tuple(tokens), turn, num_sampled))
         return len(self.turns) - 1
 
@@ -127,11 +128,13 @@ class TurnEngine:
 
     def __init__(self, *, endless=()):
         self.running = {}
+        self.stops = {}
         self.endless = set(endless)
         self.steps = []
 
-    def add(self, request, tokens, turn, num_sampled):
+    def add(self, request, tokens, turn, num_sampled, stop):
         number = len(self.running) + sum(len(ended) for ended in self.steps)
+        self.stops[number] = stop
         self.running[number] = (request.sample, tuple(tokens), turn, num_sampled)
         return number
 
@@ -159,7 +162,8 @@ class TurnEngine:
 class Script:
     """An environment whose answers are given by sample: token ids, or None for the end; ``late`` ones take a look."""
 
-    def __init__(self, *answers, in_rounds=True, late=()):
+    def __init__(self, *answers, in_rounds=True, late=(), stops=()):
+        self._stops = list(stops)
         self.in_rounds = in_rounds
         self._answers = [list(row) for row in answers]
         self._samples = {}
@@ -180,6 +184,8 @@ class Script:
         sample = self._samples[episode]
         context = self._answers[sample].pop(0)
         answer = TurnAnswer(context_ids=context, result=EpisodeResult(reward=float(sample)))
+        if self._stops:
+            answer = dataclasses.replace(answer, stop=self._stops.pop(0))
         self._late.get(sample, self._ready)[episode] = answer
 
     def answers(self, *, within_s):
@@ -208,6 +214,11 @@ def test_a_turn_goes_on_from_all_tokens_before_it():
     assert (second.prompt_ids, second.token_ids) == ((6,), [6, 101])
     assert (first.result.reward, second.result.reward) == (0.0, 1.0)
     assert [first.is_cut, second.is_cut] == [False, False]
+
+
+def test_an_answer_says_which_texts_end_the_next_turn():
+    engine, _ = played(Script([(7, 8), (9,), (6,), None], stops=[("a",), (), ("b", "c")]), num=1)
+    assert engine.stops == {0: ("a",), 1: (), 2: ("b", "c")}
 
 
 def test_an_episode_is_told_what_ends_the_turns_of_its_batch():

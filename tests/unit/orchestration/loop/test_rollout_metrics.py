@@ -100,12 +100,14 @@ def test_refused_requests_and_ungraded_episodes_are_counted():
         failed=torch.tensor([False, False, True, True]),
         parts={
             "requests_refused": torch.tensor([0.0, 2.0, 3.0, torch.nan]),
+            "requests_unenforced": torch.tensor([1.0, 0.0, 3.0, torch.nan]),
             "ended_ungraded": torch.tensor([0.0, 1.0, 1.0, torch.nan]),
         },
     )
     found = to_scalars(rollout_metrics(handle([1, 1, 2, 2], [1, 1, 1, 1]), batch))
     assert found["rollout/requests_refused_count"] == 5.0
     assert found["rollout/responses_refused_count"] == 2.0
+    assert found["rollout/requests_unenforced_count"] == 4.0
     assert found["rollout/responses_ungraded_count"] == 1.0
     assert not [name for name in found if name.startswith("reward/")]
 

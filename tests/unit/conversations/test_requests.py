@@ -1,0 +1,391 @@
+"""What a request may say: keys, repeated turns of the policy, streams, and the same request again."""
+
+import json
+
+import openai
+import pytest
+
+from gtpo_megatron.conversations.messages import Message, ToolCall
+from tests.unit.conversations.test_chat_endpoint import HELLO, TOOL, ask, until, waiting_connection
+
+OTHER_TOOL = {"type": "function", "function": {"name": "sub", "parameters": {"type": "object", "properties": {}}}}
+CALLS = (ToolCall(name="add", arguments={"a": 1}), ToolCall(name="sub", arguments={}))
+
+
+def answered(endpoint, exchange, threads, body, turn, doing):
+    """The answer to a request, what the policy read for it, and what the agent does next."""
+    reply = threads.submit(ask, endpoint, exchange, body)
+    until(lambda: reply.done() or doing.done())
+    assert not reply.done(), reply.result()
+    following = exchange.answer(turn)
+    status, found = reply.result(60)
+    assert status == 200
+    return found, doing.result(), following
+
+
+def said(text):
+    return Message(role="assistant", content=text)
+
+
+def refusal(endpoint, exchange, body):
+    status, found = ask(endpoint, exchange, body)
+    assert status == 400
+    assert "\n" not in found["error"]["message"]
+    return found["error"]["message"]
+
+
+# ------------------------------------------------------------------------------------------------------------- keys
+TAKEN = [
+    *({key: None} for key in ("n", "stop", "tools", "tool_choice", "response_format", "logit_bias", "top_logprobs")),
+    *({"stop": value} for value in ("", [], [""], "x", ["x", "y"], [None])),
+    *({"n": 1}, {"best_of": 1}, {"logprobs": False}, {"top_logprobs": 0}, {"logit_bias": {}}, {"modalities": ["text"]}),
+    *({"tool_choice": value} for value in ("auto", "none")),
+    {"response_format": {"type": "text"}},
+    *({"function_call": value} for value in ("auto", "none", None)),
+    *(
+        {key: False}
+        for key in ("echo", "ignore_eos", "include_stop_str_in_output", "use_beam_search", "continue_final")
+    ),
+    *({key: []} for key in ("stop_token_ids", "functions", "documents", "bad_words")),
+    *({key: {}} for key in ("chat_template_kwargs", "mm_processor_kwargs", "vllm_xargs")),
+    *({"min_tokens": value} for value in (0, 5)),
+    *({"skip_special_tokens": True}, {"add_generation_prompt": True}, {"spaces_between_special_tokens": True}),
+    *({"temperature": 0}, {"top_p": 0.5}, {"seed": 3}, {"max_tokens": 5}, {"max_completion_tokens": 5}),
+    *({"presence_penalty": 1}, {"frequency_penalty": 1}, {"repetition_penalty": 1.1}, {"top_k": 5}, {"min_p": 0.1}),
+    *({"user": "me"}, {"store": True}, {"metadata": {"a": "b"}}, {"service_tier": "auto"}, {"verbosity": "low"}),
+    *(
+        {"prompt_cache_key": "k"},
+        {"safety_identifier": "s"},
+        {"reasoning_effort": "high"},
+        {"usage": {"include": True}},
+    ),
+    *({"stream": False}, {"stream_options": None}, {"model": "any"}, {"request_id": "r"}, {"priority": 1}),
+]
+
+
+@pytest.mark.parametrize("body", TAKEN, ids=json.dumps)
+def test_keys_that_change_nothing_are_taken(endpoint, exchange, threads, body):
+    answered(endpoint, exchange, threads, {"messages": HELLO, **body}, said("hi"), exchange.first)
+    assert (exchange.num_unenforced, exchange.num_refused) == (0, 0)
+
+
+NAMED = {"type": "function", "function": {"name": "add"}}
+NOT_ENFORCED = [
+    *({"tool_choice": value, "tools": [TOOL]} for value in ("required", "none", NAMED)),
+    {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}, "tools": [TOOL]},
+    {"tool_choice": "required"},
+    {"response_format": {"type": "json_object"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}},
+    {"parallel_tool_calls": False, "tools": [TOOL]},
+]
+
+
+@pytest.mark.parametrize("body", NOT_ENFORCED, ids=json.dumps)
+def test_what_is_not_enforced_is_taken_and_counted(endpoint, exchange, threads, body):
+    body = {"messages": HELLO, **body}
+    found, _, _ = answered(endpoint, exchange, threads, body, said("as it is"), exchange.first)
+    assert found["choices"][0]["message"]["content"] == "as it is"
+    assert ask(endpoint, exchange, body)[0] == 200, "a retry, which is no other turn"
+    assert (exchange.num_unenforced, exchange.num_refused) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *({"n": 2}, {"best_of": 2}, {"logprobs": True}, {"top_logprobs": 5}, {"logit_bias": {"1": 5}}, {"echo": True}),
+        *({"modalities": ["audio"]}, {"functions": [{"name": "add"}]}, {"function_call": {"name": "add"}}),
+        *({"stop_token_ids": [5]}, {"skip_special_tokens": False}, {"add_generation_prompt": False}),
+        *({"chat_template_kwargs": {"a": 1}}, {"structured_outputs": {"json": {}}}, {"web_search_options": {"a": 1}}),
+        *({"stop": 5}, {"stop": [5]}),
+    ],
+    ids=json.dumps,
+)
+def test_what_an_episode_cannot_have_is_refused_by_its_key(endpoint, exchange, body):
+    assert refusal(endpoint, exchange, {"messages": HELLO, **body}).partition("=")[0].endswith(next(iter(body)))
+    assert exchange.refusal
+
+
+def test_texts_that_end_the_turn_are_its_own_and_not_in_the_answer(endpoint, exchange, threads):
+    body = {"messages": HELLO, "stop": ["Observation:", "", "</code>"]}
+    turn = Message(role="assistant", content="x = 1</code>", reasoning="so")
+    found, opening, following = answered(endpoint, exchange, threads, body, turn, exchange.first)
+    assert opening.stop == ("Observation:", "</code>")
+    message = found["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == ("x = 1", "so")
+    assert found["choices"][0]["finish_reason"] == "stop"
+    more = [*HELLO, {"role": "assistant", "content": "x = 1"}, *HELLO]
+    assert answered(endpoint, exchange, threads, {"messages": more}, said("a</code>"), following)[1].stop == ()
+    ids = {"token_ids": [7], "sampling_params": {"stop": "\n"}}
+    other = endpoint.open()
+    reply = threads.submit(ask, endpoint, other, ids, path="/inference/v1/generate")
+    assert other.first.result(60).stop == ("\n",)
+    other.answer(Message(role="assistant"))
+    assert reply.result(60)[0] == 200
+
+
+# --------------------------------------------------------------------------------------------- history and its turns
+OWN_KEYS = {
+    **{"provider_specific_fields": {"a": 1}, "reasoning": "r", "reasoning_details": [{"text": "t"}], "id": "msg_1"},
+    **{"thinking_blocks": [{"thinking": "t"}], "status": "completed", "cache_control": {"type": "ephemeral"}},
+    **{"extra_content": {"a": 1}, "annotations": [{"url": "u"}], "refusal": "no", "audio": {"id": "a"}, "phase": "x"},
+    **{"function_call": {"name": "add", "arguments": "{}"}, "finish_reason": "stop", "reasoning_content": "other"},
+}
+
+
+def test_unknown_keys_of_a_turn_of_the_policy_are_ignored(endpoint, exchange, threads):
+    _, _, following = answered(endpoint, exchange, threads, {"messages": HELLO}, said("hi"), exchange.first)
+    history = HELLO
+    for key, value in OWN_KEYS.items():
+        history = [*history, {"role": "assistant", "content": "hi", key: value}, *HELLO]
+        _, added, following = answered(endpoint, exchange, threads, {"messages": history}, said("hi"), following)
+        assert [one.content for one in added.messages] == ["hello"]
+    assert exchange.num_refused == 0
+
+
+def test_those_of_other_messages_are_ignored_but_for_content(endpoint, exchange, threads):
+    system = {"role": "system", "content": "Be brief.", "cache_control": {"type": "ephemeral"}, "status": "completed"}
+    few = [{"role": "user", "content": "a", "id": "m"}, {"role": "assistant", "content": "b", "phase": "x"}]
+    body = {"messages": [system, *few, *HELLO]}
+    _, opening, _ = answered(endpoint, exchange, threads, body, said("hi"), exchange.first)
+    assert [one.content for one in opening.messages] == ["Be brief.", "a", "b", "hello"]
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+@pytest.mark.parametrize("key", ["refusal", "audio", "images", "function_call"])
+def test_content_that_the_policy_would_not_read_is_refused(endpoint, exchange, role, key):
+    body = {"messages": [{"role": role, "content": "a", key: ["x"]}, *HELLO]}
+    assert refusal(endpoint, exchange, body) == f"a message has {key}=['x'], which the policy would not read"
+
+
+REPEATED = {
+    "left out": [],
+    "other words": [{"role": "assistant", "content": "Calling tools: [{'id': 'call00001'}]"}],
+    "no content": [{"role": "assistant"}],
+    "parts of other kinds": [{"role": "assistant", "content": [{"type": "tool_use", "id": "x"}]}],
+    "arguments that are no JSON": [
+        {"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "add", "arguments": "{"}}]}
+    ],
+    "arguments with a default": [
+        {"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "add", "arguments": '{"a":1,"b":0}'}}]}
+    ],
+}
+
+
+@pytest.mark.parametrize("repeated", REPEATED.values(), ids=REPEATED)
+def test_a_turn_of_the_policy_is_known_by_its_place(endpoint, exchange, threads, repeated):
+    """Also the names of the tools whose results follow are known without it."""
+    body = {"messages": HELLO, "tools": [TOOL, OTHER_TOOL]}
+    turn = Message(role="assistant", tool_calls=CALLS)
+    _, _, following = answered(endpoint, exchange, threads, body, turn, exchange.first)
+    results = [{"role": "tool", "tool_call_id": f"call0000{one}", "content": f"r{one}"} for one in (1, 2)]
+    history = [*HELLO, *repeated, *results]
+    _, added, following = answered(endpoint, exchange, threads, {"messages": history}, said("2"), following)
+    assert [(one.tool, one.content) for one in added.messages] == [("add", "r1"), ("sub", "r2")]
+    more = [*history, *repeated, *HELLO]
+    _, added, _ = answered(endpoint, exchange, threads, {"messages": more}, said("3"), following)
+    assert [one.content for one in added.messages] == ["hello"]
+
+
+FEW = [
+    {"role": "system", "content": "Be brief. " * 20},
+    *HELLO,
+    {"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "add", "arguments": '{"a": 1}'}}]},
+    {"role": "tool", "tool_call_id": "x", "content": "1"},
+]
+END = "; a request repeats all that was said and goes on, since an episode is one sequence of tokens"
+
+
+def changed(place, **keys):
+    return [*FEW[:place], {**FEW[place], **keys}, *FEW[place + 1 :]]
+
+
+@pytest.mark.parametrize(
+    ("messages", "why"),
+    [
+        (
+            changed(0, content="Be brief. " * 19 + "Be long."),
+            "message 0 of system differs in its content from character 193 on: 'long.', where 'brief. ' was said",
+        ),
+        (changed(1, role="system"), "message 1 is 'hello' of system, where 'hello' of user was said before"),
+        (
+            changed(2, tool_calls=[{"id": "x", "function": {"name": "add", "arguments": '{"a": 2}'}}]),
+            "message 2 of assistant differs in tool_calls: (ToolCall(name='add', arguments={'a': 2}",
+        ),
+        (changed(2, audio={"id": 5}), "message 2: a message has audio={'id': 5}, which the policy would not read"),
+        (changed(3, content="2"), "message 3 of tool differs in its content: '2', where '1' was said before"),
+        (FEW[1:], "message 0 is 'hello' of user, where 'Be brief. "),
+        (FEW[:2], "the request ends before message 2 of those that were said before, '' of assistant"),
+        (FEW[:1], "message 1 of user differs in its content: 'new', where 'hello' was said before"),
+    ],
+)
+def test_a_history_that_is_rewritten_is_a_branch_and_the_refusal_says_where(endpoint, exchange, threads, messages, why):
+    answered(endpoint, exchange, threads, {"messages": FEW}, said("hi"), exchange.first)
+    new = [] if messages == FEW[:2] else [{"role": "user", "content": "new"}]
+    found = refusal(endpoint, exchange, {"messages": [*messages, *new]})
+    assert found.startswith(why)
+    assert found.endswith(END)
+
+
+def test_tools_may_be_missing_or_in_another_order_later(endpoint, exchange, threads):
+    body = {"messages": HELLO, "tools": [TOOL, OTHER_TOOL]}
+    _, opening, following = answered(endpoint, exchange, threads, body, said("hi"), exchange.first)
+    assert opening.tools == (TOOL, OTHER_TOOL)
+    history = HELLO
+    for tools in ({}, {"tools": []}, {"tools": [OTHER_TOOL, TOOL]}, {"tools": None}):
+        history = [*history, *HELLO]
+        body = {"messages": history, **tools}
+        following = answered(endpoint, exchange, threads, body, said("hi"), following)[2]
+    other = {"type": "function", "function": {"name": "sub", "description": "Subtracts."}}
+    assert refusal(endpoint, exchange, {"messages": [*history, *HELLO], "tools": [other]}) == (
+        "the tools are others than in the first request: 'add' is missing, 'sub' is described otherwise"
+    )
+
+
+# ------------------------------------------------------------------------------------------------- calls and streams
+def test_two_calls_with_one_id_have_ids_of_their_own(endpoint, exchange, threads):
+    calls = tuple(ToolCall(name=name, arguments={}, call_id="one") for name in ("a", "b"))
+    calls += (ToolCall(name="c", arguments={}, call_id="call00001"), ToolCall(name="d", arguments={}))
+    turn = Message(role="assistant", tool_calls=calls)
+    found, _, following = answered(endpoint, exchange, threads, {"messages": HELLO}, turn, exchange.first)
+    spoken = found["choices"][0]["message"]
+    ids = [one["id"] for one in spoken["tool_calls"]]
+    assert ids == ["one", "call00002", "call00001", "call00003"]
+    results = [{"role": "tool", "tool_call_id": one, "content": f"r{one}"} for one in ids]
+    body = {"messages": [*HELLO, spoken, *results]}
+    _, added, _ = answered(endpoint, exchange, threads, body, said("done"), following)
+    assert [(one.tool, one.content) for one in added.messages] == [
+        *(("a", "rone"), ("b", "rcall00002"), ("c", "rcall00001"), ("d", "rcall00003")),
+    ]
+
+
+def test_results_of_calls_with_one_id_are_those_of_the_calls_in_order(endpoint, exchange, threads):
+    """Of an opening that the agent has written."""
+    calls = [{"id": "one", "function": {"name": name, "arguments": "{}"}} for name in ("a", "b")]
+    results = [{"role": "tool", "tool_call_id": "one", "content": one} for one in ("ra", "rb")]
+    body = {"messages": [*HELLO, {"role": "assistant", "tool_calls": calls}, *results]}
+    _, opening, _ = answered(endpoint, exchange, threads, body, said("done"), exchange.first)
+    assert [(one.tool, one.content) for one in opening.messages[2:]] == [("a", "ra"), ("b", "rb")]
+
+
+def streamed(endpoint, exchange, threads, turn):
+    client = openai.OpenAI(base_url=endpoint.url, api_key=exchange.key)
+
+    def create():
+        options = {"include_usage": True}
+        return list(
+            client.chat.completions.create(model="m", messages=HELLO, stream=True, stream_options=options, stop="!")
+        )
+
+    chunks = threads.submit(create)
+    exchange.first.result(60)
+    exchange.answer(turn)
+    return chunks.result(60)
+
+
+def test_a_stream_has_the_text_then_an_event_a_call_then_the_end(endpoint, exchange, threads):
+    turn = Message(role="assistant", content="I call! x", reasoning="hm", tool_calls=CALLS)
+    *chunks, usage = streamed(endpoint, exchange, threads, turn)
+    choices = [one.choices[0] for one in chunks]
+    assert [one.finish_reason for one in choices] == [None, None, None, "tool_calls"]
+    first, *calls, last = (one.delta for one in choices)
+    assert (first.role, first.content, first.reasoning_content, first.tool_calls) == ("assistant", "I call", "hm", None)
+    assert [[(call.index, call.id, call.function.name) for call in one.tool_calls] for one in calls] == [
+        [(0, "call00001", "add")],
+        [(1, "call00002", "sub")],
+    ]
+    assert [one.tool_calls[0].function.arguments for one in calls] == ['{"a": 1}', "{}"]
+    assert (last.content, last.tool_calls, usage.choices, usage.usage.total_tokens) == (None, None, [], 0)
+
+
+def test_a_turn_without_calls_is_streamed_as_text_and_its_end(endpoint, exchange, threads):
+    chunks = streamed(endpoint, exchange, threads, said("hi"))
+    assert [one.choices[0].delta.content for one in chunks[:-1]] == ["hi", None]
+
+
+def test_a_turn_with_a_call_that_cannot_be_read_is_given_back_as_text(endpoint, exchange, threads):
+    raw = "I call <tool_call>{</tool_call> x"
+    fields = {"content": "I call  x", "malformed_calls": ("call 1: no JSON",), "raw_text": raw}
+    turn = Message(role="assistant", **fields)
+    found, _, following = answered(endpoint, exchange, threads, {"messages": HELLO}, turn, exchange.first)
+    spoken = found["choices"][0]["message"]
+    assert (spoken["content"], spoken["malformed_calls"]) == (raw, ["call 1: no JSON"])
+    assert found["choices"][0]["finish_reason"] == "stop"
+    history = [*HELLO, spoken, *HELLO]
+    following = answered(endpoint, exchange, threads, {"messages": history}, turn, following)[2]
+    added = answered(endpoint, exchange, threads, {"messages": [*history, *HELLO]}, turn, following)[1]
+    assert [one.content for one in added.messages] == ["hello"], "the second such turn is left out"
+    assert exchange.num_refused == 0
+
+
+# -------------------------------------------------------------------------------------------------- the same again
+def test_the_same_request_is_answered_twice_and_then_refused(endpoint, exchange, threads):
+    first = {"messages": HELLO, "temperature": 0.1}
+    _, _, following = answered(endpoint, exchange, threads, first, said("hi"), exchange.first)
+    again = {"messages": HELLO, "temperature": 0.9, "stream": False}
+    assert ask(endpoint, exchange, again)[1]["choices"][0]["message"]["content"] == "hi"
+    for _ in range(2):
+        assert refusal(endpoint, exchange, again) == (
+            "the same was asked once more, after 2 answers to it; another sample for it would be a branch, and an "
+            "episode is one sequence"
+        )
+    assert (exchange.num_refused, following.done()) == (2, False)
+    more = {"messages": [*HELLO, *HELLO]}
+    answered(endpoint, exchange, threads, more, said("you"), following)
+    assert ask(endpoint, exchange, more)[0] == 200, "every answer may be lost once"
+    assert refusal(endpoint, exchange, more).startswith("the same was asked once more")
+    assert refusal(endpoint, exchange, {"messages": [*more["messages"], said_dict("you")]})
+
+
+def said_dict(text):
+    return {"role": "assistant", "content": text}
+
+
+def test_another_sample_with_another_stop_is_a_branch(endpoint, exchange, threads):
+    answered(endpoint, exchange, threads, {"messages": HELLO}, said("hi"), exchange.first)
+    found = refusal(endpoint, exchange, {"messages": HELLO, "stop": "x"})
+    assert found == (
+        "the request has 1 messages, none after the 2 that were said before; another answer to the same would be a "
+        "branch, and an episode is one sequence"
+    )
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_answers_to_clients_that_had_gone_do_not_count(endpoint, exchange, threads, is_streamed):
+    """OpenAI's client asks up to three times where nothing came."""
+    for attempt in range(3):
+        before = exchange._answer
+        connection = waiting_connection(endpoint, exchange, stream=is_streamed)
+        if attempt == 0:
+            exchange.first.result(60)
+        else:
+            until(lambda before=before: exchange._answer is not before)
+        if attempt < 2:
+            connection.close()
+    exchange.answer(said("hi"))
+    assert connection.getresponse().status == 200
+    assert ask(endpoint, exchange, {"messages": HELLO})[0] == 200
+    assert refusal(endpoint, exchange, {"messages": HELLO}).startswith("the same was asked once more")
+
+
+def test_a_client_that_goes_before_its_answer_may_ask_again_each_time(endpoint, exchange):
+    gone = waiting_connection(endpoint, exchange)
+    exchange.first.result(60)
+    gone.close()
+    exchange.answer(said("hi"))
+    until(lambda: exchange._num_given == 0)
+    for _ in range(2):
+        assert ask(endpoint, exchange, {"messages": HELLO})[0] == 200
+    assert refusal(endpoint, exchange, {"messages": HELLO})
+
+
+# --------------------------------------------------------------------------------------------------------- addresses
+def test_models_are_known_by_any_name_and_queries_mean_nothing(endpoint, exchange, threads):
+    assert ask(endpoint, exchange, b"", method="GET", path="/v1/models?a=b")[1]["data"][0]["id"] == "policy"
+    for name in ("policy", "org%2Fname", "org/name"):
+        status, found = ask(endpoint, exchange, b"", method="GET", path=f"/v1/models/{name}")
+        assert (status, found["object"], found["id"]) == (200, "model", name.replace("%2F", "/"))
+    assert ask(endpoint, exchange, b"", method="GET", path="/v2/models/policy")[0] == 404
+    reply = threads.submit(ask, endpoint, exchange, {"messages": HELLO}, path="/v1/chat/completions/?api-version=1")
+    exchange.first.result(60)
+    exchange.answer(said("hi"))
+    assert reply.result(60)[0] == 200
