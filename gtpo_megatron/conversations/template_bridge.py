@@ -306,7 +306,7 @@ class TemplateBridge:
         if self.form is not None:
             parsed = parse_calls(text, self.form, is_truncated=is_truncated, tools=tools)
         reasoning = reasoning or parsed.reasoning
-        if parsed.content == raw:
+        if parsed.content == raw and not parsed.malformed:
             return Message(role="assistant", content=self._tokenizer.decode(ids, skip_special_tokens=True))
         return Message(
             role="assistant",

@@ -274,6 +274,13 @@ def test_a_plain_text_is_what_graders_of_single_turns_read():
 
 
 # -------------------------------------------------------------------------------------------------------- sentencepiece
+def test_a_call_that_is_not_looked_for_is_said_where_the_text_stays_whole():
+    text = '{"a" ' * 1000 + '{"name": "f", "parameters": {}}'
+    message = bridge_of("llama3").parse(encode("llama3", text), is_truncated=False)
+    assert (message.content, message.tool_calls) == (text, ())
+    assert message.malformed_calls == ("call 1: stands behind 1000 objects that are no JSON",)
+
+
 def test_sentencepiece_puts_no_blank_between_turns(tmp_path):
     """It writes one before a text; what is encoded here begins with a special token."""
     (tmp_path / "text").write_text(
