@@ -81,12 +81,14 @@ class Turn:
             self.malformed.append(f"call {number}: {problem}{end}")
 
     def keep(self, text: str, strays: re.Pattern[str] | None = None) -> None:
-        """Adds text that belongs to no call.
+        """Adds text that belongs to no call, while calls are read.
 
         Args:
             text: text between calls, before or behind them.
             strays: marks of calls, which have no place there: what they were to be is a malformed call.
         """
+        if self.is_full:
+            return
         if strays and (stray := strays.search(text)):
             text = strays.sub("", text)
             if text.strip() or not self.calls:  # not a mark that a model has written twice

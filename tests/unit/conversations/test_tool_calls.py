@@ -289,7 +289,7 @@ def test_a_call_that_was_cut_says_so():
 def test_no_more_than_a_bound_of_calls_is_read():
     one = '<tool_call>{"name": "f"}</tool_call>'
     found = parse_calls(one * (MAX_CALLS + 500), "hermes")
-    assert (len(found.calls), len(found.malformed)) == (MAX_CALLS, 1)
+    assert (len(found.calls), len(found.malformed), found.content) == (MAX_CALLS, 1, "")
     assert "only 64 calls" in found.malformed[0]
     listed = "[TOOL_CALLS]" + json.dumps([{"name": "f"}] * 500)
     assert len(parse_calls(listed, "mistral").calls) == MAX_CALLS
