@@ -260,7 +260,7 @@ def test_parts_are_joined_alike_in_rows_and_by_environments_and_agents(tmp_path)
     given = {"role": "user", "content": parts("Is it", "dry?")}
     [row] = read_rows(parse_dataset(written(tmp_path, messages=[given]), "data"))
     request = chat_request_from({"messages": [given]})
-    found = {row.prompt[0]["content"], message_from(given, "reset").content, request.asked.messages[0].content}
+    found = {row.prompt[0]["content"], message_from(given, "reset").content, request.asked.opening.messages[0].content}
     assert found == {"Is it\ndry?"}
 
 
