@@ -1,8 +1,8 @@
 """Agents that know only an endpoint: functions that ask a model over HTTP, as environments.
 
 An agent is a function ``agent(row, *, base_url, api_key)``, async or not, that returns the reward. It asks OpenAI's
-chat completions at ``base_url``, or vLLM's ``/inference/v1/generate`` beside it; each request is a turn of the policy,
-and the key is that of its episode alone.
+chat completions or Responses or Anthropic's Messages at ``base_url``, or vLLM's ``/inference/v1/generate`` beside it;
+each request is a turn of the policy, and the key is that of its episode alone.
 """
 
 import asyncio

@@ -19,6 +19,8 @@ from urllib.parse import unquote, urlsplit
 from gtpo_megatron.conversations.chat_form import chat_answer, chat_request_from, error_body
 from gtpo_megatron.conversations.exchange import Exchange
 from gtpo_megatron.conversations.messages import MAX_MESSAGE_BYTES
+from gtpo_megatron.conversations.messages_form import messages_answer, messages_request_from
+from gtpo_megatron.conversations.responses_form import responses_answer, responses_request_from
 from gtpo_megatron.conversations.token_form import token_answer, token_request_from
 from gtpo_megatron.errors import GTPOError, StageOrderError
 from gtpo_megatron.untrusted.json_text import parse_json
@@ -31,6 +33,8 @@ READ_LIMIT_S = 60.0
 
 _FORMS: Mapping[str, tuple[Callable[[object], Any], Callable[..., Any]]] = {
     "/v1/chat/completions": (chat_request_from, chat_answer),
+    "/v1/responses": (responses_request_from, responses_answer),
+    "/v1/messages": (messages_request_from, messages_answer),
     "/inference/v1/generate": (token_request_from, token_answer),
 }
 """By path, what reads a request and what writes its answer."""
@@ -179,9 +183,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _key(self) -> str:
         """The key of the request; "" without one."""
-        headers = getattr(self, "headers", None)  # None of a request whose first line is none
-        scheme, _, key = ("" if headers is None else headers.get("Authorization", "")).partition(" ")
-        return str(key.strip()) if scheme.lower() == "bearer" else ""
+        headers = getattr(self, "headers", None) or {}  # None of a request whose first line is none
+        scheme, _, key = headers.get("Authorization", "").partition(" ")
+        # Anthropic's client has a header of its own
+        return str(key.strip()) if scheme.lower() == "bearer" else str(headers.get("x-api-key", "").strip())
 
     def _body(self) -> bytes | None:
         """The request's body; refuses it without a length, or with too many bytes."""

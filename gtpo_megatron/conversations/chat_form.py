@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,8 +103,15 @@ def _check_key(key: str, given: object) -> None:
         values, why = _ONLY[key]
         if given not in values:
             raise DataError(f"{key}={shown(given)}: only {json.dumps(values[0])} is possible here, since {why}")
-    elif given and key not in _READ and key not in IGNORED and key not in _NOT_ENFORCED:
-        raise DataError(f"{key}={shown(given)}: this endpoint does not know it")
+    else:
+        check_known({key: given}, _READ | IGNORED | _NOT_ENFORCED)
+
+
+def check_known(body: Mapping[str, Any], known: Set[str]) -> None:
+    """Raises DataError of a key that is not known, unless it is empty: then it asks for nothing."""
+    for key, given in body.items():
+        if given and key not in known:
+            raise DataError(f"{key}={shown(given)}: this endpoint does not know it")
 
 
 def _is_enforced(body: Mapping[str, Any]) -> bool:
@@ -136,7 +143,7 @@ def chat_answer(turn: Message, request: ChatRequest, *, number: int) -> dict[str
         request: the request.
         number: number of the answer, which its id contains.
     """
-    spoken = _spoken(turn, request.asked.opening.stop)
+    spoken = spoken_turn(turn, request.asked.opening.stop)
     if request.is_streamed:
         return _events(spoken, turn, request, number=number)
     return _completion("chat.completion", number, request) | {
@@ -163,9 +170,14 @@ def _events(spoken: Mapping[str, Any], turn: Message, request: ChatRequest, *, n
     return "".join(f"data: {text}\n\n" for text in (*map(json.dumps, events), "[DONE]"))
 
 
+def named_events(events: Sequence[Mapping[str, Any]]) -> str:
+    """Server-sent events with their types as names, as Responses and Messages have them."""
+    return "".join(f"event: {one['type']}\ndata: {json.dumps(one)}\n\n" for one in events)
+
+
 def error_body(message: str, *, kind: str) -> dict[str, Any]:
-    """An error as OpenAI's clients read it."""
-    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    """An error as clients of OpenAI and of Anthropic read it."""
+    return {"type": "error", "error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
 def _messages_from(values: Sequence[object]) -> tuple[tuple[Message, ...], dict[int, str]]:
@@ -197,7 +209,7 @@ def _completion(kind: str, number: int, request: ChatRequest) -> dict[str, Any]:
     return {"id": f"chatcmpl-{number}", "object": kind, "created": int(time.time()), "model": request.model}
 
 
-def _spoken(turn: Message, stop: Sequence[str]) -> dict[str, Any]:
+def spoken_turn(turn: Message, stop: Sequence[str]) -> dict[str, Any]:
     """A turn of the policy as OpenAI writes it; reasoning and calls that cannot be read are additions to that.
 
     A turn with such a call has all of its text as content.
@@ -222,11 +234,22 @@ def _spoken(turn: Message, stop: Sequence[str]) -> dict[str, Any]:
 
 def _before(text: str, stop: Sequence[str]) -> str:
     """A text up to the first of the texts that end a turn, as OpenAI gives it."""
-    return text[: min((place for one in stop if (place := text.find(one)) >= 0), default=len(text))]
+    ended_by = stop_in(text, stop)
+    return text[: text.index(ended_by)] if ended_by else text
+
+
+def stop_in(text: str, stop: Sequence[str]) -> str:
+    """The first in a text of the texts that end a turn; "": none is there."""
+    return min((one for one in stop if one in text), key=text.index, default="")
+
+
+def is_cut(turn: Message) -> bool:
+    """Whether a limit ended the turn."""
+    return turn.sampled is not None and turn.sampled.is_cut
 
 
 def _finish_reason(turn: Message) -> str:
-    if turn.sampled is not None and turn.sampled.is_cut:
+    if is_cut(turn):
         return "length"
     return "tool_calls" if turn.tool_calls else "stop"
 

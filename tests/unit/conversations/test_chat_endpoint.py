@@ -185,7 +185,7 @@ def test_what_an_episode_cannot_have_is_refused_in_one_line(endpoint, exchange, 
 
 
 def test_other_addresses_and_lengths_are_refused(endpoint, exchange):
-    assert ask(endpoint, exchange, {}, path="/v1/responses")[0] == 404
+    assert ask(endpoint, exchange, {}, path="/v1/embeddings")[0] == 404
     assert ask(endpoint, exchange, b"", method="GET", path="/v1/models")[1]["data"][0]["id"] == "policy"
     assert ask(endpoint, exchange, b" " * (MAX_MESSAGE_BYTES + 1))[0] == 413
     assert ask(endpoint, exchange, b"", headers={"Content-Length": "-5"}) == (
@@ -201,7 +201,7 @@ def test_every_refusal_is_noted_until_a_new_turn_mends_it(endpoint, exchange, th
     refused = [
         ask(endpoint, exchange, {"messages": HELLO, "n": 2}),
         ask(endpoint, exchange, b"{"),
-        ask(endpoint, exchange, {}, path="/v1/responses"),
+        ask(endpoint, exchange, {}, path="/v1/embeddings"),
         ask(endpoint, exchange, b"", method="GET", path="/v1/other/policy"),
         ask(endpoint, exchange, b"", method="PUT"),
         ask(endpoint, exchange, b" " * (MAX_MESSAGE_BYTES + 1)),
