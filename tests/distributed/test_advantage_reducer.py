@@ -184,6 +184,7 @@ WIDE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [3, *(pytest.param(size, marks=pytest.mark.nightly) for size in (2, 4))])
 def test_any_range_of_entropies_gives_the_bits_of_one_process(world_size: int) -> None:
     rows = torch.arange(NUM_ROWS)
@@ -192,6 +193,7 @@ def test_any_range_of_entropies_gives_the_bits_of_one_process(world_size: int) -
     )
 
 
+@pytest.mark.slow
 def test_every_dealing_gives_the_bits_of_one_process() -> None:
     world_size = 4
     groups = Inputs(world_size).arguments["group_ids"]
@@ -228,6 +230,7 @@ def run_talks(rank: int, world_size: int, seed: int) -> list[credit_fuzz.Outcome
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_rewards_of_turns_give_the_bits_of_one_process(world_size: int) -> None:
     results = run_ranks(run_talks, world_size, 7)
@@ -252,6 +255,7 @@ def run_in_subgroup(rank: int, world_size: int, seed: int) -> object:
     return rows, outcome(GTPOConfig(), inputs, rows, members)
 
 
+@pytest.mark.slow
 def test_any_subgroup_will_do() -> None:
     inputs = Inputs(9)
     wanted = outcome(GTPOConfig(), inputs, torch.arange(len(inputs.old)), None)
@@ -308,6 +312,7 @@ def run_with_bad_values(rank: int, world_size: int) -> list[str]:
     return messages
 
 
+@pytest.mark.slow
 def test_bad_values_on_one_rank_raise_alike_on_all() -> None:
     results = run_ranks(run_with_bad_values, 3)
     assert results[0] == results[1] == results[2]
@@ -346,6 +351,7 @@ def count_bytes(rank: int, world_size: int, config: AlgorithmConfig, is_split: b
     return reduction.sent_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "is_split", "masked", "sums"),
     [

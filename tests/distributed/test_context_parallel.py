@@ -23,6 +23,7 @@ def gathered(rank, world_size):
     return whole.detach(), float(loss.detach()), held.grad
 
 
+@pytest.mark.slow
 def test_every_rank_sees_every_token_and_keeps_the_gradient_of_its_own():
     reference = VALUES.clone().requires_grad_()
     loss = reference.neg().tanh().sum() ** 2

@@ -39,12 +39,14 @@ def push(index, _, __, ends, folder, gpus):
         return str(error)
 
 
+@pytest.mark.slow
 def test_ranks_and_workers_that_number_a_gpu_differently_share_its_memory(ends, tmp_path):
     sums = run_processes(push, 4, ends, tmp_path, [0, 1, 0, 1], timeout_s=60)
     assert {path.name for path in tmp_path.iterdir()} == {"0-0", "1-0"}  # allocated once for all pushes
     assert all(not isinstance(found, str) for found in sums), sums
 
 
+@pytest.mark.slow
 def test_a_worker_on_another_gpu_is_told(ends, tmp_path):
     told = run_processes(push, 4, ends, tmp_path, [0, 1, 1, 1], timeout_s=60)
     assert re.search(r"cannot be opened on GPU 0: .*peer access.*must be on the same GPU", told[2]), told

@@ -133,6 +133,7 @@ def peak_bytes(tokens, vocab, *, with_backward):
     return seen.peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_backward", [False, True])
 def test_the_output_layers_memory_is_one_chunk_however_long_the_sequence(with_backward):
     """What grows with the tokens is a few numbers each, whatever the vocabulary."""

@@ -141,7 +141,9 @@ def push_and_check(index, _, __, ends):
     return sums
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    "transport", [TRANSPORTS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in TRANSPORTS[1:])]
+)
 @pytest.mark.parametrize("workers", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_pushes_arrive_whole(transport, workers, make_ends):
     arch = architecture(vocab_size=70, tied_embeddings=False)
@@ -149,6 +151,7 @@ def test_pushes_arrive_whole(transport, workers, make_ends):
     assert_whole(make_ends(transport, arch, layout))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "transport", ["shared_memory", *(pytest.param(name, marks=pytest.mark.slow) for name in TRANSPORTS[1:])]
 )
@@ -192,6 +195,7 @@ def without_rank_1(index, _, __, ends):
     return "nothing raised"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_who_does_not_send_is_named_by_the_deadline(transport, make_ends):
     arch = architecture()
@@ -217,6 +221,7 @@ def rank_1_joins_only(index, _, __, ends):
     return "nothing raised"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["process_group", "relay"])
 def test_who_does_not_open_a_connection_is_named_by_the_deadline(transport, make_ends):
     arch = architecture()
@@ -254,6 +259,7 @@ def rank_1_dies(index, _, __, ends, answers):
         (answers / str(index)).write_text(str(error), encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_rank_that_is_killed_in_mid_push_is_named(transport, make_ends, tmp_path):
     arch = architecture()

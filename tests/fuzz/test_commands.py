@@ -237,6 +237,7 @@ def world(tmp_path_factory) -> Iterator[World]:
         yield World(root=root, whole=whole, before=snapshot(root))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_what_is_whole_is_accepted(world, name):
     try:
@@ -246,6 +247,7 @@ def test_what_is_whole_is_accepted(world, name):
     assert outcome.is_accepted or (name == "status" and "stopped" in outcome.out), (outcome.err, outcome.crash)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("which", ["the first", pytest.param("all", marks=pytest.mark.nightly)])
 def test_damaged_files(world, name, which, pytestconfig):

@@ -36,6 +36,7 @@ CODE = "gtpo_megatron.rewards.code_tests:code_tests"
 GOOD = {"prompt": "What is 1 + 1?", "answer": "2"}
 
 
+@pytest.mark.slow
 def test_the_recipe_as_it_is_has_no_mistake(capsys):
     assert dispatch.run(["config", "recipes.tiny_cpu:gtpo"]) == 0
     assert "kind: GTPOConfig" in capsys.readouterr().out
@@ -154,6 +155,7 @@ def test_the_assets_are_small_enough():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "where", ["rollout.sampling", pytest.param("evaluation.sampling", marks=pytest.mark.nightly), "sampling"]
 )

@@ -347,6 +347,7 @@ def test_a_logger_that_is_not_installed(refused, monkeypatch, module, option, me
     assert message in refused(*option)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_refused_with_its_folder_open_leaves_none_that_holds_a_run(tmp_path, monkeypatch):
     """The check of the disk needs the folder; a refusal must not make the next attempt say that it holds a run."""
 

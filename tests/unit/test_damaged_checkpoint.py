@@ -114,6 +114,7 @@ def test_every_reader_takes_it_when_it_is_whole(run, reader):
     READERS[reader](run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "file",
     [

@@ -43,6 +43,7 @@ def py_blocks(path):
     return re.findall(r"^```py\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_row_and_the_reward_of_the_readme_make_a_run(tmp_path):
     reward, _ = py_blocks(ROOT / "README.md")
     (row,) = re.findall(r'^\{"prompt".*\}$', (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
@@ -178,6 +179,7 @@ def test_every_page_has_its_place_on_the_site():
     assert pages - set(listed) == {"index.md"}, "docs/index.md says of each page who needs it"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="no mkdocs: make setup")
 def test_the_site_is_built_and_a_broken_link_is_an_error(tmp_path):
     shutil.copytree(ROOT / "docs", tmp_path / "docs")

@@ -127,6 +127,7 @@ def test_what_others_may_have_written_is_read_in_one_place():
     assert all(set(calls) == {"json.loads"} for calls in found.values())
 
 
+@pytest.mark.slow
 def test_sentences_are_printed_in_one_place():
     """Elsewhere a line would be broken at 80 columns, or brackets of a path taken for markup."""
     found = [

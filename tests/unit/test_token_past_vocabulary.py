@@ -82,6 +82,7 @@ def test_it_is_refused_by_its_id_its_token_and_the_prompt(tmp_path, folder, spec
     assert not (tmp_path / "evaluation").exists()
 
 
+@pytest.mark.slow
 def test_it_is_refused_in_a_heldout_set_and_in_verbatim_text(tmp_path, folder, capsys):
     with_added_token(folder, special=False)
     good, bad = tmp_path / "good", tmp_path / "bad"

@@ -53,6 +53,7 @@ def pairs():
             yield pytest.param(run, kind, id=f"{kind.__name__}-{run}", marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("run", "kind"), list(pairs()))
 def test_an_algorithm_is_taken_or_the_remedy_works(capsys, monkeypatch, run, kind):
     monkeypatch.setenv("COLUMNS", "1000")  # so that tyro breaks no line

@@ -61,6 +61,7 @@ def test_an_unknown_option(capsys, command):
     complaint(capsys, lambda: dispatch.run([command, *COMMANDS[command], "--no-such-option", "3"]), "--no-such-option")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [

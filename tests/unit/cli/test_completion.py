@@ -33,6 +33,7 @@ def scripts(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_bash_completes(scripts):
     ask = f"""
         source {scripts / "bash"}

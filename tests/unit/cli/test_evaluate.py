@@ -181,6 +181,7 @@ def run_folder(tmp_path, run, checkpoint=""):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_that_decodes_greedily_can_be_measured(capsys, tmp_path, measured):
     """Its own number of samples cannot be meant, since they would be equal; options are read before that is said."""
     run = tiny_cpu.gtpo()
@@ -213,6 +214,7 @@ def test_a_run_with_an_environment_is_measured_with_it(capsys, tmp_path, measure
     assert "Abacus" in text
 
 
+@pytest.mark.slow
 def test_episodes_of_an_environment_that_was_edited_are_another_evaluation(capsys, tmp_path, measured):
     """They cannot be graded again."""
     folder = run_folder(tmp_path, tiny_cpu.tool_gtpo())
@@ -245,6 +247,7 @@ def test_an_edited_reward_function_is_that_of_the_verdicts_after_it(capsys, tmp_
     assert len(set(sources)) == len(sources) == 2
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_evaluation_is_refused_whichever_benchmarks_it_has(capsys, tmp_path, measured):
     folder = str(run_folder(tmp_path, tiny_cpu.gtpo()))
     other = rows(tmp_path, {"prompt": "1+1?", "answer": "2"})
@@ -321,6 +324,7 @@ def test_training_prompts_over_the_limit_of_the_evaluation_are_compared_too(caps
     assert "contamination: aime24: 1 of 1 problems are in the training set" in " ".join(text.out.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_checkpoint_of_a_run_can_be_named_by_its_folder(capsys, tmp_path, monkeypatch, measured, inside):
     folder = run_folder(tmp_path, tiny_cpu.gtpo(), checkpoint="step_4")

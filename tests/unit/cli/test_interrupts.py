@@ -74,6 +74,7 @@ def test_outside_the_main_thread_there_is_nothing_to_hear():
     assert done == [True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_to_the_group_while_a_command_imports_is_one_line(tmp_path, number):
     """``timeout`` signals twice; the second comes while the command leaves."""

@@ -16,6 +16,7 @@ def test_the_paper_s_recipe_fits(capsys):
     assert "the recipe's layout fits: TP4 PP4 DP4" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_json_and_overrides(capsys):
     overrides = ["--parallel.tensor-parallel-size", "8", "--update.micro-batch-tokens", "16384"]
     assert dispatch.run(["plan", RECIPE, "--json", "--gpu-memory", "141", *overrides]) == 0
@@ -52,11 +53,13 @@ def test_engines_on_gpus_of_their_own_leave_some_of_the_last_node_idle(capsys):
     assert plain["engine"]["num_engines"] == 1
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_the_status_is_1(capsys):
     assert dispatch.run(["plan", RECIPE, "--gpu-memory", "30"]) == 1
     assert "no layout fits" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_is_said_to_help_can_be_typed_and_helps(capsys):
     tight = ["plan", RECIPE, "--json", "--gpus", "16", "--gpu-memory", "40"]
     assert dispatch.run(tight) == 1
@@ -65,6 +68,7 @@ def test_what_is_said_to_help_can_be_typed_and_helps(capsys):
     assert dispatch.run([*tight, *suggestion.split(":")[0].split()]) == 0
 
 
+@pytest.mark.slow
 def test_a_model_needs_no_recipe(capsys):
     """The paper's setting on as many GPUs as are asked for; the engine has those that leave room for its cache."""
     assert dispatch.run(["plan", "Qwen/Qwen2.5-32B", "--gpus", "64", "--json"]) == 0
@@ -76,6 +80,7 @@ def test_a_model_needs_no_recipe(capsys):
     assert plain["choice"]["layout"] == json.loads(capsys.readouterr().out)["choice"]["layout"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-8B", "Qwen/Qwen2.5-32B --gpus 16 --rollout.group-size 8"])
 def test_the_command_behind_a_model_that_fits_trains_as_planned(capsys, model):
     assert dispatch.run(["plan", *model.split(), "--json"]) == 0
@@ -91,6 +96,7 @@ def test_the_command_behind_a_model_that_fits_trains_as_planned(capsys, model):
         assert trained[part] == planned[part]
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_gets_its_recipe_with_adapters(capsys):
     assert dispatch.run(["plan", "Qwen/Qwen2.5-7B", "--gpus", "1", "--json"]) == 1
     *_, adapters, recipe = json.loads(capsys.readouterr().out)["suggestions"]
@@ -99,6 +105,7 @@ def test_a_model_that_does_not_fit_gets_its_recipe_with_adapters(capsys):
     assert dispatch.run(["plan", recipe.rpartition(": ")[0]]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "gpus", "engines"),
     [
@@ -117,6 +124,7 @@ def test_models_and_gpus(capsys, arguments, gpus, engines):
     assert plain["batch"]["num_responses"] == 128 * (8 if "--rollout.group-size" in arguments else 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -154,11 +162,13 @@ def test_mistakes_say_what_is_wrong_and_have_status_2(arguments, message, capsys
     assert not is_line or error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_tiny_recipe_can_be_planned_too(capsys):
     assert dispatch.run(["plan", "recipes.tiny_cpu:gtpo"]) == 0
     assert "the recipe's layout fits: TP2 DP1" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_small_model_s_plan_says_what_cpus_need(capsys):
     def parts(tokens, *more):
         words = ["plan", "recipes.tiny_cpu:gtpo", "--json", "--update.micro-batch-tokens", str(tokens), *more]
@@ -194,6 +204,7 @@ def test_nodes(capsys):
     assert "792 h" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -208,6 +219,7 @@ def test_nodes_that_cannot_be(options, told, capsys):
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_nodes_take_what_a_preflight_measured_beyond_the_plan(capsys, tmp_path):
     phases = dict.fromkeys(PHASES, 0)
     measured = PlanCorrection(
@@ -231,6 +243,7 @@ def test_nodes_of_a_model_have_the_layout_of_its_plan(capsys):
     assert row["layout"] == "TP2 CP4 DP1"
 
 
+@pytest.mark.slow
 def test_a_cache_without_room_for_a_sequence_does_not_fit(capsys):
     small = ["plan", RECIPE, "--json", "--rollout.kv-cache-mib", "100"]
     assert dispatch.run(small) == 1

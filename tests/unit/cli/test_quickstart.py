@@ -38,6 +38,7 @@ def test_the_tiny_recipe_with_any_override(trained):
     assert (run_dir, resume) == ("runs/quickstart", False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [(), ("--run-dir", "runs/quickstart")])
 def test_it_begins_anew_each_time(trained, tmp_path, given):
     earlier_run(tmp_path / "runs/quickstart", tiny_cpu.gtpo(num_steps=3))

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[3]
 COMMAND = ("-m", "gtpo_megatron.cli")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -50,6 +50,7 @@ def test_an_output_that_cannot_be_written_is_one_line_and_leaves_nothing(run, tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "run"]
 
 
+@pytest.mark.slow
 def test_a_device_stays_what_it_is(run, tmp_path, capsys):
     device = tmp_path / "device"
     device.symlink_to("/dev/null")

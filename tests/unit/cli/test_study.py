@@ -267,6 +267,7 @@ def test_a_study_that_is_none(name, match):
         load_study(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "said", "status"),
     [

@@ -98,6 +98,7 @@ def test_a_study_of_a_file(mine):
     assert load_study("random.py:study").arms
 
 
+@pytest.mark.slow
 def test_an_algorithm_of_a_file_by_its_whole_path_in_every_process(mine, tmp_path):
     options = parse("train", TrainOptions, ["recipes.tiny_cpu:gtpo", "--algorithm", "random.py:MyConfig"])
     assert to_plain(options.config)["algorithm"]["kind"] == f"{mine}:MyConfig"
@@ -140,6 +141,7 @@ def test_a_file_that_does_not_import_and_is_mended(mine, text, message):
     assert load_recipe("broken.py:f").num_steps == 40
 
 
+@pytest.mark.slow
 def test_a_folder_that_hides_the_installed_recipes_is_named(tmp_path):
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "__init__.py").touch()

@@ -67,6 +67,7 @@ TEXTS = [
 """What YAML takes for something else, or breaks over lines."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS)
 def test_any_text_survives_a_file(text, tmp_path):
     """In a list of texts, as a text, and as a name or a value of a mapping."""

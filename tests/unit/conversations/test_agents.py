@@ -46,6 +46,7 @@ def test_a_hundred_agents_at_once_are_played_to_their_ends():
         assert {(one.reply.done, one.reply.reward) for one in last.values()} == {(True, 8.0)}
 
 
+@pytest.mark.slow
 def test_an_async_agent_reads_streams_and_one_that_is_late_fails_alone():
     with pool_of("waits", timeout_s=15.0) as pool:
         opened(pool, "a", "b")
@@ -56,6 +57,7 @@ def test_an_async_agent_reads_streams_and_one_that_is_late_fails_alone():
         assert wait(pool, 1)[1].reply.reward == 7.0
 
 
+@pytest.mark.slow
 def test_an_agent_that_never_ends_fails():
     with pool_of("obeys", timeout_s=15.0) as pool:
         opened(pool, "go")
@@ -113,6 +115,7 @@ def played(pool, forms):
     return event
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "forms", ["several", "child", "ask several", "ask child", "ask several scores", "ask ask several"]
 )
@@ -124,6 +127,7 @@ def test_a_refusal_that_the_agent_catches_fails_its_episode(swallowing, forms):
     assert "the agent returned 0.0, which is no reward; its request" in event.failure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forms", ["several ask", "several scores ask", "ask several ask", "child ask"])
 def test_a_refusal_that_a_later_turn_mends_is_counted_alone(swallowing, forms):
     event = played(swallowing, forms)
@@ -148,6 +152,7 @@ def test_a_request_without_the_key_is_counted_and_named_where_nothing_else_was_a
     assert played(swallowing, "ask").num_refused == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forms", ["late", "late ask"])
 def test_a_reward_that_did_not_wait_for_the_last_answer_is_none(swallowing, forms):
     """The client loses its patience; the agent may ask the same once more."""

@@ -92,6 +92,7 @@ def test_many_episodes_are_played_to_their_ends():
         opened(pool, 0)  # a number is free when its episode is done
 
 
+@pytest.mark.slow
 def test_calls_of_tools_cross_the_pipe():
     with pool_of("Calculator") as pool:
         pool.open(7, {"prompt": "6/2?", "answer": "3"})
@@ -105,6 +106,7 @@ def test_calls_of_tools_cross_the_pipe():
         assert say(pool, e7="3")[7].reply.reward == 1.0
 
 
+@pytest.mark.slow
 def test_no_method_waits_for_a_worker_that_does_not_read(tmp_path):
     with pool_of("Waiting", timeout_s=30.0) as pool:
         opened(pool, 99)
@@ -115,6 +117,7 @@ def test_no_method_waits_for_a_worker_that_does_not_read(tmp_path):
         wait(pool, 51)
 
 
+@pytest.mark.slow
 def test_async_environments_wait_at_the_same_time():
     with pool_of("Waiting", timeout_s=60.0) as pool:
         opened(pool, *range(40))
@@ -122,6 +125,7 @@ def test_async_environments_wait_at_the_same_time():
         assert all(one.reply.done for one in replies.values())
 
 
+@pytest.mark.slow
 def test_an_episode_that_blocks_has_a_thread_of_its_own_and_several_are_called_at_once():
     with pool_of("Obedient", timeout_s=60.0) as pool:
         opened(pool, 1, 2, 3)
@@ -194,6 +198,7 @@ def test_nothing_comes_of_an_episode_that_was_ended(obedient):
     assert say(obedient, e1="second")[1].reply.messages[0].content == "second"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["hang", "sleep 30"])
 def test_a_late_call_fails_its_episode_and_its_worker_takes_no_more(what):
     with pool_of("Obedient", timeout_s=2.0) as pool:
@@ -215,6 +220,7 @@ def test_a_late_call_fails_its_episode_and_its_worker_takes_no_more(what):
         assert say(pool, e3="fine")[3].failure == ""
 
 
+@pytest.mark.slow
 def test_no_more_workers_wait_for_their_end_than_there_are_workers():
     with pool_of("Obedient", timeout_s=2.0) as pool:
         before = pool.process_ids
@@ -231,6 +237,7 @@ def test_no_more_workers_wait_for_their_end_than_there_are_workers():
         say(pool, e4="fine", e5="fine")
 
 
+@pytest.mark.slow
 def test_a_late_async_call_is_cancelled_and_its_worker_goes_on():
     with pool_of("Waiting", timeout_s=2.0) as pool:
         before = pool.process_ids
@@ -244,6 +251,7 @@ def test_a_late_async_call_is_cancelled_and_its_worker_goes_on():
         assert gone(before[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "ends"),
     [("Ends", ("cancelled", "panic")), ("AsyncEnds", ("cancelled", "panic", "awaits", "itself"))],
@@ -267,6 +275,7 @@ def test_what_is_no_exception_fails_its_episode_alone_too(name, ends):
         assert pool.process_ids == before
 
 
+@pytest.mark.slow
 def test_an_error_outside_of_calls_fails_its_episode_alone():
     with pool_of("BadProperty", timeout_s=20.0) as pool:
         before = pool.process_ids
@@ -275,6 +284,7 @@ def test_an_error_outside_of_calls_fails_its_episode_alone():
         assert pool.process_ids == before
 
 
+@pytest.mark.slow
 def test_a_tool_that_raises_no_exception_is_answered_and_one_that_is_late_is_cancelled():
     with pool_of("AsyncTools", timeout_s=2.0) as pool:
         before = pool.process_ids
@@ -287,6 +297,7 @@ def test_a_tool_that_raises_no_exception_is_answered_and_one_that_is_late_is_can
         assert pool.process_ids == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "what"), [("Obedient", "hang-in-c"), ("Waiting", "block 60")], ids=["in C", "the event loop"]
 )
@@ -330,6 +341,7 @@ def test_of_several_calls_none_is_known_to_be_at_fault(tmp_path, obedient):
     assert [events[one].is_lost for one in (1, 2, 3)] == [False, False, True]
 
 
+@pytest.mark.slow
 def test_a_task_that_an_environment_leaves_behind_ends_the_worker_and_not_the_run():
     with pool_of("Waiting") as pool:
         opened(pool, 1, 2)
@@ -339,6 +351,7 @@ def test_a_task_that_an_environment_leaves_behind_ends_the_worker_and_not_the_ru
         opened(pool, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["worker", "supervisor"])
 def test_a_worker_that_somebody_kills_while_it_is_idle_loses_its_episodes(who):
     with pool_of("Echo") as pool:
@@ -351,6 +364,7 @@ def test_a_worker_that_somebody_kills_while_it_is_idle_loses_its_episodes(who):
         opened(pool, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["lie 2", "lie 99", "unasked-close 2", "garbage", "hang-up"])
 def test_a_worker_that_lies_is_ended_and_its_lie_is_no_answer(what):
     """An answer to nothing that was asked, one for nobody, the end of what goes on, no frame, and a closed pipe."""
@@ -364,6 +378,7 @@ def test_a_worker_that_lies_is_ended_and_its_lie_is_no_answer(what):
         opened(pool, 3)
 
 
+@pytest.mark.slow
 def test_of_two_answers_to_one_call_the_second_ends_the_worker():
     with pool_of("Obedient", timeout_s=20.0) as pool:
         opened(pool, 1, 2)
@@ -374,6 +389,7 @@ def test_of_two_answers_to_one_call_the_second_ends_the_worker():
         opened(pool, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Obedient", "Waiting"])
 def test_a_fork_that_comes_back_says_nothing(name):
     with pool_of(name) as pool:
@@ -385,6 +401,7 @@ def test_a_fork_that_comes_back_says_nothing(name):
     assert all(gone(pid, 0.5) for pid in everyone)
 
 
+@pytest.mark.slow
 def test_an_episode_without_memory_fails_alone_and_its_worker_is_replaced():
     with pool_of("Obedient", memory_limit_mib=512, timeout_s=30.0) as pool:
         before = pool.process_ids
@@ -397,6 +414,7 @@ def test_an_episode_without_memory_fails_alone_and_its_worker_is_replaced():
         say(pool, e1="fine", e2="fine")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["share 1500", "allocate-in-children 300"])
 def test_shared_mappings_and_children_count_to_the_memory_of_a_worker(how):
     with pool_of("Obedient", memory_limit_mib=512, timeout_s=30.0) as pool:
@@ -436,6 +454,7 @@ def test_what_an_environment_prints_goes_to_stderr_and_is_cut_per_episode(capfd,
     assert len(printed.err) < 11_000
 
 
+@pytest.mark.slow
 def test_an_environment_that_no_worker_can_import_is_a_config_error():
     with pytest.raises(ConfigError, match="lacks it"):
         pool_of("Ecko")
@@ -445,6 +464,7 @@ def test_an_environment_that_no_worker_can_import_is_a_config_error():
         pool_of("Echo", num_workers=0)
 
 
+@pytest.mark.slow
 def test_a_module_that_ends_its_worker_is_a_worker_error_at_the_start_and_later(tmp_path, monkeypatch):
     page = tmp_path / "deadly_environment.py"
     page.write_text("import os\nos._exit(7)\n")
@@ -460,6 +480,7 @@ def test_a_module_that_ends_its_worker_is_a_worker_error_at_the_start_and_later(
             pool.open(1, {})
 
 
+@pytest.mark.slow
 def test_a_closed_pool_says_so_and_has_left_nothing():
     pool = pool_of("Obedient", num_workers=2, timeout_s=60.0)
     opened(pool, 1)

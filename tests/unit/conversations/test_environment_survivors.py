@@ -23,6 +23,7 @@ def test_a_pool_that_is_dropped_takes_its_workers_along():
     assert gone(pid, 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["daemon", "daemon-and-die", "daemon-and-hang"])
 def test_no_child_survives_whatever_session_it_made(tmp_path, how):
     told = tmp_path / "pid"
@@ -43,6 +44,7 @@ def test_no_process_survives_that_forks_and_ends_faster_than_one_can_look(tmp_pa
             assert not [pid for pid in process_ids() if session_of(pid) == session]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rest", ["fine", "sleep 60", "hang-in-c"])
 def test_nothing_survives_a_parent_that_is_killed(tmp_path, rest):
     """A plain script without a main guard, killed while its worker is idle or busy."""

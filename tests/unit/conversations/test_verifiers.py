@@ -156,6 +156,7 @@ def test_rewards_and_failures_are_those_of_their_episodes(python):
         assert "the row is of the taskset 'other', expected 'adder'" in wait(pool, 1)[10].failure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", ["die", "much"])
 def test_a_process_that_ends_or_writes_too_much_is_replaced(python, content):
     with pool_of(python) as pool:
@@ -165,6 +166,7 @@ def test_a_process_that_ends_or_writes_too_much_is_replaced(python, content):
         assert said(pool, '{"reward": 1, "parts": {}}', first=1)[1].reply.done
 
 
+@pytest.mark.slow
 def test_one_that_is_late_fails_alone_and_one_that_does_not_hear_is_replaced(python):
     with pool_of(python, timeout_s=3.0) as pool:
         processes = pool.process_ids

@@ -33,18 +33,21 @@ def test_a_row_has_the_task_s_question_answer_and_difficulty():
     assert columns["metadata"]["expression"] == made[0]["metadata"]["expression"]
 
 
+@pytest.mark.slow
 def test_the_same_name_is_the_same_rows_in_every_process():
     """``word_ladder`` goes through sets of words, whose order is another one in each process."""
     text = "reasoning-gym:word_ladder?size=4"
     assert [row.columns_json for row in rows_of(text)] == [row.columns_json for row in rows_of(text)]
 
 
+@pytest.mark.slow
 def test_a_mixture_is_evenly_mixed():
     rows = rows_of("reasoning-gym:chain_sum?size=4&weight=3 + reasoning-gym:gcd?size=4")
     assert [row.source for row in rows] == ["chain_sum"] * 2 + ["gcd"] + ["chain_sum"] * 3 + ["gcd", "chain_sum"]
     assert [row.place for row in rows[:3]] == ["chain_sum, row 1", "chain_sum, row 2", "gcd, row 1"]
 
 
+@pytest.mark.slow
 def test_questions_in_two_sets_are_counted():
     sets = [parse_dataset(f"reasoning-gym:gcd?size=60&max_value=4&seed={seed}", "data") for seed in (1, 2)]
     train, heldout = map(load_questions, sets)
@@ -52,6 +55,7 @@ def test_questions_in_two_sets_are_counted():
     assert find_contamination(train, heldout).num_exact == len(common) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -102,6 +106,7 @@ def test_a_generator_that_fails_says_where(monkeypatch):
         generated_by("""echo '{"record": {}}'; echo '{"raised": "KeyError: '"'x'"'"}'""", monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_generator_ends_with_its_reader():
     records = reasoning_tasks.task_records(GeneratedSet(generator="reasoning-gym", task="gcd"), 10**6)
     next(records)

@@ -145,6 +145,7 @@ def test_all_templates_of_the_tests_are_here():
     assert len(ASSETS) >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*FAMILIES, *ASSETS])
 def test_a_row_is_what_transformers_renders_or_is_refused_by_name(name, tmp_path):
     cases = [(shape, tools) for shape in SHAPES for tools in (None, TOOLS)]

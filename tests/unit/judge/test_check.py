@@ -46,6 +46,7 @@ def test_it_asks_once_for_a_few_tokens_with_the_options_of_the_run():
     assert body == {"model": "m", "messages": check.QUESTION, "max_completion_tokens": 16, "reasoning_effort": "low"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reply", "options", "said"),
     [

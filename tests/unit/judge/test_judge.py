@@ -165,6 +165,7 @@ def cut(text):
 HTML = Reply(body="<html>login</html>", kind="text/html")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
@@ -224,6 +225,7 @@ def test_what_is_no_single_score_of_a_reward_model_is_a_failure(reply):
         assert scored(setting(endpoint, MODEL), rows("a")).failed.tolist() == [True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", [BUSY, BROKEN, Reply(status=None), Reply(wait_s=60.0)])
 def test_a_judge_that_is_in_trouble_for_a_moment_is_asked_again(trouble):
     with serving(trouble, trouble, says("score=5")) as endpoint:
@@ -232,6 +234,7 @@ def test_a_judge_that_is_in_trouble_for_a_moment_is_asked_again(trouble):
     assert len(endpoint.asked) >= 3, "a slow machine may make it ask once more"
 
 
+@pytest.mark.slow
 def test_a_judge_that_never_answers_costs_a_response_its_limit_and_others_nothing():
     with serving(Reply(wait_s=60.0)) as endpoint:
         start = time.monotonic()
@@ -251,6 +254,7 @@ def replace_wait(reply, wait_s):
     return dataclasses.replace(reply, wait_s=wait_s)
 
 
+@pytest.mark.slow
 def test_an_equal_question_is_asked_once_also_at_the_same_time_and_in_a_later_run(tmp_path):
     with serving(says("Score: 2"), says("Score: 9")) as endpoint:
         first = scored(setting(endpoint, num_workers=2), rows("a", "a", "a"), folder=tmp_path)
@@ -267,6 +271,7 @@ def test_an_equal_question_is_asked_once_also_at_the_same_time_and_in_a_later_ru
         assert len(other.asked) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_step_has_a_budget_for_all_processes_and_the_next_one_has_it_again(num_workers, tmp_path, caplog):
     with serving(says("Score: 2")) as endpoint:

@@ -133,6 +133,7 @@ def test_a_node_too_many_without_gpus():
         check_world(tiny_options("--nodes", "3"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -175,6 +176,7 @@ def test_a_model_that_is_only_a_name_is_for_dry_runs(tmp_path):
         check(big_options(run_dir=tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -305,6 +307,7 @@ def test_an_image_file_is_named_by_its_whole_path(tmp_path, monkeypatch):
     assert container_image(options) == "registry.example/gtpo:1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["my dir", "a,b", "a:b"])
 def test_a_folder_that_cannot_be_mounted_is_named(tmp_path, monkeypatch, name):
     (tmp_path / name).mkdir()

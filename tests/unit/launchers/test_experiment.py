@@ -80,6 +80,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_the_jobs_of_a_chain_are_in_the_queue_in_their_order(chain):
     """Slurm starts those that wait for each other in the order of their submission."""
     assert chain(11) == tuple(str(101 + index) for index in range(11))

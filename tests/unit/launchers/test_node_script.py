@@ -173,6 +173,7 @@ def test_lines_of_a_library_are_not_taken_for_the_address(start, interface):
 UNKNOWN = "unknown (not a git checkout)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("now", "is_told"), [("5e0c1d2b3a4f", False), ("5e0c1d2b3a4f-dirty", True), (UNKNOWN, False), ("", False)]
 )

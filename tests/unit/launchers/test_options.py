@@ -9,6 +9,7 @@ from launchers.own_settings import OWN_PREFIXES, SCRIPTS, own_variables
 from tests.unit.launchers.jobs import tiny_options, with_options
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

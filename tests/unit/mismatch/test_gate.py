@@ -29,6 +29,7 @@ def gate(limits=None, dtype="bfloat16", *, has_other_routing=False):
     return MismatchGate(limits or LearntLimits(), coarser_dtype=dtype, has_other_routing=has_other_routing)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num", [30, 500, 20_000])
 @pytest.mark.parametrize(("dtype", "scale"), [("float32", 3e-7), ("bfloat16", 0.005), ("bfloat16", 0.2)])
 def test_steps_that_differ_by_chance_never_stop_a_run(dtype, scale, num):

@@ -70,6 +70,7 @@ def shard(rank, size, scale):
     return merge(found)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_agree_with_one_process_bit_for_bit(size):

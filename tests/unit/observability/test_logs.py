@@ -116,6 +116,7 @@ def test_a_note_that_the_display_shows_is_in_the_file_only(tmp_path, capsys):
     assert "12 prompts are left out" in (tmp_path / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_line_is_appended_while_nobody_else_appends(tmp_path, monkeypatch):
     """Over NFS two machines would write over each other."""
     monkeypatch.setattr(logs, "LOCK_PATIENCE_S", 60.0)

@@ -72,6 +72,7 @@ print(json.dumps([info.run_id, info.run_name, info.status, run.data.params, poin
 """
 
 
+@pytest.mark.slow
 @installed("mlflow")
 def test_mlflow_has_one_run_with_all_values_after_two_sessions(tmp_path):
     uri = f"file://{tmp_path}/store"

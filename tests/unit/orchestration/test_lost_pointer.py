@@ -44,6 +44,7 @@ def folder(tmp_path):
     return CheckpointFolder(tmp_path / "checkpoints")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_newest_whole_one_is_found_and_said(folder, loss):
     save(folder, 2)
@@ -158,6 +159,7 @@ def resume(run, monkeypatch, **fields):
     return ended.value, [json.loads(row)["step"] for row in rows]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_from_it_and_keeps_its_metrics(run, monkeypatch, caplog):
     with caplog.at_level("INFO"):
         ended, steps = resume(run, monkeypatch)
@@ -166,6 +168,7 @@ def test_a_resumed_run_goes_on_from_it_and_keeps_its_metrics(run, monkeypatch, c
     assert "latest is missing: step_4 is taken, the newest whole checkpoint" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_refused_and_keeps_everything_where_it_is_not_clear(run, monkeypatch):
     checkpoints.flip(run / "checkpoints" / "step_4" / ".metadata")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "run_state.json"}
@@ -190,6 +193,7 @@ def test_the_other_commands_find_it_too(run, capsys, caplog):
     assert all(result.is_equal for result in compare_runs(run, run))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_asked_for_is_a_bare_name(run, tmp_path):
     shutil.copytree(run / "checkpoints" / "step_4", tmp_path / "x")
     paths = ("../../x", "/etc", "..", ".", "step_4/..", "step_4/", "./step_4")
@@ -199,5 +203,6 @@ def test_a_checkpoint_that_is_asked_for_is_a_bare_name(run, tmp_path):
     assert sorted(path.name for path in run.iterdir()) == ["checkpoints", "config.yaml", "metrics.jsonl"]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_told_to_go_elsewhere_is_left_as_it_is(run):
     assert RunFolder(run).checkpoints.latest().path.parent == run / "checkpoints"

@@ -101,6 +101,7 @@ def test_every_model_has_every_method_on_each_number_of_gpus():
     assert all(methods == set(KINDS) for methods in found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY_RECIPE)
 def test_it_survives_the_run_folder_and_fills_the_gpus_in_its_name(name):
     config = load_recipe(name)
@@ -122,6 +123,7 @@ def test_it_survives_the_run_folder_and_fills_the_gpus_in_its_name(name):
     assert set(found.ranks) == set(found.engines) == set(nodes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY_RECIPE)
 def test_the_planner_accepts_it(name):
     planned = plan(name)

@@ -12,6 +12,7 @@ def test_there_are_at_least_three_thousand():
     assert len({pair.kind for pair in FOUND}) == len(KINDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind.__name__ for kind in KINDS])
 def test_of_a_kind_fewer_than_three_in_a_thousand_verdicts_are_wrong(kind):
     of_kind = [pair for pair in FOUND if pair.kind == kind]

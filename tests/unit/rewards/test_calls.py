@@ -65,6 +65,7 @@ THROUGH_C = ("a cache", "a sort's key", "an operator", "a nested list")
 """What Python from 3.12 on ends sooner, by a limit that cannot be set."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", [one for one in DEEP if sys.version_info < (3, 12) or one not in THROUGH_C])
 def test_recursion_is_as_deep_as_livecodebench_has_it(sandbox, what):
     program, depth = DEEP[what]

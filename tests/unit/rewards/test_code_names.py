@@ -77,6 +77,7 @@ OWN = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 def test_what_a_program_defines_is_never_hidden(sandbox, name):
     source, wanted = OWN[name]

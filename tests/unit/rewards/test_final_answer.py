@@ -101,6 +101,7 @@ def test_cut_empty_and_several_boxes(text, expected):
 BLOWN_UP = ["Answer:" + " " * 10**6, "answer" + "\t" * 10**6, "\n" * 10**6, "Answer:\n" * 10**5, "Answer: " * 10**5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", [*BLOWN_UP, "\\boxed{" * 300_000, "*" * 10**6 + "answer", r"\boxed{1}, " * 10**5], ids=range(8)
 )

@@ -133,6 +133,7 @@ def test_a_batched_function_gets_as_many_rows_as_it_may_and_a_last_part_in_every
             assert reward_batch(pool.grade(rows(*"abcde"))).rewards.tolist() == [2.0, 2.0, 2.0, 2.0, 1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", ["die", "hang", "raise"])
 def test_one_bad_row_of_a_batched_call_costs_its_own_verdict_only(bad):
     start = time.monotonic()
@@ -144,6 +145,7 @@ def test_one_bad_row_of_a_batched_call_costs_its_own_verdict_only(bad):
     assert time.monotonic() - start < 30.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize(
     ("name", "said"),
@@ -169,6 +171,7 @@ def test_an_async_function_grades_so_many_rows_at_once_and_no_more(num_workers):
     assert batch.rewards.max() == 4.0
 
 
+@pytest.mark.slow
 def test_an_async_row_that_hangs_or_raises_leaves_the_others_their_verdicts(caplog):
     start = time.monotonic()
     batch = scored(f"{HERE}:counted", rows("a", "hang", "raise", "b"), num_workers=1, timeout_s=2.0)

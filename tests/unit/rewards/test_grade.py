@@ -306,6 +306,7 @@ async def spoils_later(request):
     return spoils(request)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize(
     ("name", "reward"),

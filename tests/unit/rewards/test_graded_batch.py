@@ -24,6 +24,7 @@ def rows(responses, answers=None):
     return [RewardRequest(response=one, answer=answer) for one, answer in zip(responses, answers, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_grading_here_and_in_workers_gives_the_same_batch(num_workers, caplog):
     with (
@@ -44,6 +45,7 @@ def test_a_reward_that_raises_is_failed_and_never_a_silent_zero():
     assert batch.rewards.tolist() == [1.0, 0.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("number", ["1e308", "-1e308", "1000001", "inf", "nan"])
 def test_a_reward_beyond_its_bound_is_no_verdict_and_its_row_is_named(num_workers, number, caplog):
@@ -58,6 +60,7 @@ def test_a_reward_beyond_its_bound_is_no_verdict_and_its_row_is_named(num_worker
     assert "(row 2)" in caplog.text
 
 
+@pytest.mark.slow
 def test_rows_that_hang_leave_the_others_their_verdicts(caplog):
     """Five rows that hang, at ten seconds each, are more than the batch may take; all the others are graded."""
     responses = ["hang", "fine", "fine"] * 5
@@ -76,6 +79,7 @@ def test_an_empty_batch_is_legal():
         assert reward_batch(pool.grade([])).rewards.shape == (0,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_wrong_name_fails_before_anything_is_sampled(num_workers):
     with pytest.raises(ConfigError, match="nope"):
@@ -84,6 +88,7 @@ def test_a_wrong_name_fails_before_anything_is_sampled(num_workers):
         )
 
 
+@pytest.mark.slow
 def test_an_expression_that_hangs_the_solver_costs_its_limit_once():
     tower = r"\boxed{9^{9^{9+9^{9}}}+1}"  # a sum in the exponent: only the clock finds it
     with RewardPool(RewardConfig(function=MATH, num_workers=2, timeout_s=8.0)) as pool:

@@ -121,6 +121,7 @@ def test_only_the_last_box_counts_and_an_answer_outside_a_box_does_not():
     assert math_answer(r"\boxed{4", "4") == 0.0
 
 
+@pytest.mark.slow
 def test_megabytes_of_open_boxes_and_a_huge_box_are_wrong_at_once():
     start = time.process_time()
     assert math_answer("\\boxed{" * 300_000, "4") == 0.0

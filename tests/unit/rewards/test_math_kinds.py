@@ -162,6 +162,7 @@ def rewards(table):
     return {(given, right): math_answer(f"So it is \\boxed{{{given}}}.", right) for given, right in pairs(table)}
 
 
+@pytest.mark.slow
 def test_the_same_in_another_spelling_is_right():
     found = rewards(RIGHT)
     assert len(found) > 200
@@ -202,6 +203,7 @@ def test_a_power_that_braces_hide_is_not_computed(given):
     assert math_answer(rf"\boxed{{{given}}}", "5") == 0.0
 
 
+@pytest.mark.slow
 def test_a_neighbour_is_wrong():
     found = rewards(WRONG)
     assert len(found) > 150

@@ -114,6 +114,7 @@ def test_the_language_is_the_rows():
     assert program_in(block("char c = '\"'; // don't\nint x;", mark="c++"), "cpp").endswith("int x;")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", ["```", "```\n", "```python\n", "'''\n", '"', "~~~a ```b\n", "> ", "1. ", " ", "{."])
 def test_a_long_response_takes_no_time(piece):
     start = time.process_time()

@@ -181,6 +181,7 @@ def test_rows_that_cannot_be_graded():
     assert complaint(functions, json.dumps({"task": task | {"name": "chain_sum"}, "metadata": {}})) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_worker_processes_grade_them():
     record = record_of("gcd?size=1")

@@ -55,6 +55,7 @@ BATCH = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_answer_that_cannot_be_read_moves_no_other_score(num_workers):
     with RewardPool(RewardConfig(function=MATH, num_workers=num_workers, timeout_s=30.0)) as pool:

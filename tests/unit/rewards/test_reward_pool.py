@@ -57,6 +57,7 @@ def gone(pid, within_s=10.0):
     return False
 
 
+@pytest.mark.slow
 def test_rewards_come_back_in_the_order_of_the_rows():
     with RewardPool(RewardConfig(function=ECHO, num_workers=2, timeout_s=5.0)) as pool:
         verdicts = pool.grade(rows(*map(str, range(200))))
@@ -72,6 +73,7 @@ def test_a_hanging_row_costs_its_limit_once_and_no_other_row():
         assert got == [None, "took longer than 4 s", *[None] * 20]
 
 
+@pytest.mark.slow
 def test_a_row_that_hangs_in_c_is_killed_all_the_same(pool):
     assert failures(pool, "hang-in-c", "fine") == ["took longer than 3 s", None]
 
@@ -88,6 +90,7 @@ def test_a_dying_worker_fails_its_own_row_and_is_replaced(pool):
     assert failures(pool, "fine") == [None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["worker", "supervisor"])
 def test_a_worker_killed_while_idle_costs_nothing_but_its_replacement(who):
     with RewardPool(RewardConfig(function=OBEY, num_workers=1, timeout_s=1.0)) as pool:
@@ -110,6 +113,7 @@ def test_a_row_that_prints_megabytes_fills_neither_the_pipe_nor_the_log(capfd):
     assert printed.err.endswith("cut]\nxxxxx\n")  # the next row may print again
 
 
+@pytest.mark.slow
 def test_a_row_that_allocates_gigabytes_fails_and_gives_them_back():
     with RewardPool(RewardConfig(function=OBEY, num_workers=1, timeout_s=20.0, memory_limit_mib=512)) as pool:
         first = pool.process_ids[0]
@@ -121,6 +125,7 @@ def test_a_row_that_allocates_gigabytes_fails_and_gives_them_back():
         assert pool.process_ids[0] != first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["write-to-2", "child-writes"])
 def test_a_row_that_writes_to_the_descriptor_is_cut_as_well(capfd, how):
     with RewardPool(RewardConfig(function=OBEY, num_workers=1, timeout_s=20.0)) as pool:
@@ -131,6 +136,7 @@ def test_a_row_that_writes_to_the_descriptor_is_cut_as_well(capfd, how):
     assert "printed more than 10000 bytes: cut" in printed.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["share 1500", "allocate-in-children 300"])
 def test_shared_mappings_and_children_count_to_the_memory_of_a_row(how):
     with RewardPool(RewardConfig(function=OBEY, num_workers=1, timeout_s=30.0, memory_limit_mib=512)) as pool:
@@ -143,6 +149,7 @@ def test_shared_mappings_and_children_count_to_the_memory_of_a_row(how):
         assert time.monotonic() - start < 25.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["daemon", "daemon-and-die", "daemon-and-hang"])
 def test_no_child_survives_whatever_session_it_made(tmp_path, how):
     told = tmp_path / "pid"
@@ -154,6 +161,7 @@ def test_no_child_survives_whatever_session_it_made(tmp_path, how):
     assert gone(int(told.read_text()), within_s=0.5)
 
 
+@pytest.mark.slow
 def test_no_process_survives_that_forks_and_ends_faster_than_one_can_look(tmp_path):
     told = tmp_path / "session"
     with RewardPool(RewardConfig(function=OBEY, num_workers=1, timeout_s=4.0)) as pool:
@@ -164,6 +172,7 @@ def test_no_process_survives_that_forks_and_ends_faster_than_one_can_look(tmp_pa
             assert not [pid for pid in process_ids() if session_of(pid) == session]
 
 
+@pytest.mark.slow
 def test_no_child_survives_a_pool_that_is_killed(tmp_path):
     told = tmp_path / "pid"
     script = tmp_path / "script.py"
@@ -180,6 +189,7 @@ def test_no_child_survives_a_pool_that_is_killed(tmp_path):
     assert gone(int(told.read_text()), within_s=5.0)
 
 
+@pytest.mark.slow
 def test_rows_past_the_budget_of_their_batch_have_no_verdict_and_the_next_batch_has():
     with RewardPool(RewardConfig(function=OBEY, num_workers=2, timeout_s=60.0)) as pool:
         start = time.monotonic()
@@ -202,6 +212,7 @@ def test_an_exception_that_quotes_megabytes_is_cut(pool):
     assert len(reason) < 600
 
 
+@pytest.mark.slow
 def test_many_hanging_rows_cost_their_limits_and_nothing_else():
     """Two workers, four hanging rows of one second: about two seconds and the restarts, and every other row is fine."""
     with RewardPool(RewardConfig(function=OBEY, num_workers=2, timeout_s=1.0)) as pool:
@@ -247,12 +258,14 @@ def test_rows_are_taken_as_they_are_submitted(tmp_path):
         assert futures[0].result(30).failure is None
 
 
+@pytest.mark.slow
 def test_the_clock_of_a_row_starts_when_a_worker_takes_it():
     """Eight rows of 0.6 s on two workers: the last of them wait for almost as long as the limit."""
     with RewardPool(RewardConfig(function=OBEY, num_workers=2, timeout_s=2.0)) as pool:
         assert failures(pool, *["sleep 0.6"] * 8) == [None] * 8
 
 
+@pytest.mark.slow
 def test_a_kill_takes_along_what_the_row_started(tmp_path):
     told = tmp_path / "pids"
     with RewardPool(RewardConfig(function=OBEY, num_workers=1, timeout_s=4.0)) as pool:
@@ -277,6 +290,7 @@ def test_a_pool_that_is_dropped_takes_its_workers_along():
     assert gone(pid, 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rest", ["", "hang", "hang-in-c"])
 def test_workers_end_with_a_parent_that_is_killed(tmp_path, rest):
     """A plain script, without a main guard, killed while its worker is idle or busy."""

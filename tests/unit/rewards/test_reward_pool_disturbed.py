@@ -15,6 +15,7 @@ from gtpo_megatron.supervision.process_tree import descendants
 OBEY = "tests.unit.rewards.reward_functions:obey"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_row_whose_worker_is_killed_or_stopped_from_outside_is_graded_again(number):
     with RewardPool(RewardConfig(function=OBEY, num_workers=1, timeout_s=3.0)) as pool:
@@ -27,6 +28,7 @@ def test_a_row_whose_worker_is_killed_or_stopped_from_outside_is_graded_again(nu
         assert pool.process_ids != [supervisor]
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_is_killed_costs_no_verdict():
     with RewardPool(RewardConfig(function=OBEY, num_workers=1, timeout_s=3.0)) as pool:
         pool.grade([RewardRequest(response="warm")])
@@ -36,6 +38,7 @@ def test_a_supervisor_that_is_killed_costs_no_verdict():
         assert verdict.failure is None
 
 
+@pytest.mark.slow
 def test_rows_whose_worker_is_killed_are_graded_again_together():
     with RewardPool(
         RewardConfig(function="tests.unit.rewards.reward_forms:rows_in_call", num_workers=1, timeout_s=20.0)
@@ -47,6 +50,7 @@ def test_rows_whose_worker_is_killed_are_graded_again_together():
         assert [verdict.reward for verdict in verdicts] == [3.0] * 3
 
 
+@pytest.mark.slow
 def test_a_row_that_kills_its_worker_is_not_graded_for_ever():
     with RewardPool(RewardConfig(function=OBEY, num_workers=1, timeout_s=3.0)) as pool:
         started = time.monotonic()

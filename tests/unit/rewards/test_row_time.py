@@ -54,6 +54,7 @@ def test_a_row_that_is_out_of_time_says_so(sandbox):
     assert (found.parts["out_of_time"], "time" in found.info) == (0.0, False)
 
 
+@pytest.mark.slow
 def test_in_the_pool_a_row_of_many_tests_has_the_time_for_them():
     function = "gtpo_megatron.rewards.code_tests:code_tests"
     rows = [
@@ -80,6 +81,7 @@ def slow(request):
     return request.limit_s
 
 
+@pytest.mark.slow
 def test_what_a_function_says_of_a_row_is_its_limit():
     rows = [
         RewardRequest(response="", columns_json=json.dumps({"seconds": seconds, "takes": takes}))

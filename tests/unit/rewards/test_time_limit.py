@@ -40,6 +40,7 @@ def late():
     within(0.2, lambda: busy(20), what="it")
 
 
+@pytest.mark.slow
 def test_a_computation_is_ended_in_any_thread():
     start = time.monotonic()
     with pytest.raises(TimeoutError, match=r"it took longer than 0\.2 s"):

@@ -84,6 +84,7 @@ def sandbox():
     made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("put", [lambda text: {"tests": text}, lambda text: {"test": text}], ids=["tests", "test"])
 def test_each_shape_tells_right_from_wrong(sandbox, name, put):
@@ -179,6 +180,7 @@ def test_each_function_and_method_is_a_test_of_its_own(sandbox):
     assert [one.partition(":")[0] for one in found.info["tests"]] == ["passed", "error"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "columns",
     [
@@ -265,6 +267,7 @@ COLLECTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COLLECTED)
 @pytest.mark.parametrize("beside", ["", "\ndef test_beside():\n    f(1)\n"], ids=["alone", "beside another"])
 def test_pytest_says_which_tests_there_are(sandbox, name, beside):

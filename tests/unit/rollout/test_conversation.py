@@ -187,6 +187,7 @@ def test_a_game_that_a_limit_ends_has_the_reward_that_it_had_then(made, tokenize
     assert "ended_ungraded" not in last.result.parts, "its reward is its attribute"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["recipes.calculator:Calculator", AGENT])
 def test_an_episode_that_a_limit_ends_before_it_is_graded_says_so(made, tokenizer, name):
     """Its reward of 0 is nobody's verdict; the same episode with room for one more turn has one."""
@@ -201,6 +202,7 @@ def test_an_episode_that_a_limit_ends_before_it_is_graded_says_so(made, tokenize
         assert last.result.parts["ended_ungraded"] == ungraded
 
 
+@pytest.mark.slow
 def test_refused_requests_of_an_agent_are_in_its_outcome(made, tokenizer):
     conversation = made("tests.unit.conversations.agents:swallows")
     found = {}
@@ -259,6 +261,7 @@ def test_a_tokenizer_whose_texts_vllm_cannot_find_is_named(made, tokenizer, tmp_
     assert failed.result.failure.startswith("stop=['x', 'y']: vLLM cannot spell the tokens")
 
 
+@pytest.mark.slow
 def test_calls_that_cannot_be_read_are_counted_where_the_environment_does_not(made, tokenizer, talks):
     conversation = made(talks)
     opened(conversation)
@@ -266,6 +269,7 @@ def test_calls_that_cannot_be_read_are_counted_where_the_environment_does_not(ma
     assert (broken.result.parts["tool_errors"], broken.result.parts["malformed_calls"]) == (0, 1)
 
 
+@pytest.mark.slow
 def test_a_turn_that_was_cut_gets_its_end(made, tokenizer, talks):
     conversation = made(talks)
     opened(conversation)
@@ -295,6 +299,7 @@ def test_what_ends_a_turn_is_what_its_batch_was_sampled_with(made, tokenizer, ta
     assert "more than 'a'" in found[1, "ay"]
 
 
+@pytest.mark.slow
 def test_rewards_of_turns_are_discounted_and_turns_are_limited(made, tokenizer, talks):
     conversation = made(talks, max_turns=3, discount=0.5)
     opened(conversation)
@@ -305,6 +310,7 @@ def test_rewards_of_turns_are_discounted_and_turns_are_limited(made, tokenizer, 
     assert found[1].result.parts["said"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "failure"), [("no", "ValueError: no such row"), ("long", r"has \d+ tokens, data.max_prompt_tokens=64")]
 )
@@ -333,6 +339,7 @@ def test_a_request_without_a_problem_is_a_mistake(made, talks):
         made(talks).open(0, SampleRequest(prompt_ids=(1,), group_id=0, sample=0), stop_ids=())
 
 
+@pytest.mark.slow
 def test_an_agent_reads_the_tokens_that_an_environment_would_have_given(made, tokenizer):
     texts = (CALL % "2+3*4", CALL % "2+", "\\boxed{14}<|im_end|>")
     agent, environment = made(AGENT), made("recipes.calculator:Calculator")
@@ -344,6 +351,7 @@ def test_an_agent_reads_the_tokens_that_an_environment_would_have_given(made, to
     assert last.result.parts["turns"] == 3
 
 
+@pytest.mark.slow
 def test_an_agent_is_told_how_many_tokens_there_are_and_a_limit_ends_one_that_goes_on(made, tokenizer):
     conversation = made("tests.unit.conversations.agents:counts", max_turns=2)
     problem = Problem(problem_id="p", prompt_ids=(1,), answer="", prompt="a")
@@ -355,6 +363,7 @@ def test_an_agent_is_told_how_many_tokens_there_are_and_a_limit_ends_one_that_go
     assert (last.context_ids, last.result.reward, last.result.failure) == (None, 0.0, "")
 
 
+@pytest.mark.slow
 def test_an_agent_that_writes_tokens_reads_and_says_them_as_they_are(made, tokenizer):
     conversation = made("tests.unit.conversations.agents:writes_tokens")
     prompt, added = tokenizer.encode("Speak."), tokenizer.encode("<|im_end|>more")
@@ -367,6 +376,7 @@ def test_an_agent_that_writes_tokens_reads_and_says_them_as_they_are(made, token
     assert "malformed_calls" not in last.result.parts, "the agent reads its calls itself"
 
 
+@pytest.mark.slow
 def test_tokens_that_the_model_does_not_have_fail_their_episode(made, tokenizer):
     conversation = made("tests.unit.conversations.agents:writes_tokens")
     for episode, columns in enumerate(({"ids": [10**9], "added": [2]}, {"ids": [1], "added": [10**9]})):

@@ -215,6 +215,7 @@ def changed(config, section, **fields):
     return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **fields)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("section", "name", "value"),
     [(section, name, value) for section, fields in MEMORY_REMEDIES.items() for name, value in fields.items()],

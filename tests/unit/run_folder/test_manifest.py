@@ -29,6 +29,7 @@ def test_every_difference_of_the_model_is_named():
         check_model(Path("step_3"), manifest(dtype="bfloat16"), facts())
 
 
+@pytest.mark.slow
 def test_a_field_that_a_later_version_knows_is_no_difference():
     check_model(Path("step_3"), manifest(), facts(architecture=facts().architecture | {"new": 1}))
     assert layout_changes(manifest(), facts(layout=facts().layout | {"new": 1})) == []
@@ -41,6 +42,7 @@ def test_changes_of_the_layout_are_listed():
     assert layout_changes(manifest(), here) == ["pipeline_parallel_size: 1 -> 2", "tensor_parallel_size: 2 -> 1"]
 
 
+@pytest.mark.slow
 def test_the_fingerprint_is_of_the_whole_configuration():
     def fingerprint(config):
         return run_facts(config, read_architecture(Path(config.model.path))).config_fingerprint

@@ -45,6 +45,7 @@ def check_earns_nothing(sandbox, source):
     assert earned == [], (outcome.separate_process, outcome.results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", one_in_four(CHEATS, others=pytest.mark.slow))
 def test_a_cheat_earns_no_test(unsafe, name):
     check_earns_nothing(unsafe, CHEATS[name])
@@ -59,6 +60,7 @@ def test_a_cheat_earns_none_of_its_own_tests(unsafe, name):
 ENDS = [name for name in CHEATS if name.startswith("ends")]
 
 
+@pytest.mark.slow
 @needs_bubblewrap
 @pytest.mark.parametrize("name", one_in_four(ENDS, others=pytest.mark.slow))
 def test_what_ends_or_writes_earns_no_test_within_bubblewrap_either(bubblewrap, name):
@@ -73,6 +75,7 @@ def test_the_same_checks_pass_on_a_right_program(unsafe):
     assert [set(statuses(one)) for one in outcome.results] == [{"ok"}] * (len(CHECKS) - 4), outcome
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["answers: eq", "changes: builtins by a function", "ends: a skip of pytest"])
 def test_the_static_check_is_what_keeps_them_from_it(monkeypatch, name):
     """A cheat in which nothing is found earns something: these tests can fail."""

@@ -82,6 +82,7 @@ def test_the_network_namespace_is_empty_even_without_the_filter(sandbox):
     assert Path(f"/proc/{server}/net/dev").read_text().count(":") == 1  # lo, which is down
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["user", "mnt", "pid", "net", "ipc", "uts"])
 def test_every_namespace_is_its_own(sandbox, kind):
     run(sandbox, "")
@@ -187,6 +188,7 @@ def test_a_fork_bomb_does_not_fork(sandbox):
     assert "Operation not permitted" in found.detail
 
 
+@pytest.mark.slow
 def test_a_fork_bomb_in_cpp_does_not_fork(sandbox):
     source = "#include <unistd.h>\n#include <iostream>\nint main() { std::cout << fork() << vfork(); }"
     [found] = run(sandbox, source, language="cpp", compile_s=60.0)

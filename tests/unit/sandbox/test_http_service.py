@@ -74,6 +74,7 @@ def run(service, source, *cases, **limits):
     return service.run(Job(source=source, language="python", cases=cases, limits=Limits(**limits)))
 
 
+@pytest.mark.slow
 def test_standard_input_calls_and_assertions(service):
     source = (
         "def f(x):\n    return (x, {2, 1})\n"
@@ -113,6 +114,7 @@ def test_an_overloaded_service_is_asked_again(service):
     assert len(Service.asked) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mood", "said"),
     [

@@ -71,6 +71,7 @@ def leaving(what):
     return f"{BEGIN}{body}try: leave()\nexcept OSError: pass\nprint(2 * int(input()))"
 
 
+@pytest.mark.slow
 def test_of_programs_every_tenth_of_which_is_hostile_none_loses_its_verdict(sandbox):
     looking = "import os\nprint(2 * int(input()), os.listdir(), os.access('.', os.W_OK), len(os.listdir('/dev')))"
     first = run(sandbox, looking, "4\n")
@@ -82,6 +83,7 @@ def test_of_programs_every_tenth_of_which_is_hostile_none_loses_its_verdict(sand
             assert run(sandbox, looking, "4\n") == first, kind
 
 
+@pytest.mark.slow
 def test_the_next_program_has_all_the_space_and_all_the_files(sandbox):
     filling = (
         "n = 0\nwhile n < 3000: open(f'f{n}', 'w').close(); n += 1\nopen('big', 'wb').write(bytes(60 << 20)); print(n)"
@@ -89,6 +91,7 @@ def test_the_next_program_has_all_the_space_and_all_the_files(sandbox):
     assert [run(sandbox, filling).output for _ in range(3)] == ["3000\n"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", [HOSTILE[kind] for kind in HOSTILE if "gone" not in kind and "above" not in kind])
 def test_a_folder_is_removed_with_whatever_is_in_it(tmp_path, what):
     folder = tmp_path / "folder"

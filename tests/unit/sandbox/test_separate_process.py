@@ -256,6 +256,7 @@ def call(back): return back()
 """
 
 
+@pytest.mark.slow
 def test_collections_that_tests_read_are_the_programs(sandbox):
     before = "s = Shelf()\n"
     check_passes(

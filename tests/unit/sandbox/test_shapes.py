@@ -40,6 +40,7 @@ def test_a_right_program_passes_and_an_empty_one_does_not(sandbox, name):
     assert wrong.value == 0.0, wrong.info
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", one_in_four(FOUND, others=pytest.mark.slow))
 def test_a_right_program_of_a_further_shape_passes(sandbox, name):
     program, tests = FOUND[name]
@@ -47,6 +48,7 @@ def test_a_right_program_of_a_further_shape_passes(sandbox, name):
     assert found.value == 1.0, found.info
 
 
+@pytest.mark.slow
 def test_most_of_them_share_the_interpreter_of_their_tests(sandbox):
     reasons = {}
     for name, (program, tests) in SHAPES.items():

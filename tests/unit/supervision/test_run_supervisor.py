@@ -191,6 +191,7 @@ def test_all_of_the_run_goes_at_its_end_and_nothing_else(supervisor, started):
     assert helper(os.getpid()) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["", "its rank is stopped"])
 def test_a_driver_that_is_killed_leaves_nothing(started, tmp_path, trouble):
     driver = started(sys.executable, "-c", DRIVER, str(tmp_path), SHARES, stdout=subprocess.PIPE)

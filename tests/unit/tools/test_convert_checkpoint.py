@@ -34,6 +34,7 @@ def converted(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_there_and_back_by_the_script(converted, tmp_path):
     """As the documentation has it, from another folder; the tokenizer comes along and says the same."""
     script = Path(__file__).parents[3] / "tools" / "convert_checkpoint.py"

@@ -247,6 +247,7 @@ def test_what_was_found_before_is_neither_lost_nor_told_as_new(machine, tmp_path
     assert '"seconds": 9' in (tmp_path / "engine.json").read_text()
 
 
+@pytest.mark.slow
 def test_pip_s_own_words_reach_whoever_packs(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(wheels, "FOLDER", tmp_path / "wheels")
     monkeypatch.setattr(wheels, "PLATFORMS", ("no_such_platform",))

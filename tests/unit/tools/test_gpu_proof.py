@@ -147,6 +147,7 @@ def test_the_table_has_every_figure_with_what_it_is_compared_with():
     assert f"| push | x: {WHOLE} | failed: a \\| b |" in text
 
 
+@pytest.mark.slow
 def test_one_part_after_another_keeps_what_the_first_found(tmp_path):
     assert small(tmp_path, "machine") == 0
     assert small(tmp_path, "kernels") == 0

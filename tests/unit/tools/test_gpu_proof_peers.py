@@ -203,6 +203,7 @@ def test_what_a_step_lacks_is_said(tmp_path, monkeypatch):
     assert lines(tmp_path / "a.json")["a step beside TRL's"][WHOLE]["measured"] == "vllm and ray not installed"
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_or_takes_too_long_shows_the_end_of_its_log(tmp_path):
     log = tmp_path / "a.log"
     command = [sys.executable, "-u", "-c", "print('one'); import sys; sys.exit('no weights')"]

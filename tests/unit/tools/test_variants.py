@@ -43,6 +43,7 @@ def passed(candidate, temperature, *, entropy_grad, num_tokens=35):
     return scores.logprobs.detach(), scores.entropy.detach(), hidden.grad, weight.grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize("temperature", [1.0, 0.7, torch.linspace(0.5, 2.0, 35)], ids=["1", "0.7", "a token"])
 @pytest.mark.parametrize("entropy_grad", [False, True])
@@ -171,6 +172,7 @@ def test_a_wrong_candidate_is_seen():
     assert rates.share > 0
 
 
+@pytest.mark.slow
 def test_the_part_says_which_would_be_the_default(tmp_path):
     arguments = ["--output", str(tmp_path), "--device", "cpu", "--small", "--part", "variants"]
     assert runner.main(arguments) == 0, (tmp_path / "gpu_proof.md").read_text()

@@ -132,6 +132,7 @@ BAD_YAML = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("content", "words"), BAD_YAML)
 def test_yaml_that_is_refused(tmp_path, content, words):
     path = tmp_path / "a.yaml"

@@ -63,7 +63,8 @@ def dense_cases():
     for name in FAMILIES:
         for itemsize, kind in itertools.product((4, 2), DENSE_LAYOUTS):
             is_in_gate = (itemsize, kind) == (4, "tp2_pp2") or (name == "phi4" and (itemsize == 4 or kind == "tp2_pp2"))
-            marks = () if is_in_gate else pytest.mark.nightly
+            is_quick = (name, itemsize, kind) == (next(iter(FAMILIES)), 4, "tp2_pp2")
+            marks = () if is_quick else pytest.mark.slow if is_in_gate else pytest.mark.nightly
             yield pytest.param(name, itemsize, DENSE_LAYOUTS[kind], id=f"{name}-{kind}-{itemsize}", marks=marks)
 
 
@@ -105,6 +106,7 @@ def mixtures():
             yield pytest.param(name, itemsize, *EXPERT_LAYOUTS[kind], id=f"{name}-{kind}-{itemsize}", marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "itemsize", "parallel", "num_files"), list(mixtures()))
 def test_every_byte_of_a_mixture_comes_back(models, tmp_path, monkeypatch, name, itemsize, parallel, num_files):
     """The expert bias stays in float32 in a folder of 16 bits; config.json is the same then too."""
@@ -118,6 +120,7 @@ def test_every_byte_of_a_mixture_comes_back(models, tmp_path, monkeypatch, name,
     assert (tmp_path / "back" / "config.json").read_bytes() == (source / "config.json").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parallel", "itemsize"),
     [
@@ -169,6 +172,7 @@ def test_experts_are_an_axis_of_the_checkpoints_tensors(models, tmp_path):
     assert deepseek["decoder.layers.1.self_attention.linear_q_up_proj.weight"] == (64, 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", MIXTURES)
 @pytest.mark.parametrize("shard_size", [pytest.param("1GB", marks=pytest.mark.nightly), "20KB"])
 def test_experts_in_one_tensor_are_read_and_written_one_by_one(tmp_path, family, shard_size):

@@ -17,6 +17,7 @@ CONFIGS = [
 IDS = [f"{config.baseline}-{config.statistics}" for config in CONFIGS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS, ids=IDS)
 @given(batch=batches())
 def test_credit_equals_the_loops(config: REINFORCEPlusPlusConfig, batch: Batch) -> None:

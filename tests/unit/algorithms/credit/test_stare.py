@@ -15,6 +15,7 @@ from tests.strategies import Batch, batches
 from tests.unit.algorithms.rival_checks import advantages, check_invariances, lists, old_logprobs
 
 
+@pytest.mark.slow
 @given(batches(), st.sampled_from(["O1", "C2"]), st.sampled_from([1, 10, 30, 100]), st.sampled_from([0.0, 0.7, 1e9]))
 def test_credit_equals_the_loops(batch: Batch, variant: str, percent: int, target: float) -> None:
     config = STAREConfig(variant=variant, top_fraction=percent / 100, entropy_target=target)

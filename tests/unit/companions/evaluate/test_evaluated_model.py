@@ -138,6 +138,7 @@ def lines_until(text, stream):
     return lines
 
 
+@pytest.mark.slow
 def test_processes_that_need_one_checkpoint_at_once_convert_it_once(tmp_path, run):
     """Both find no converted model, since a third holds the lock; then one converts and the other takes it."""
     checkpoint(tmp_path, run, "step_4")

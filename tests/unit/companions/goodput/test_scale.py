@@ -25,6 +25,7 @@ def rows():
     return [row for nodes in (2, 8) for row in scale_rows(config, request_of, num_nodes=nodes)]
 
 
+@pytest.mark.slow
 def test_each_size_has_a_row_in_turns_and_one_apart(rows):
     assert [(row.num_gpus, bool(row.num_rollout_gpus)) for row in rows] == [
         (16, False),
@@ -84,6 +85,7 @@ def test_lengths_have_the_wanted_mean_after_the_limit(mean):
     assert statistics.mean(drawn) == pytest.approx(mean, rel=0.03)
 
 
+@pytest.mark.slow
 def test_a_recipe_with_engines_of_its_own_has_one_row_with_its_own_bounds():
     config = qwen2_5_7b.paper_64gpu()
     apart = dataclasses.replace(
@@ -119,12 +121,14 @@ RATIOS = {
 """Published seconds over estimated and over simulated ones, as docs/planning_reference.md has them."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: row.name)
 def test_how_far_published_steps_are_from_estimates(row):
     found = estimate(row)
     assert (found["ratio"], found["simulated_ratio"]) == pytest.approx(RATIOS[row.name], abs=0.006)
 
 
+@pytest.mark.slow
 def test_a_save_of_adapters_holds_up_less():
     config = dataclasses.replace(qwen2_5_7b.paper_64gpu(), adapter=AdapterConfig(rank=32))
     [adapted, _] = scale_rows(config, request_of, num_nodes=2)

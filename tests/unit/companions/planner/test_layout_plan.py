@@ -32,6 +32,7 @@ def test_the_paper_s_recipe_fits_64_gpus_of_80_gb(paper):
     assert paper.suggestions == []
 
 
+@pytest.mark.slow
 def test_64_gpus_are_planned_in_less_than_five_seconds():
     start = time.process_time()  # what the machine does besides is not the planner's
     make_plan(request(engine_tensor=2))
@@ -68,6 +69,7 @@ def test_misses_say_part_stage_and_gibibytes(paper):
     assert miss.largest_parts[0][0] in miss.reason()
 
 
+@pytest.mark.slow
 def test_host_memory_is_checked_where_it_is_known():
     known = make_plan(request(host_memory=400 * GIB))
     unknown = make_plan(request())
@@ -78,6 +80,7 @@ def test_host_memory_is_checked_where_it_is_known():
     assert "GiB of host memory" in full[0].reason()
 
 
+@pytest.mark.slow
 def test_a_mixture_of_experts():
     plan = make_plan(request("Qwen/Qwen3-30B-A3B"))
     assert plan.choice is not None
@@ -90,6 +93,7 @@ def test_a_mixture_of_experts():
     assert weights[0] > 4 * weights[1] > 4 * weights[2]
 
 
+@pytest.mark.slow
 def test_disaggregated_the_engine_s_gpu_can_be_the_one_that_does_not_fit():
     plan = make_plan(request("Qwen/Qwen2.5-72B", num_gpus=128, num_rollout_gpus=64, engine_tensor=2))
     assert plan.choice is None

@@ -59,6 +59,7 @@ def test_tiles_are_as_wide_as_products_like_them(rows):
     assert rows * (columns + tiles.MIN_TILE_COLUMNS) > tiles.CPU_TILE_ELEMENTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.1, 1.0, 100.0])
 @pytest.mark.parametrize("chunk", [128, 512, 1024])
 def test_scoring_holds_tiles_and_no_more(chunk, scale):

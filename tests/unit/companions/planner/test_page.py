@@ -60,6 +60,7 @@ def test_where_nothing_fits_the_page_says_what_helps():
     assert "--rollout.kv-cache-mib 10240: " in text
 
 
+@pytest.mark.slow
 def test_a_cache_too_small_for_one_sequence_is_pointed_out():
     tiny = request("Qwen/Qwen2.5-72B", engine_tensor=8)
     tiny = replace(tiny, engine=replace(tiny.engine, cache_bytes=1 << 20))
@@ -104,6 +105,7 @@ def test_json_is_complete_and_adds_up(paper):
     assert max(stage["peak_bytes"] for stage in plain["stages"]) == plain["own"]["peak_bytes"]
 
 
+@pytest.mark.slow
 def test_json_where_nothing_fits():
     plain = plan_to_plain(make_plan(request("Qwen/Qwen2.5-72B", num_gpus=8, engine_tensor=8)))
     assert plain["choice"] is None

@@ -38,6 +38,7 @@ def most_partners(arch, parallel, *, engine, engines, sender_policy):
 LAYOUTS = [{"tensor": tensor, "pipeline": pipeline} for tensor in (1, 2, 4, 8) for pipeline in (1, 2, 4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [1, 2, 4, 8])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_dense_models(layout, engine):

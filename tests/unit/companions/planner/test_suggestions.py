@@ -17,6 +17,7 @@ def overrides(plan):
     return [each for each in found if "--adapter" not in each]
 
 
+@pytest.mark.slow
 def test_a_cache_that_is_too_large():
     small = request(gpu_memory=40, micro_batch_tokens=16384)
     plan = make_plan(small)
@@ -46,6 +47,7 @@ def test_a_cache_that_would_hold_no_sequence_is_not_said_to_help():
     assert make_plan(replace(tight, engine=replace(tight.engine, cache_bytes=2 << 30))).choice is None
 
 
+@pytest.mark.slow
 def test_micro_batches_that_are_too_large():
     plan = make_plan(request(num_gpus=16, micro_batch_tokens=1048576, engine_tensor=8))
     assert plan.choice is None
@@ -53,6 +55,7 @@ def test_micro_batches_that_are_too_large():
     assert make_plan(request(num_gpus=16, micro_batch_tokens=6144, engine_tensor=8)).choice is not None
 
 
+@pytest.mark.slow
 def test_several_savings_together_where_none_is_enough():
     both = request(num_gpus=16, micro_batch_tokens=1048576, engine_tensor=8, gpu_memory=66)
     plan = make_plan(replace(both, engine=replace(both.engine, cache_bytes=60 << 30)))

@@ -121,6 +121,7 @@ def test_a_damaged_correction_is_refused(tmp_path, changes, message):
         read_correction(tmp_path / "c.json")
 
 
+@pytest.mark.slow
 def test_a_plan_with_a_correction_is_the_plan_and_what_was_measured(tmp_path, capsys):
     def totals(*options):
         assert run(["plan", "recipes.qwen2_5_32b:gtpo_64gpu", "--json", *options]) == 0

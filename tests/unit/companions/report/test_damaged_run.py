@@ -78,6 +78,7 @@ def test_a_line_that_is_no_object_is_a_remark(tmp_path, line):
     assert "step_000001.jsonl:1: not a rollout record" in page_of(run).main
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["timing/rollout_s", "timing/step_s", "rollout/reward_mean", "memory/peak_gib"])
 @pytest.mark.parametrize("value", ["x", [1], {}, True, pytest.param(10**400, id="huge"), 1e308, float("nan")])
 def test_a_metric_that_is_not_a_number_is_left_out(tmp_path, name, value):
@@ -88,6 +89,7 @@ def test_a_metric_that_is_not_a_number_is_left_out(tmp_path, name, value):
     assert all(0 <= y <= 2 for figure in figures.values() for trace in figure["data"] for y in trace["y"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [

@@ -143,6 +143,7 @@ def test_one_run_on_a_phone(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_whole_responses_are_summed_up_and_those_without_a_verdict_stand_apart(tmp_path):
     long = replace(
         response(0, 1.0, tokens=("a ", "b ", "c ") * 500),
@@ -165,6 +166,7 @@ def test_whole_responses_are_summed_up_and_those_without_a_verdict_stand_apart(t
     }
 
 
+@pytest.mark.slow
 def test_two_runs_in_the_dark(tmp_path):
     runs = [make_run(tmp_path / "gtpo"), make_run(tmp_path / "grpo_with_a_rather_long_name_of_a_run_folder")]
     write_report(runs, tmp_path / "report.html")
@@ -177,6 +179,7 @@ def test_two_runs_in_the_dark(tmp_path):
         }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_that_has_nothing_yet(tmp_path):
     (tmp_path / "run").mkdir()
     write_report([tmp_path / "run"], tmp_path / "report.html")
@@ -203,6 +206,7 @@ CONVERSATION = """
 """
 
 
+@pytest.mark.slow
 def test_others_words_stand_between_the_turns(tmp_path):
     said = ["tool says 4\n"], [f"result {number} " for number in range(26)]
     tokens = ("call ", *said[0], "call again ", *said[1], "so 4")
@@ -253,6 +257,7 @@ AXES = """
 """
 
 
+@pytest.mark.slow
 def test_curves_are_drawn_over_the_axis_that_is_chosen(tmp_path):
     """40 steps of 6.5 s, 16,250 and 13,000 tokens, an evaluation of 5 s at either end; limits from end to end."""
     write_report([make_run(tmp_path / "run")], tmp_path / "report.html")
@@ -286,6 +291,7 @@ SAMPLES = """
 """
 
 
+@pytest.mark.slow
 def test_all_responses_of_a_group_are_reached_sorted_and_searched(tmp_path):
     run = make_run(tmp_path / "run", num_steps=2, responses=False)
     rows = [response(0, 0.1 * place, tokens=("a ",) * (3 * (place + 1))) for place in range(4)]
@@ -329,6 +335,7 @@ KEYS = """
 """
 
 
+@pytest.mark.slow
 def test_arrow_keys_move_over_the_tokens_and_show_what_pointing_shows(tmp_path):
     write_report([make_run(tmp_path / "run")], tmp_path / "report.html")
     facts, console = browse(tmp_path, reader=KEYS)
@@ -386,6 +393,7 @@ def two_runs(folder):
     write_report(runs, folder / "report.html")
 
 
+@pytest.mark.slow
 def test_links_lead_to_samples(tmp_path):
     two_runs(tmp_path)
     facts, console = browse(tmp_path, reader=LINKS, at=next(iter(LEADS)))
@@ -397,6 +405,7 @@ def test_links_lead_to_samples(tmp_path):
         assert found["link"].endswith(f"&run={name}"), at
 
 
+@pytest.mark.slow
 def test_what_is_no_link_leads_nowhere(tmp_path):
     two_runs(tmp_path)
     reader = """

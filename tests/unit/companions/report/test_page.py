@@ -183,6 +183,7 @@ def test_a_run_on_nothing_says_so_once(tmp_path):
     assert page.text.count("Held-out accuracy not measured: no step has eval/heldout_mean_at_k") == 1
 
 
+@pytest.mark.slow
 def test_runs_of_different_sets_are_headed_by_one_they_share_or_each_by_its_own(tmp_path):
     both = make_run(tmp_path / "both", labels=("heldout", "aime24"))
     benchmark = make_run(tmp_path / "benchmark", labels=("aime24",))
@@ -285,6 +286,7 @@ def test_nan_in_the_metrics_leaves_a_gap_and_no_crash(tmp_path):
     assert {trace["name"] for trace in page.figures["entropy"]["data"]} == {"correct", "incorrect"}
 
 
+@pytest.mark.slow
 def test_what_is_the_same_at_every_step_is_folded_with_its_value(tmp_path):
     def rising(step):
         return step_metrics(step) | {"policy/clip_frac": step / 1000}
@@ -347,6 +349,7 @@ def test_a_flat_curve_stays_out_of_the_other_runs_legend(tmp_path):
     assert [(trace["name"], trace["legendgroup"]) for trace in traces] == [("ra", "ra")] * 4 + [("rb", "rb")] * 2
 
 
+@pytest.mark.slow
 def test_long_runs_are_thinned_without_losing_a_peak_and_say_so(tmp_path):
     def spiky(step):
         values = dict.fromkeys(step_metrics(step), step * 7919 % 1000 / 1000)
@@ -369,6 +372,7 @@ def test_long_runs_are_thinned_without_losing_a_peak_and_say_so(tmp_path):
     assert "Of every 15 values" in report(tmp_path, run).text
 
 
+@pytest.mark.slow
 def test_a_page_of_long_chinese_texts_and_many_digits_stays_within_its_bytes(tmp_path):
     rng = random.Random(1)
     run = make_run(tmp_path / "run", num_steps=40)

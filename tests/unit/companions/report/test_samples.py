@@ -106,6 +106,7 @@ def test_long_responses_are_cut_before_groups_are_left_out():
     assert [each["groups"] for each in shown_runs([run, run_of(long)], max_bytes=9)] == [[], []]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("token", ["因此", "<", "\x00", '"', "\ud83d", "a"])
 @pytest.mark.parametrize("number", [1.0, -1.23e-05, 0.333])
 def test_the_budget_holds_whatever_the_characters_and_numbers(token, number):

@@ -159,6 +159,7 @@ def test_a_status_that_cannot_be_read_does_not_hold_up_the_page(folder, monkeypa
     assert status_line(folder, "run").startswith("run: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8642", "127.0.0.1.evil.example", ""])
 def test_other_names_of_this_address_get_nothing(server, host):
     connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1].strip("/"))), timeout=10)
@@ -228,6 +229,7 @@ def test_the_command_needs_a_run(capsys):
     assert "at least one run folder" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_serves_until_it_is_interrupted(folder):
     command = [
         sys.executable,
@@ -265,6 +267,7 @@ def browse(report, profile):
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
 def test_an_open_page_follows_the_run(folder, tmp_path):
     """The run goes on when the page asks for the second time, so what the browser leaves is of a later answer."""
@@ -292,6 +295,7 @@ CHOOSE = """report.isDrawn.then(() => {{
 SCROLL = 'report.isDrawn.then(() => document.getElementById("group").scrollIntoView());'
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
 @pytest.mark.parametrize(
     ("reader", "step"),
@@ -331,6 +335,7 @@ def test_the_group_being_read_stays_while_others_come_and_go(tmp_path, monkeypat
     assert re.search(r'class="prompt">Compute (\d+)', page)[1] == str(step)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
 def test_the_axis_and_what_was_unfolded_stay_while_the_run_goes_on(tmp_path, monkeypatch):
     reader = """report.isDrawn.then(() => {

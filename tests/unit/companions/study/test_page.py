@@ -43,6 +43,7 @@ def test_the_page_names_commits_where_they_differ(page, tmp_path):
     assert '<p class="note">The runs are of 2 states of the code. &lt;new&gt;: gtpo_seed0; abc123: grpo_seed0.' in html
 
 
+@pytest.mark.slow
 def test_many_arms_have_no_bands_that_cover_each_other(page, tmp_path):
     few = page.read_text(encoding="utf-8")
     arms = ("gtpo", "gtpo_alpha2_0", "gtpo_shuffled", "gtpo_v1", "dapo", "grpo")
@@ -52,6 +53,7 @@ def test_many_arms_have_no_bands_that_cover_each_other(page, tmp_path):
         assert (said in few, said in html) == (True, False)
 
 
+@pytest.mark.slow
 def test_a_study_with_a_dose_is_drawn_over_it(tmp_path):
     plan = recipes.study.dose()
     found = summaries(
@@ -66,6 +68,7 @@ def test_a_study_with_a_dose_is_drawn_over_it(tmp_path):
         assert (console, facts["plots"], facts["drawn"]) == ([], "6", "6")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
 def test_the_page_in_a_browser_at_the_width_of_a_phone(page, tmp_path):
     facts, console = browse(tmp_path, width=390)

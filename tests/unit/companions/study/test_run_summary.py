@@ -75,6 +75,7 @@ def test_a_run_whose_log_does_not_say_has_no_commit_rather_than_this_one(tmp_pat
     assert summarise(planned, tmp_path / "run").commit == "unknown (log.txt does not say)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", sorted(COMMITTED))
 def test_a_committed_study_is_whole_and_its_table_of_its_runs(folder):
     if not (RESULTS / folder / RUNS_FILE).exists():

@@ -68,6 +68,7 @@ def test_any_difference_comes_back_as_it_was(tmp_path, runs):
     ]  # as text: 1, 1.0 and true are equal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [0.0, 0.01, 0.3, 0.999])
 def test_a_cut_end_is_ignored_and_then_removed(tmp_path, runs, path, kept):
     content = path.read_bytes()
@@ -98,6 +99,7 @@ for number in range(40):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_tear_no_line(tmp_path, path):
     both = [
         subprocess.Popen([sys.executable, "-c", ADD, str(tmp_path), str(tmp_path / "both"), first])
@@ -133,6 +135,7 @@ def change_line(path, number, change):
     path.write_text("\n".join(lines) + "\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -254,6 +254,7 @@ def rows_of(path):
     return [deterministic(row) for row in read_metrics(path / "metrics.jsonl")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_measured", [2, 3])
 @pytest.mark.parametrize("at", [2, 4])
 def test_a_request_before_a_set_is_measured_puts_the_measurement_off(tmp_path, at, num_measured):

@@ -59,6 +59,7 @@ def said(**calls):
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_an_import_that_fails_is_named():
     message = said(rank_0=1, rank_1=raised())
     assert message == "rank 1 died in start: ModuleNotFoundError: No module named 'transformer_engine'; see log.txt"

@@ -57,6 +57,7 @@ def check_round_trip(folder, work):
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [F16, Q8_0], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_the_folder_is_what_transformers_reads_of_the_file(shape, kind, tmp_path):

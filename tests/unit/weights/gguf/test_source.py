@@ -77,6 +77,7 @@ def test_what_is_no_file_is_said(tmp_path):
         gguf_file("gguf:numpy==0.0.1")
 
 
+@pytest.mark.slow
 def test_a_missing_wheel_is_one_line(capsys, monkeypatch):
     def absent(name):
         raise importlib.metadata.PackageNotFoundError(name)

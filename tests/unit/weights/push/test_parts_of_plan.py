@@ -78,6 +78,7 @@ def check(arch, layout):
     return expected
 
 
+@pytest.mark.slow
 @examples(20)
 @given(
     tensor=TENSOR,
@@ -109,6 +110,7 @@ def test_dense_models(
     )
 
 
+@pytest.mark.slow
 @examples(20)
 @given(
     family=st.sampled_from(["qwen3_moe", "glm4_moe", "deepseek", "qwen3_next"]),

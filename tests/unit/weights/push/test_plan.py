@@ -105,6 +105,7 @@ def deliver(arch, layout):
         yield stream, tensors, got, times
 
 
+@pytest.mark.slow
 @examples(30)
 @given(
     tp=st.sampled_from([1, 2, 4]),
@@ -148,6 +149,7 @@ def test_every_kept_element_is_written_once(
     assert streams == workers * engines
 
 
+@pytest.mark.slow
 @examples(40)
 @given(
     family=st.sampled_from(["qwen3_moe", "glm4_moe", "deepseek", "gpt_oss", "qwen3_next"]),

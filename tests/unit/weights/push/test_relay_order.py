@@ -109,6 +109,7 @@ CASES = [  # pairs, most of one rank, rounds in which they open
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "sizes", "engine", "num_pairs", "most", "rounds"), CASES)
 @pytest.mark.parametrize("one_queue", [False, True])
 def test_no_rank_waits_for_ever(model, sizes, engine, num_pairs, most, rounds, one_queue):
