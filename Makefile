@@ -6,12 +6,11 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-# quick tests have three workers on two cores: some wait for a clock
+# three workers on two cores: some wait for a clock, or for a process that starts
 FILE_BY_FILE := --dist loadfile --no-loadscope-reorder
 SIDE_BY_SIDE := -n 2 --dist loadgroup --no-loadscope-reorder
 NOT_IN_CHECK := nightly or slurm or gpu or network
 LATER := slow or $(NOT_IN_CHECK)
-FAST := not ($(LATER) or gpu_stack or vllm or ray or megatron)
 # a worker that reads all files needs half a minute for it
 with_mark = $$(grep -rlE "mark\.($(1))\b" tests --include="test_*.py")
 RUN_DIR := runs/quickstart
@@ -36,8 +35,7 @@ code-quickstart: setup  ## the tiny model learns to write programs that pass tes
 
 test: setup  ## every part, and the whole chain once: a tiny run, a resume, a push; 7 to 26 minutes on two cores, as quick as they are
 	@tools/install_bubblewrap.sh
-	$(PYTEST) -n 3 $(FILE_BY_FILE) -m "$(FAST)"
-	$(PYTEST) -n 2 $(FILE_BY_FILE) -m "(vllm or ray or megatron) and not ($(LATER))" $(call with_mark,vllm|ray|megatron)
+	$(PYTEST) -n 3 $(FILE_BY_FILE) -m "not ($(LATER) or gpu_stack)"
 
 test-dist: setup
 	$(PYTEST) -m distributed

@@ -12,27 +12,28 @@ ROOT = Path(__file__).parents[1]
 LONG = tuple(
     f"tests/{name}.py"
     for name in (
-        # make test: what waits, starts browsers or draws many examples
-        "unit/conversations/test_environment_pool",
-        "unit/weights/push/test_plan",
-        "unit/weights/test_conversion",
-        "unit/recipes/test_math_run",
-        "unit/rewards/test_reward_pool",
-        "unit/weights/test_reshard",
-        "unit/companions/report/test_watch",
-        "unit/companions/report/test_in_browser",
-        "unit/rewards/test_answer_pairs",
-        # whole runs and many ranks; those that look for what a run leaves are one chain, and so are jobs of Slurm
+        # runs, and files that wait, start browsers or draw many examples; jobs of Slurm are one chain, and so are the
+        # runs that look for what a run leaves
         "integration/test_train",
         "slurm/test_jobs",
+        "unit/conversations/test_environment_pool",
+        "unit/rewards/test_reward_pool",
         "unit/companions/planner/test_trainer_state",
+        "unit/companions/planner/test_activations",
         "golden/test_curves",
         "integration/test_adapter_run",
         "integration/test_ray_engines",
         "distributed/test_actor_checkpoint",
         "distributed/test_checkpoint_crashes",
+        "distributed/test_actor_layouts",
+        "unit/weights/test_conversion",
+        "unit/recipes/test_math_run",
         "integration/test_evaluate",
         "integration/test_rollout_engine",
+        "unit/companions/report/test_watch",
+        "unit/companions/report/test_in_browser",
+        "unit/rewards/test_answer_pairs",
+        "unit/algorithms/test_credit_properties",
     )
 )
 """Files that start first, in this order; all others follow as pytest finds them."""

@@ -71,8 +71,8 @@ LAYOUTS = {
     "pp2_cp2": {"num_ranks": 4, "pipeline_parallel_size": 2, "context_parallel_size": 2},
     "cp2_dp2_sharded_optimizer": {"num_ranks": 4, "context_parallel_size": 2, "distributed_optimizer": True},
 }
-BEFORE_A_COMMIT = ("one", "tp2", "pp2_vpp2_cp2", "dp2_sharded_optimizer")
-"""Every axis once, in ``make test``."""
+MARKS = {"pp2_vpp2_cp2": (), **dict.fromkeys(("one", "tp2", "dp2_sharded_optimizer"), pytest.mark.slow)}
+"""Two axes in ``make test``, and every axis before a commit; every other layout is in ``make nightly``."""
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def models(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "layout",
-    [pytest.param(name, marks=[] if name in BEFORE_A_COMMIT else pytest.mark.nightly) for name in LAYOUTS],
+    [pytest.param(name, marks=MARKS.get(name, pytest.mark.nightly)) for name in LAYOUTS],
 )
 def test_gtpo_on_every_layout(models, tmp_path, layout):
     folder, model = models[layout in ("tp2", "pp2_dp2", "pp2_vpp2_cp2")]
@@ -129,6 +129,7 @@ def test_the_cut_into_micro_batches_changes_nothing(models, tmp_path, layout, mi
     compare(tmp_path, model, config, norm_rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batch_tokens", [1, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_the_order_of_responses_changes_nothing(models, tmp_path, micro_batch_tokens):
     """Scores, and so entropies and credit, stay with their responses through any cut."""
@@ -137,6 +138,7 @@ def test_the_order_of_responses_changes_nothing(models, tmp_path, micro_batch_to
     compare(tmp_path, model, config, dealing="permuted", norm_rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [
@@ -152,6 +154,7 @@ def test_all_tokens_of_the_loss_are_on_one_of_the_ranks_that_share_sequences(mod
     compare(tmp_path, model, make_config(folder, LAYOUTS[layout]), rollouts=rollouts, norm_rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [
@@ -215,6 +218,7 @@ def two_updates(rank, world_size, init_method, config, folder):
     return found
 
 
+@pytest.mark.slow
 def test_mini_batches_do_not_depend_on_who_has_which_rows(models, tmp_path):
     """Group 5 and group 9 are an update each: each is on one replica, or both are on both."""
     folder, _ = models[False]
@@ -268,6 +272,7 @@ def test_credit_refuses_scores_of_another_policy(models):
     run_processes(refused, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["one", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("dp2", "cp2"))])
 def test_rewards_of_turns_reach_the_tokens_of_their_turns(models, tmp_path, layout):
     folder, model = models[False]

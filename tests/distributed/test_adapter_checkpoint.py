@@ -21,6 +21,7 @@ from tests.distributed.test_actor_checkpoint import first_half, merged, resumed,
 from tests.distributed.tiny_world import VOCAB, make_config, make_model
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.megatron,
     pytest.mark.distributed,
     pytest.mark.filterwarnings("ignore"),  # Megatron and torch's checkpoint warn of deprecations of their own

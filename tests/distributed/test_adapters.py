@@ -20,6 +20,7 @@ from tests.distributed.one_update import GRADIENT_TOLERANCE, one_update
 from tests.distributed.tiny_world import dense_scores, dense_step, make_config, make_model, make_rewards, make_rollouts
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.megatron,
     pytest.mark.distributed,
     pytest.mark.filterwarnings("ignore"),  # Megatron warns of every optional kernel it lacks

@@ -99,6 +99,7 @@ def test_a_write_that_fails_is_told(tmp_path, fails, told):
     assert (checksums, told in error) == ({}, True), error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("go_on", [hang, lambda: MANY_PLACES], ids=["in mid-write", "with results for nobody"])
 def test_a_writer_ends_with_a_rank_that_is_killed(tmp_path, go_on):
     told = tmp_path / "pid"
@@ -119,6 +120,7 @@ def test_a_writer_ends_with_a_rank_that_is_killed(tmp_path, go_on):
     until(lambda: is_gone(writer), within_s=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("go_on", [hang, lambda: MANY_PLACES], ids=["in mid-write", "with results for nobody"])
 def test_a_write_that_is_abandoned_does_not_keep_its_rank(tmp_path, go_on):
     """The end of a process waits for its children, and this one would wait for a listener."""

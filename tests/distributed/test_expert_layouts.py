@@ -15,6 +15,7 @@ from tests.distributed.one_update import assert_full_precision, compare, one_upd
 from tests.distributed.tiny_world import dense_step, make_config, make_rewards, make_rollouts, own_tokens
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.megatron,
     pytest.mark.distributed,
     pytest.mark.filterwarnings("ignore"),  # Megatron warns of every optional kernel it lacks

@@ -25,6 +25,7 @@ from tests.distributed.one_update import DEALINGS, compare
 from tests.distributed.tiny_world import dense_scores, make_config, make_model, make_rewards, make_rollouts, own_tokens
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.megatron,
     pytest.mark.distributed,
     pytest.mark.filterwarnings("ignore"),  # Megatron warns of every optional kernel it lacks

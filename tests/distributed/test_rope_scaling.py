@@ -13,6 +13,7 @@ from tests.distributed.family_models import FamilyModel, make_family_model
 from tests.distributed.tiny_world import dense_scores, make_config, make_rollouts
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.megatron,
     pytest.mark.distributed,
     pytest.mark.filterwarnings("ignore"),  # Megatron warns of every optional kernel it lacks

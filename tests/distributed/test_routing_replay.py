@@ -25,6 +25,7 @@ from tests.distributed.tiny_world import (
 )
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.megatron,
     pytest.mark.distributed,
     pytest.mark.filterwarnings("ignore"),  # Megatron warns of every optional kernel it lacks

@@ -26,6 +26,7 @@ from tests.distributed.expert_models import make_expert_model
 from tests.distributed.tiny_world import make_config, make_model, make_rewards, make_rollouts
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.megatron,
     pytest.mark.distributed,
     pytest.mark.filterwarnings("ignore"),
@@ -172,8 +173,8 @@ def test_curve(name, request):
     assert curve == golden[stack()]
 
 
-AFTER_CURVES = pytest.mark.slow if stack() in read_curves(FOLDER / "curve_gtpo.txt") else pytest.mark.megatron
-"""What a stack that has the curves is told by them already, in less of ``make test``."""
+AFTER_CURVES = pytest.mark.nightly if stack() in read_curves(FOLDER / "curve_gtpo.txt") else pytest.mark.slow
+"""What a stack that has the curves is told by them already."""
 
 
 @AFTER_CURVES

@@ -200,6 +200,7 @@ def make_folder(folder, family, *, tied, vocab_size=150):
             (folder / name).write_text("{}", encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "tied", "sampler_tp", "transport"),
     [

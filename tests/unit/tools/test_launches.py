@@ -90,6 +90,7 @@ def answers_of_ways(rank, world_size, init_method):
     return found
 
 
+@pytest.mark.slow
 def test_every_way_answers_as_the_trainer_does_and_leaves_it_as_it_was():
     """In bfloat16: a way that computes the same in another order may round otherwise."""
     [found] = run_processes(answers_of_ways, 1, timeout_s=240.0)

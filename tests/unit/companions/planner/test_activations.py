@@ -155,6 +155,7 @@ def measured():
     return run_processes(measure, 1, IN_GATE, timeout_s=400.0)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.megatron
 @pytest.mark.timeout(420)
 @pytest.mark.filterwarnings("ignore")

@@ -155,6 +155,7 @@ def assert_equal(case_of_model, ranks):
         assert (planned.routers > 0) == any(kind.has_experts for kind, _ in layers_of_stage(shape, case, stage))
 
 
+@pytest.mark.slow
 @pytest.mark.megatron
 @pytest.mark.timeout(420)
 @pytest.mark.filterwarnings("ignore")
