@@ -275,7 +275,6 @@ class Place:
         (None, ""),
         (object, "<class 'object'>"),
     ],
-    ids=str,
 )
 def test_a_result_is_json(made, text):
     def make():
