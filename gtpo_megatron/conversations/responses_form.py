@@ -72,7 +72,7 @@ def _messages_from(given: object) -> list[dict[str, Any]]:
 
 def _add_to_turn(turn: dict[str, Any], kind: str, item: Mapping[str, Any]) -> None:
     content = item.get("content") or []
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     if kind == "message":
         turn["content"] += parts
     elif kind == "function_call":

@@ -1,13 +1,20 @@
 """OpenAI's Responses and Anthropic's Messages, by their own clients and types."""
 
+import copy
 import json
+from random import Random
 
 import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from gtpo_megatron.conversations.chat_form import chat_request_from
+from gtpo_megatron.conversations.exchange import Exchange
 from gtpo_megatron.conversations.messages import Message, ToolCall, TurnStats
+from gtpo_megatron.conversations.messages_form import messages_request_from
+from gtpo_megatron.conversations.responses_form import responses_request_from
+from gtpo_megatron.errors import DataError
 from tests.unit.conversations.test_chat_endpoint import HELLO, TOOL, ask, until
 
 PARAMETERS = {"type": "object", "properties": {}}
@@ -318,3 +325,85 @@ def test_errors_reach_anthropics_client_once(messages, exchange):
     with pytest.raises(anthropic.BadRequestError, match="mcp_servers"):
         messages.create(model="m", max_tokens=9, messages=[USER], extra_body={"mcp_servers": [1]})
     assert exchange.num_refused == 1
+
+
+# ----------------------------------------------------------------------------------------------------- damaged bodies
+CALL = {"id": "x", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+BODIES = {
+    chat_request_from: {
+        "messages": [
+            *({"role": "system", "content": [{"type": "text", "text": "a"}]}, *HELLO),
+            {"role": "assistant", "content": "b", "tool_calls": [CALL], "reasoning_content": "c"},
+            {"role": "tool", "tool_call_id": "x", "content": "d"},
+        ],
+        **{"tools": [TOOL], "stop": ["a"], "tool_choice": "auto", "response_format": {"type": "text"}, "stream": True},
+        **{"stream_options": {"include_usage": True}, "model": "m", "n": 1},
+    },
+    responses_request_from: {
+        "input": [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+            {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "b"}]},
+            {"role": "assistant", "content": [{"type": "output_text", "text": "c"}]},
+            {"type": "function_call", "call_id": "x", "name": "add", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "x", "output": "4"},
+        ],
+        **{"tools": [OPENAI_TOOL], "instructions": "b", "text": {"format": {"type": "text"}}, "tool_choice": "auto"},
+    },
+    messages_request_from: {
+        "messages": [
+            *(USER, {"role": "user", "content": [{"type": "text", "text": "a"}]}),
+            {
+                "role": "assistant",
+                "content": [
+                    *({"type": "thinking", "thinking": "b"}, {"type": "text", "text": "c"}),
+                    {"type": "tool_use", "id": "x", "name": "add", "input": {}},
+                ],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x", "content": "4"}]},
+        ],
+        **{"tools": [ANTHROPIC_TOOL], "system": [{"type": "text", "text": "b"}], "stop_sequences": ["a"]},
+        **{"tool_choice": {"type": "auto"}, "output_config": {"format": {"type": "json_schema"}}},
+    },
+}
+JUNK = [
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    "",
+    "x",
+    [],
+    ["x"],
+    [[]],
+    {},
+    {"type": 5},
+    {"role": []},
+    [{"type": "text"}],
+    {"text": {}},
+]
+
+
+def damaged(value, random):
+    """A copy with junk in one place of it."""
+    if not value or not isinstance(value, dict | list) or random.random() < 0.15:
+        return copy.deepcopy(random.choice(JUNK))
+    found = value.copy()
+    key = random.choice(list(value) if isinstance(value, dict) else range(len(value)))
+    found[key] = damaged(value[key], random)
+    return found
+
+
+@pytest.mark.parametrize("read", BODIES, ids=lambda read: read.__name__)
+def test_a_damaged_body_is_read_or_refused(read):
+    """Whatever is wrong with it, nothing is an error of the endpoint."""
+    random, problems = Random(54), []
+    assert read(BODIES[read]).asked.opening.messages
+    for _ in range(3000):
+        try:
+            asked = read(damaged(damaged(BODIES[read], random), random)).asked
+            Exchange()._added_messages(asked)
+        except DataError as problem:
+            problems.append(str(problem))
+    assert 1000 < len(problems) < 2900
+    assert not [one for one in problems if "\n" in one]
