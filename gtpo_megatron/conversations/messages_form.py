@@ -21,6 +21,9 @@ from gtpo_megatron.errors import DataError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.text import shown
 
+SIGNATURE = "policy"
+"""Of every block of thinking: clients send one without a signature back as words of the user."""
+
 _IGNORED = IGNORED | {"cache_control", "context_management", "inference_geo", "speed", "betas"}
 _AS_CHAT = ("model", "stream")
 _READ = frozenset(
@@ -138,7 +141,7 @@ def _blocks(turn: Message, spoken: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A turn as blocks: its reasoning, its text, its calls."""
     blocks: list[dict[str, Any]] = []
     if reasoning := spoken.get("reasoning_content"):
-        blocks.append({"type": "thinking", "thinking": reasoning, "signature": ""})
+        blocks.append({"type": "thinking", "thinking": reasoning, "signature": SIGNATURE})
     if spoken["content"]:
         blocks.append({"type": "text", "text": spoken["content"]})
     calls = [{"id": one.call_id, "name": one.name, "input": dict(one.arguments)} for one in turn.tool_calls]
@@ -152,16 +155,18 @@ def _events(message: Mapping[str, Any]) -> str:
     for index, block in enumerate(message["content"]):
         empty: dict[str, Any]
         match block["type"]:
-            case "thinking" | "text" as kind:
-                empty, delta = {kind: ""}, {"type": f"{kind}_delta", kind: block[kind]}
+            case "thinking":
+                signed = {"type": "signature_delta", "signature": block["signature"]}
+                empty = {"thinking": "", "signature": ""}
+                deltas = [{"type": "thinking_delta", "thinking": block["thinking"]}, signed]
+            case "text":
+                empty, deltas = {"text": ""}, [{"type": "text_delta", "text": block["text"]}]
             case _:
                 written = json.dumps(block["input"], ensure_ascii=False)
-                empty, delta = {"input": {}}, {"type": "input_json_delta", "partial_json": written}
-        events += [
-            {"type": "content_block_start", "index": index, "content_block": {**block, **empty}},
-            {"type": "content_block_delta", "index": index, "delta": delta},
-            {"type": "content_block_stop", "index": index},
-        ]
+                empty, deltas = {"input": {}}, [{"type": "input_json_delta", "partial_json": written}]
+        events.append({"type": "content_block_start", "index": index, "content_block": {**block, **empty}})
+        events += [{"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas]
+        events.append({"type": "content_block_stop", "index": index})
     ended = {key: message[key] for key in ("stop_reason", "stop_sequence")}
     events += [{"type": "message_delta", "delta": ended, "usage": message["usage"]}, {"type": "message_stop"}]
     return named_events(events)

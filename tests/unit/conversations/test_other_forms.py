@@ -213,7 +213,7 @@ def test_a_conversation_by_messages(messages, exchange, threads):
     assert (first.model, first.role, first.stop_reason, first.stop_sequence) == ("mine", "assistant", "tool_use", None)
     assert (first.usage.input_tokens, first.usage.output_tokens) == (5, 3)
     assert [one.type for one in first.content] == ["thinking", "text", "tool_use", "tool_use"]
-    assert (first.content[0].thinking, first.content[1].text) == ("hm", "I add.")
+    assert (first.content[0].thinking, first.content[0].signature, first.content[1].text) == ("hm", "policy", "I add.")
     assert [(one.id, one.name, one.input) for one in first.content[2:]] == [
         ("call00001", "add", {"a": "é"}),
         ("own", "add", {}),
@@ -273,7 +273,8 @@ def test_events_of_messages_are_those_of_its_client(messages, exchange, threads)
     assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 4
     assert [one.type for one in final.content] == ["thinking", "text", "tool_use", "tool_use"]
     assert [one.input for one in final.content[2:]] == [{"a": "é"}, {}]
-    assert (final.content[0].thinking, final.content[1].text, final.stop_reason) == ("hm", "I add.", "tool_use")
+    assert (final.content[0].thinking, final.content[0].signature) == ("hm", "policy")
+    assert (final.content[1].text, final.stop_reason) == ("I add.", "tool_use")
     assert (final.usage.input_tokens, final.usage.output_tokens) == (5, 3)
 
 
