@@ -56,6 +56,7 @@ def merged(tmp_path_factory):
     return options, run
 
 
+@pytest.mark.nightly
 def test_a_run_that_pushes_merged_weights(merged, tmp_path):
     _, run = merged
     assert_gaps(run, 4)
@@ -101,6 +102,7 @@ def test_adapters_alone_reach_responses_that_are_being_sampled(tmp_path):
     assert [row["step"] for row in read_metrics(run.folder / "metrics.jsonl")[1:]] == [1, 2, 3, 4]
 
 
+@pytest.mark.nightly
 def test_a_resumed_run_goes_on_from_its_adapters(merged, tmp_path):
     """From the checkpoint before the last; the folder that the run began with is gone."""
     options, whole = merged

@@ -42,7 +42,7 @@ def assert_last_turns_are_rewarded(records):
             assert max(record.shaped_rewards[last_turn:]) <= -1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @LEAVINGS
 def test_a_killed_run_with_an_environment_equals_an_unbroken_one(tmp_path):
     option = ("--algorithm.turn-reward-coef", str(TURN_REWARD_COEF))

@@ -51,6 +51,12 @@ MODULES = sorted(
     - {"calculator"}  # an environment
 )
 EVERY_RECIPE = [name for module in MODULES for name in names(module)]
+ONE_OF_EACH = [
+    pytest.param(name, marks=pytest.mark.slow if place == 0 else pytest.mark.nightly)
+    for module in MODULES
+    for place, name in enumerate(names(module))
+]
+"""One of each module before a commit."""
 BY_METHOD = [name for name in EVERY_RECIPE if name.split(":")[1].startswith(tuple(KINDS)) and "published" not in name]
 
 
@@ -123,8 +129,7 @@ def test_it_survives_the_run_folder_and_fills_the_gpus_in_its_name(name):
     assert set(found.ranks) == set(found.engines) == set(nodes)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", EVERY_RECIPE)
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_the_planner_accepts_it(name):
     planned = plan(name)
     assert planned["cluster"]["num_gpus"] == num_gpus(name)

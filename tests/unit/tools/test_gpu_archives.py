@@ -94,7 +94,7 @@ def closure(names: set[str]) -> set[str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.vllm
 @pytest.mark.ray
 @pytest.mark.megatron

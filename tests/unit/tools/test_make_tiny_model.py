@@ -67,7 +67,7 @@ def test_sizes_suit_parallelism_and_the_vocabulary_needs_padding(committed, mode
     assert json.loads((ASSETS / "generation_config.json").read_text())["eos_token_id"] == committed.eos_token_id
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_committed_model_solves_some_of_the_held_out_problems_and_ends_by_itself(committed, model):
     """Guards signal and room: 25.7% of 512 x 8 samples are right, here within three standard errors. Seeded."""
     problems = load_problems("recipes/assets/arithmetic/heldout.jsonl", committed, max_prompt_tokens=64).problems[:256]
@@ -116,7 +116,7 @@ def test_solutions_carry_loss_on_responses_alone(committed):
             assert text.split("assistant\n")[1].startswith(committed.decode(response[:-1]))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3_moe"])
 def test_warm_up_learns_and_repeats_itself_bitwise(committed, kind):
     def trained():
@@ -135,7 +135,7 @@ def test_warm_up_learns_and_repeats_itself_bitwise(committed, kind):
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_mixture_is_read_and_every_expert_is_trained(committed, tmp_path):
     net = build_model(committed, seed=1, kind="qwen3_moe")
     assert 1e6 <= sum(p.numel() for p in net.parameters()) <= 3e6

@@ -152,7 +152,7 @@ def test_ports_are_those_that_nccl_may_use(tmp_path, monkeypatch, setting, left)
 
 @pytest.mark.megatron
 @pytest.mark.timeout(120)
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_layer_of_a_recipe_with_adapters_is_compared_with_all_of_its_weights():
     probe = "gtpo_megatron.companions.preflight.probes.layer:compare_layer"
     found = in_child(None, probe, {"config": to_plain(tiny_cpu.gtpo_lora())}, 100.0)

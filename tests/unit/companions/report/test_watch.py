@@ -301,9 +301,14 @@ SCROLL = 'report.isDrawn.then(() => document.getElementById("group").scrollIntoV
     ("reader", "step"),
     [
         (CHOOSE.format(place=2), 3),  # which is the second of those that are left
-        (CHOOSE.format(place=1), 1),  # step 2 is left out later: the nearest of the same run
-        (SCROLL, 4),  # a reader who chose nothing, but has come to the texts
-        ("", 5),  # the newest
+        *(
+            pytest.param(reader, step, marks=pytest.mark.nightly)
+            for reader, step in (
+                (CHOOSE.format(place=1), 1),  # step 2 is left out later: the nearest of the same run
+                (SCROLL, 4),  # a reader who chose nothing, but has come to the texts
+                ("", 5),  # the newest
+            )
+        ),
     ],
 )
 def test_the_group_being_read_stays_while_others_come_and_go(tmp_path, monkeypatch, reader, step):
