@@ -71,8 +71,8 @@ LAYOUTS = {
     "pp2_cp2": {"num_ranks": 4, "pipeline_parallel_size": 2, "context_parallel_size": 2},
     "cp2_dp2_sharded_optimizer": {"num_ranks": 4, "context_parallel_size": 2, "distributed_optimizer": True},
 }
-MARKS = {"pp2_vpp2_cp2": (), **dict.fromkeys(("one", "tp2", "dp2_sharded_optimizer"), pytest.mark.slow)}
-"""Two axes in ``make test``, and every axis before a commit; every other layout is in ``make nightly``."""
+BEFORE_A_COMMIT = ("one", "tp2", "pp2_vpp2_cp2", "dp2_sharded_optimizer")
+"""Every axis once; every other layout is in ``make nightly``."""
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +84,10 @@ def models(tmp_path_factory):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
-    [pytest.param(name, marks=MARKS.get(name, pytest.mark.nightly)) for name in LAYOUTS],
+    [pytest.param(name, marks=() if name in BEFORE_A_COMMIT else pytest.mark.nightly) for name in LAYOUTS],
 )
 def test_gtpo_on_every_layout(models, tmp_path, layout):
     folder, model = models[layout in ("tp2", "pp2_dp2", "pp2_vpp2_cp2")]

@@ -69,6 +69,7 @@ def hang():
         time.sleep(1)
 
 
+@pytest.mark.slow
 def test_what_was_written_comes_whole_with_checksums(tmp_path):
     def whole():
         (tmp_path / "__0_0.distcp").write_bytes(b"weights")

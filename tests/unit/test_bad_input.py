@@ -42,6 +42,7 @@ def test_the_recipe_as_it_is_has_no_mistake(capsys):
     assert "kind: GTPOConfig" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

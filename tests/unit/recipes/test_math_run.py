@@ -235,6 +235,7 @@ RECIPE_ROW = re.compile(
 )
 
 
+@pytest.mark.slow
 def test_the_table_of_recipes_says_what_the_planner_says():
     root = Path(recipes.__path__[0]).parent
     readme, table = ((root / name).read_text(encoding="utf-8") for name in ("README.md", "docs/recipes.md"))

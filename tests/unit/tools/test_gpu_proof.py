@@ -67,6 +67,7 @@ from benchmarks.gpu_proof.parts import adapters, gradients, kernels, launches, m
 """
 
 
+@pytest.mark.slow
 @pytest.mark.megatron
 def test_a_machine_needs_no_more_than_it_has_and_the_archives_bring():
     """Of what an installation depends on; what these need themselves is not looked for."""

@@ -246,6 +246,7 @@ def test_the_run_on_a_gpu_is_one_that_its_recipe_takes(tmp_path):
     assert size.responses % size.peer_batch == 0
 
 
+@pytest.mark.slow
 @pytest.mark.vllm
 def test_vllm_finds_the_plugin_in_its_folder(tmp_path):
     """In any process whose ``PYTHONPATH`` has it."""

@@ -188,6 +188,7 @@ def assert_planned(case_of_model, num_bytes):
     assert planned * TOKENS == pytest.approx(num_bytes, rel=tolerance), layout
 
 
+@pytest.mark.slow
 @pytest.mark.megatron
 @pytest.mark.filterwarnings("ignore")
 def test_chunks_of_a_delta_net_are_as_long_as_the_trainer_s():
