@@ -33,14 +33,14 @@ code-quickstart: setup  ## the tiny model learns to write programs that pass tes
 	@[ "$(CODE_RUN_DIR)" != runs/code-quickstart ] || rm -rf runs/code-quickstart
 	@$(BIN)/gtpo-megatron train recipes.tiny_cpu:code_gtpo --run-dir "$(CODE_RUN_DIR)"
 
-test: setup  ## every part, and the whole chain once: a tiny run, a resume, a push; 7 to 26 minutes on two cores, as quick as they are
+test: setup  ## every part, and the whole chain once: a tiny run, a resume; 6 to 13 minutes on two cores, as quick as they are
 	@tools/install_bubblewrap.sh
 	$(PYTEST) -n 3 $(FILE_BY_FILE) -m "not ($(LATER) or gpu_stack)"
 
 test-dist: setup
 	$(PYTEST) -m distributed
 
-test-slow: setup  ## the rest of make check: killed and resumed runs, more layouts, checkpoints, pushes, planted faults
+test-slow: setup  ## the rest of make check: golden curves, layouts, checkpoints, pushes, deaths, planted faults, pages in a browser
 	@tools/install_bubblewrap.sh
 	$(PYTEST) $(SIDE_BY_SIDE) -m "slow and not ($(NOT_IN_CHECK))" $(call with_mark,slow)
 
