@@ -1,8 +1,9 @@
 """The environment that conversations of several turns are held with."""
 
+from dataclasses import replace
 from typing import Literal, get_args
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gtpo_megatron.config.checks import require_fraction
 from gtpo_megatron.config.configuration import configuration
@@ -17,6 +18,9 @@ In this order they are looked for in a template: one of the earlier may mention 
 
 FORMS: tuple[CallForm, ...] = get_args(CallForm)
 
+EPISODE_SHARE = 0.5
+"""Fraction of ``cluster.stage_deadline_s`` that an episode may take where it is not set, well before the run stops."""
+
 
 @configuration
 class EnvironmentConfig:
@@ -28,6 +32,8 @@ class EnvironmentConfig:
             too. "": none, so that a response is one turn, graded by ``reward.function``.
         num_workers: processes per engine; each has many episodes.
         timeout_s: time that a call of the environment may take before its episode has failed.
+        episode_timeout_s: time of an episode, in which it is sampled or waits for the environment, before it is ended;
+            0: no limit. None: half of ``cluster.stage_deadline_s`` in a run, and no limit in an evaluation.
         memory_limit_mib: memory of a process, for all of its episodes; 0: no limit.
         max_turns: most turns of the policy in an episode.
         max_turn_tokens: a longer turn is cut. None: it may use up ``rollout.sampling.max_response_tokens``, which is
@@ -39,6 +45,7 @@ class EnvironmentConfig:
     name: str = ""
     num_workers: PositiveInt = 2
     timeout_s: PositiveFloat = 30.0
+    episode_timeout_s: NonNegativeFloat | None = None
     memory_limit_mib: NonNegativeInt = 4096
     max_turns: PositiveInt = 8
     max_turn_tokens: PositiveInt | None = None
@@ -50,6 +57,12 @@ class EnvironmentConfig:
         module, colon, attribute = self.name.partition(":")
         if self.name and not (colon and module and attribute):
             raise ConfigError(f"environment name={self.name!r}: must be written module:Name or FILE.py:Name")
+
+    def within(self, stage_deadline_s: float) -> "EnvironmentConfig":
+        """As a run has it whose stages may take so long."""
+        if self.episode_timeout_s is not None:
+            return self
+        return replace(self, episode_timeout_s=EPISODE_SHARE * stage_deadline_s)
 
     def check_template(self, *, verbatim_text: bool, where: str) -> None:
         """Raises ConfigError if there is an environment, and prompts are to have no chat template.

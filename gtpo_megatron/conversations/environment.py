@@ -140,7 +140,9 @@ class Episode:
             why = _shortened(turns.first_refusal)
             counts = {"num_refused": turns.num_refused, "num_unenforced": turns.num_unenforced}
             return {"is_graded_last": True, **counts, "refusal": why}
-        return {"is_graded_last": isinstance(turns, ToolTurns) and turns.is_graded_last}
+        if isinstance(turns, ToolTurns):
+            return {"is_graded_last": turns.is_graded_last, "is_graded_anywhere": turns.is_graded_anywhere}
+        return {}
 
     async def open(self, row: Mapping[str, Any]) -> Opening:
         """Makes the environment's object and begins the episode.
@@ -171,6 +173,16 @@ class Episode:
         reply = reply_from(returned, f"{self._where}: step")
         self._has_ended = reply.done
         return reply
+
+    async def grade(self) -> Reply:
+        """The reward of an episode that a limit has ended, which must be one that ``facts`` say can be asked for it.
+
+        Raises:
+            DataError: the environment raised, or what it returned is no reward.
+        """
+        returned = await self._called(self._turns.grade, "get_reward")
+        self._has_ended = True
+        return reply_from(returned, f"{self._where}: get_reward")
 
     async def close(self) -> None:
         """Closes the environment's object, if there is one with a ``close``.

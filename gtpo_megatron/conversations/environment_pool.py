@@ -43,8 +43,8 @@ class EpisodeAnswer(Answer):
     Attributes:
         opening: beginning of the episode; None if this is none.
         reply: the environment's reply to a turn; None if this is none.
-        is_graded_last: whether, of an opening, the reward is asked for after the last turn only, so that an episode
-            which a limit ends has none.
+        is_graded_last: whether, of an opening, the reward is asked for after the last turn only.
+        is_graded_anywhere: whether, of an opening, it can be asked for after a limit has ended the episode, too.
         num_refused: requests of an agent that were refused in the episode so far; None: it has no agent.
         num_unenforced: requests of an agent that asked for what is not enforced so far; None: it has no agent.
         refusal: reason of the first refusal.
@@ -53,6 +53,7 @@ class EpisodeAnswer(Answer):
     opening: Opening | None = None
     reply: Reply | None = None
     is_graded_last: bool = False
+    is_graded_anywhere: bool = False
     num_refused: int | None = None
     num_unenforced: int | None = None
     refusal: str = ""
@@ -70,6 +71,7 @@ class EpisodeAnswer(Answer):
             is_lost=answer.is_lost,
             seconds=body.get("seconds", answer.seconds),
             is_graded_last=body.get("is_graded_last", False),
+            is_graded_anywhere=body.get("is_graded_anywhere", False),
             num_refused=body.get("num_refused"),
             num_unenforced=body.get("num_unenforced"),
             refusal=body.get("refusal", ""),
@@ -153,13 +155,20 @@ class EnvironmentPool:
             StageOrderError: there is no such episode, or it has not answered yet.
             WorkerError: the pool is closed, or a worker does not start.
         """
-        number = self._numbers.get(episode)
-        if number is None or number in self._asked:
-            state = "is not under way" if number is None else "has not answered yet"
-            raise StageOrderError(f"episode {episode} {state}; it takes a message after an opening, or a reply")
-        self._asked.add(number)
+        number = self._called(episode)
         with self._failing(number, "the policy's message"):
             self._workers.call(number, _json(message_json(message)))
+
+    def grade(self, episode: int) -> None:
+        """Asks for the reward of an episode that a limit has ended; its answer has a last reply or a failure.
+
+        Raises:
+            StageOrderError: there is no such episode, or it has not answered yet.
+            WorkerError: the pool is closed, or a worker does not start.
+        """
+        number = self._called(episode)
+        with self._failing(number, "the end"):
+            self._workers.call(number, b"null")
 
     def end(self, episode: int) -> None:
         """Ends an episode that is neither done nor failed, if it is under way; no answer of it comes any more."""
@@ -210,6 +219,15 @@ class EnvironmentPool:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    def _called(self, episode: int) -> int:
+        """The number of an episode that is called now."""
+        number = self._numbers.get(episode)
+        if number is None or number in self._asked:
+            state = "is not under way" if number is None else "has not answered yet"
+            raise StageOrderError(f"episode {episode} {state}; it takes a message after an opening, or a reply")
+        self._asked.add(number)
+        return number
 
     @contextlib.contextmanager
     def _failing(self, number: int, what: str) -> Any:

@@ -144,7 +144,10 @@ class EnvironmentService:
                 opening = await self._limited(served, served.episode.open(given), "reset")
                 self._send(FrameKind.ANSWER, served, {"opening": opening_json(opening)})
                 return True
-            reply = await self._limited(served, served.episode.step(message_of_json(given)), "step")
+            if given is None:  # a limit has ended it
+                reply = await self._limited(served, served.episode.grade(), "get_reward")
+            else:
+                reply = await self._limited(served, served.episode.step(message_of_json(given)), "step")
             self._send(FrameKind.DONE if reply.done else FrameKind.ANSWER, served, {"reply": reply_json(reply)})
             return not reply.done
         except MemoryError:

@@ -227,12 +227,13 @@ class ToolTurns:
 
     Attributes:
         is_graded_last: whether the reward is asked for after the last turn only; known once the episode has begun.
+        is_graded_anywhere: whether it can then be asked for without that turn, after a limit has ended the episode.
     """
 
     def __init__(self, environment: Any) -> None:
         self._environment = environment
         self._earned = 0.0  # by turns with calls
-        self.is_graded_last = False
+        self.is_graded_last = self.is_graded_anywhere = False
         self._tools = Tools(getattr(environment, name) for name in tool_names(type(environment)))
 
     def reset(self, row: Mapping[str, Any]) -> Any:
@@ -253,6 +254,10 @@ class ToolTurns:
             return _awaited(answered, self._with_standing)
         return _awaited(self._reward(message), lambda graded: self._with_reward(Reply(done=True), graded))
 
+    def grade(self) -> Any:
+        """The reward of an episode that a limit has ended, where it can be asked for then."""
+        return _awaited(self._reward(), lambda graded: self._with_reward(Reply(done=True), graded))
+
     def close(self) -> Any:
         """Closes the environment, if it can be closed."""
         close = getattr(self._environment, "close", None)
@@ -262,13 +267,24 @@ class ToolTurns:
         is_text = added is None or isinstance(added, str)
         opening = _prompt(row, added or "") if is_text else opening_from(added, "reset")
         self.is_graded_last = self._is_asked()
+        self.is_graded_anywhere = self.is_graded_last and not self._takes_message()
         return replace(opening, tools=(*opening.tools, *self._tools.schemas))
 
     def _is_asked(self) -> bool:
         """Whether the reward must be asked for, which happens after the last turn; a property may be a grader."""
-        if isinstance(inspect.getattr_static(type(self._environment), "reward", None), property):
-            return True
-        return any(callable(getattr(self._environment, name, None)) for name in ("reward", "get_reward"))
+        return self._is_property() or any(
+            callable(getattr(self._environment, name, None)) for name in ("reward", "get_reward")
+        )
+
+    def _is_property(self) -> bool:
+        return isinstance(inspect.getattr_static(type(self._environment), "reward", None), property)
+
+    def _takes_message(self) -> bool:
+        """Whether it is asked for with the policy's last message; ``get_reward`` goes before the base class's."""
+        if self._is_property() or not callable(reward := getattr(self._environment, "reward", None)):
+            return False
+        is_base = getattr(reward, "__func__", None) is ToolEnvironment.reward
+        return not (is_base and callable(getattr(self._environment, "get_reward", None)))
 
     def _with_standing(self, reply: Reply) -> Reply:
         """A reply with the reward so far, where nobody must be asked for it."""
@@ -282,12 +298,12 @@ class ToolTurns:
         reward = checked(graded, by="reward")
         return replace(reply, reward=reward.value - self._earned, parts=reward.parts)
 
-    def _reward(self, message: Message) -> Any:
-        reward = getattr(self._environment, "reward", None)
-        if callable(reward):
-            return reward(message)
+    def _reward(self, *message: Message) -> Any:
+        if self._takes_message():
+            return self._environment.reward(*message)
         if callable(get_reward := getattr(self._environment, "get_reward", None)):
             return get_reward()
+        reward = getattr(self._environment, "reward", None)
         return 0.0 if reward is None else reward
 
 

@@ -126,7 +126,7 @@ def local_stages(
                 config.rollout,
                 max_sequence_tokens=config.model.max_sequence_tokens,
                 seed=config.seed,
-                environment=config.environment,
+                environment=config.environment.within(config.cluster.stage_deadline_s),
                 data=config.data,
                 awaits_push=True,
                 adapter=config.adapter,

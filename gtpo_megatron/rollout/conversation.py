@@ -1,6 +1,7 @@
 """The environment's side of an engine's episodes: what it says becomes tokens, what the policy says a message."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,6 +46,7 @@ class _EpisodeState:
         has_ended: whether the environment has ended, so that it takes no more calls.
         is_ungraded: whether the environment's reward, which comes at the end, has not come; None: turns may have
             rewards.
+        is_graded_anywhere: whether it can be asked for after a limit has ended the episode.
         num_refused: requests of the agent that were refused; None: there is no agent.
         num_unenforced: requests of the agent that asked for what is not enforced; None: there is no agent.
         refusal: reason of the first refusal.
@@ -57,6 +59,7 @@ class _EpisodeState:
     writes_tokens: bool = False
     has_ended: bool = False
     is_ungraded: bool | None = None
+    is_graded_anywhere: bool = False
     num_refused: int | None = None
     num_unenforced: int | None = None
     refusal: str = ""
@@ -90,7 +93,7 @@ class _EpisodeState:
         self.seconds += answer.seconds
         self.has_ended = bool(answer.failure)
         if answer.opening is not None and answer.is_graded_last:
-            self.is_ungraded = True
+            self.is_ungraded, self.is_graded_anywhere = True, answer.is_graded_anywhere
         if answer.num_refused is not None:  # None of a worker that has ended
             self.num_refused, self.refusal = answer.num_refused, answer.refusal
             self.num_unenforced = answer.num_unenforced
@@ -120,6 +123,7 @@ class EnvironmentTurns:
         in_rounds: bool,
     ) -> None:
         self.in_rounds = in_rounds
+        self.limit_s = config.episode_timeout_s or math.inf
         self._config = config
         self._bridge = _bridge(config, data, tokenizer, stop_ids)
         self._vocab_size = len(tokenizer)
@@ -144,15 +148,15 @@ class EnvironmentTurns:
             row["answer"] = problem.answer
         self._pool.open(episode, row)
 
-    def turn_ended(self, episode: int, completion: Any) -> None:
-        """Calls ``step`` with the turn as a message."""
+    def turn_ended(self, episode: int, completion: Any, *, is_asked: bool = True) -> None:
+        """Calls ``step`` with the turn as a message, unless the environment is not asked."""
         state, token_ids = self._states[episode], tuple(completion.token_ids)
         is_cut = completion.finish_reason == "length"
         sampled = TurnStats(num_prompt_tokens=state.num_tokens, num_tokens=len(token_ids), is_cut=is_cut)
         state.last_turn = token_ids
         state.num_turns += 1
         state.num_tokens += len(token_ids)
-        if state.has_ended:  # with its process, while the turn was sampled; the answer that says so is there already
+        if state.has_ended or not is_asked:  # with its process, while the turn was sampled; the answer is there already
             return
         if state.writes_tokens:
             sampled = replace(sampled, token_ids=token_ids, logprobs=tuple(completion.logprobs.logprobs))
@@ -171,10 +175,30 @@ class EnvironmentTurns:
                 continue
             state.take(answer)
             try:
-                found[answer.session] = self._answer(state, answer)
+                if (following := self._answer(state, answer)) is not None:
+                    found[answer.session] = following
             except DataError as error:  # the chat template refuses what the environment says
                 found[answer.session] = TurnAnswer(context_ids=None, result=state.result(str(error)))
         return found
+
+    def cut(self, episode: int) -> bool:
+        """Calls ``get_reward`` if there is one; its answer ends the episode."""
+        state = self._states[episode]
+        if state.has_ended:  # with its process; that answer is there already
+            return True
+        if not (state.is_graded_anywhere and state.num_turns):
+            return False
+        self._pool.grade(episode)
+        return True
+
+    def late(self, episode: int) -> TurnAnswer:
+        """Fails an episode, and ends its environment, whatever that does."""
+        self._pool.end(episode)
+        failure = (
+            f"environment {self._config.name!r}: the episode took longer than {self.limit_s:g} s, the limit of "
+            f"environment.episode_timeout_s"
+        )
+        return TurnAnswer(context_ids=None, result=self._states[episode].result(failure))
 
     def forget(self, episode: int) -> None:
         """Ends the environment of an episode."""
@@ -185,11 +209,12 @@ class EnvironmentTurns:
         """Ends the environments' processes."""
         self._pool.close()
 
-    def _answer(self, state: _EpisodeState, answer: EpisodeAnswer) -> TurnAnswer:
+    def _answer(self, state: _EpisodeState, answer: EpisodeAnswer) -> TurnAnswer | None:
+        """What follows; None: another answer, which was asked for."""
         if answer.opening is not None:
             return self._opened(state, answer.opening)
         if answer.reply is not None:
-            return self._replied(state, answer.reply)
+            return self._replied(state, answer.reply, answer.session)
         return TurnAnswer(context_ids=None, result=state.result(answer.failure))
 
     def _opened(self, state: _EpisodeState, opening: Opening) -> TurnAnswer:
@@ -201,13 +226,19 @@ class EnvironmentTurns:
         state.num_tokens = len(tokens)
         return TurnAnswer(context_ids=tokens, result=state.result(), stop=self._found_by_vllm(opening.stop))
 
-    def _replied(self, state: _EpisodeState, reply: Reply) -> TurnAnswer:
-        state.turn_rewards.append(self._config.discount ** (state.num_turns - 1) * reply.reward)
-        state.reward += state.turn_rewards[-1]
+    def _replied(self, state: _EpisodeState, reply: Reply, episode: int) -> TurnAnswer | None:
+        reward = self._config.discount ** (state.num_turns - 1) * reply.reward
+        if len(state.turn_rewards) < state.num_turns:
+            state.turn_rewards.append(reward)
+        else:  # of an episode that a limit has ended after its last turn was answered
+            state.turn_rewards[-1] += reward
+        state.reward += reward
         state.num_tool_errors += reply.num_tool_errors
         state.parts |= reply.parts
         if reply.done and state.is_ungraded:
             state.is_ungraded = False
+        if not reply.done and state.num_turns >= self._config.max_turns and self.cut(episode):
+            return None
         if reply.done or state.num_turns >= self._config.max_turns:
             return TurnAnswer(context_ids=None, result=state.result())
         assert state.last_turn is not None, "an environment replies to a turn"

@@ -4,6 +4,7 @@ A step of vLLM advances all turns that are being sampled. When a turn ends, the 
 asked what follows; the engine works for the others meanwhile.
 """
 
+import math
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -39,12 +40,23 @@ class TurnSource(Protocol):
     in_rounds: bool
     """Whether the next turns are sampled together once all have been answered, so that a run repeats bit for bit."""
 
+    limit_s: float
+    """Most seconds of an episode's own; infinite: no limit."""
+
     def open(self, episode: int, request: SampleRequest, *, stop_ids: Sequence[int]) -> None:
         """Begins an episode, whose turns these tokens end; its first answer is the prompt."""
         ...
 
-    def turn_ended(self, episode: int, completion: Any) -> None:
-        """Asks what follows a turn, which is vLLM's ``CompletionOutput``."""
+    def turn_ended(self, episode: int, completion: Any, *, is_asked: bool = True) -> None:
+        """Takes a turn, which is vLLM's ``CompletionOutput``, and asks what follows, unless it is not to be asked."""
+        ...
+
+    def cut(self, episode: int) -> bool:
+        """Asks for the reward of an episode that a limit has ended, as its last answer; whether that can be asked."""
+        ...
+
+    def late(self, episode: int) -> TurnAnswer:
+        """Fails an episode that has taken too long; nothing else comes of it."""
         ...
 
     def answers(self, *, within_s: float) -> dict[int, TurnAnswer]:
@@ -84,6 +96,9 @@ class SampledEpisode:
         is_cut: an answer did not fit into the length limit.
         result: the environment's account; None without one.
         idle_s: seconds of its life in which the engine sampled nothing, because all episodes waited for environments.
+        own_s: seconds in which it was sampled or waited for its environment, up to ``since``; what it waits for the
+            others of its round is not among them.
+        since: time from which on such seconds are not counted yet; infinite: there are none under way.
     """
 
     request: SampleRequest
@@ -91,6 +106,8 @@ class SampledEpisode:
     is_cut: bool = False
     result: EpisodeResult | None = None
     idle_s: float = 0.0
+    own_s: float = 0.0
+    since: float = math.inf
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -185,7 +202,7 @@ class InFlight:
         self._batches[ticket] = _Batch(episodes=keys, open=set(keys), version=version, add_turn=add_turn, limit=limit)
         self._tickets |= dict.fromkeys(keys, ticket)
         self._episodes |= {
-            key: SampledEpisode(request=request, idle_s=-self._idle_s)
+            key: SampledEpisode(request=request, idle_s=-self._idle_s, since=time.monotonic())
             for key, request in zip(keys, requests, strict=True)
         }
         for key, request in zip(keys, requests, strict=True):
@@ -267,6 +284,7 @@ class InFlight:
         tokens = [*episode.token_ids, *context_ids]
         num_tokens = len(tokens) - len(episode.prompt_ids) if episode.turns else 0
         number = batch.add_turn(episode.request, tokens, len(episode.turns), num_tokens, stop)
+        episode.since = time.monotonic()
         episode.turns.append(Turn(context_ids=tuple(context_ids), number=number))
         self._numbers[number] = key
 
@@ -278,18 +296,49 @@ class InFlight:
                 turn.completion = output.outputs[0]
                 if self._environment is None:
                     self._end(key)
-                else:
-                    self._environment.turn_ended(key, turn.completion)
+                    continue
+                in_time = not self._is_late(key)
+                self._environment.turn_ended(key, turn.completion, is_asked=in_time)
+                if in_time:
                     self._waiting.add(key)
+                else:
+                    self._end_late(key)
+
+    def _is_late(self, key: int) -> bool:
+        """Whether an episode has used up its time."""
+        assert self._environment is not None
+        episode = self._episodes[key]
+        return episode.own_s + max(0.0, time.monotonic() - episode.since) > self._environment.limit_s
+
+    def _end_late(self, key: int) -> None:
+        """Lets an episode that has used up its time, and whose environment waits for it, be graded, or fails it."""
+        assert self._environment is not None
+        self._episodes[key].is_cut = True
+        self._waiting.add(key)
+        if not self._environment.cut(key):
+            self._answers[key] = self._environment.late(key)
+
+    def _look(self, *, within_s: float) -> None:
+        """Takes the answers that there are, and fails the episodes whose environment has used up their time."""
+        assert self._environment is not None
+        found = self._environment.answers(within_s=within_s)
+        for key in found.keys() & self._waiting:
+            episode = self._episodes[key]
+            episode.own_s += max(0.0, time.monotonic() - episode.since)
+            episode.since = math.inf
+        self._answers |= found
+        for key in self._waiting - self._answers.keys():
+            if not self._episodes[key].is_cut and self._is_late(key):
+                self._answers[key] = self._environment.late(key)
 
     def _take_answers(self, deadline: float) -> None:
         if self._environment is None or not self._waiting:
             return
         is_idle = not self._numbers
+        start = time.monotonic()
+        self._look(within_s=min(max(deadline - start, 0.0), LOOK_S) if is_idle else 0.0)
         if self._environment.in_rounds and not is_idle:
             return
-        start = time.monotonic()
-        self._answers |= self._environment.answers(within_s=min(max(deadline - start, 0.0), LOOK_S) if is_idle else 0.0)
         if is_idle:
             self._idle_s += time.monotonic() - start
         # an environment may also end an episode whose turn is being sampled; that answer waits for the turn
@@ -305,13 +354,19 @@ class InFlight:
         self._waiting.discard(key)
         episode.result = answer.result
         context = answer.context_ids
+        assert self._environment is not None
         if context is not None:
+            if self._is_late(key):
+                self._end_late(key)
+                return
             used = episode.num_response_tokens + len(context) if episode.turns else 0
             if used < self._batches[self._tickets[key]].limit:
                 self._sample(key, context, stop=answer.stop)
                 return
             episode.is_cut = True
-        assert self._environment is not None
+            if self._environment.cut(key):
+                self._waiting.add(key)
+                return
         self._environment.forget(key)
         self._end(key)
 

@@ -135,7 +135,7 @@ class EngineProcess(_RayProcess["VllmEngine"]):
             self._config.rollout,
             max_sequence_tokens=self._config.model.max_sequence_tokens,
             seed=self._config.seed,
-            environment=self._config.environment,
+            environment=self._config.environment.within(self._config.cluster.stage_deadline_s),
             data=self._config.data,
             awaits_push=True,
             adapter=self._config.adapter,

@@ -22,6 +22,7 @@ def test_there_is_no_environment_unless_it_is_named():
         ({"discount": 1.5}, "discount=1.5: must lie between 0 and 1"),
         ({"num_workers": 0}, "num_workers=0"),
         ({"timeout_s": 0.0}, "timeout_s=0"),
+        ({"episode_timeout_s": -1}, "episode_timeout_s=-1"),
         ({"memory_limit_mib": -1}, "memory_limit_mib=-1"),
         ({"max_turns": 0}, "max_turns=0"),
         ({"call_form": "xml"}, "call_form"),
@@ -30,6 +31,14 @@ def test_there_is_no_environment_unless_it_is_named():
 def test_wrong_values_are_one_line(wrong, said):
     with pytest.raises(ConfigError, match=said):
         EnvironmentConfig(**wrong)
+
+
+@pytest.mark.parametrize(("given", "in_run"), [(None, 900.0), (0, 0), (60.0, 60.0)])
+def test_an_episode_ends_well_before_the_run_would(given, in_run):
+    """What an evaluation has is its own, which nothing stops."""
+    config = EnvironmentConfig(episode_timeout_s=given)
+    assert config.within(1800.0).episode_timeout_s == in_run
+    assert config.episode_timeout_s == given
 
 
 def test_a_conversation_has_a_chat_template():

@@ -10,7 +10,14 @@ import torch
 from pydantic import BaseModel, Field
 
 from gtpo_megatron.conversations.messages import Message, ToolCall
-from gtpo_megatron.conversations.tools import RESULT_CHARACTERS, Tools, ToolTurns, check_tools, tool_names
+from gtpo_megatron.conversations.tools import (
+    RESULT_CHARACTERS,
+    ToolEnvironment,
+    Tools,
+    ToolTurns,
+    check_tools,
+    tool_names,
+)
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.rewards.request import Reward
 from tests.unit.conversations.environments import AsyncTools, Calculator, OfTrl
@@ -227,6 +234,44 @@ def test_a_reward_that_must_be_asked_for_is_asked_for_once():
     turns.reset({"prompt": "go"})
     assert [turns.step(calls(("add", {"number": 2}))).reward for _ in range(2)] == [0.0, 0.0]
     assert (turns.step(Message(role="assistant")).reward, environment.num_asked) == (4.0, 1)
+
+
+def test_a_reward_that_needs_no_message_can_be_asked_for_at_a_limit():
+    """As TRL asks; what grades a message is asked after a turn without a call alone."""
+
+    class Derived(ToolEnvironment):
+        def get_reward(self) -> float:
+            return 2.0
+
+    class Property(OfTrl):
+        get_reward = None
+
+        @property
+        def reward(self) -> float:
+            return 3.0
+
+    class Graded(Derived):
+        def reward(self, message) -> float:
+            return 4.0
+
+    class Attribute(OfTrl):
+        reward = 5.0
+        get_reward = None
+
+    message = Message(role="assistant")
+    for kind, anywhere, reward in (
+        (OfTrl, True, 0.0),
+        (Derived, True, 2.0),
+        (Property, True, 3.0),
+        (Graded, False, 4.0),
+        (Attribute, False, 5.0),
+    ):
+        turns = ToolTurns(kind())
+        turns.reset({"prompt": "go"})
+        assert turns.is_graded_anywhere == anywhere, kind
+        assert turns.step(message).reward == reward, kind
+        if anywhere:
+            assert (turns.grade().reward, turns.grade().done) == (reward, True)
 
 
 def test_async_tools_are_awaited():

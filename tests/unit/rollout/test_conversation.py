@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -185,6 +186,91 @@ def test_a_game_that_a_limit_ends_has_the_reward_that_it_had_then(made, tokenize
     last = said(conversation, tokenizer, CALL % "2")
     assert (last.context_ids, last.result.reward, last.result.turn_rewards) == (None, 3.0, (1.5, 1.5))
     assert "ended_ungraded" not in last.result.parts, "its reward is its attribute"
+
+
+ASKED = """
+import time
+
+
+class Asked:
+    def reset(self, **columns):
+        self.num_moves = 0
+
+    def calculate(self, expression: str) -> str:
+        \"\"\"Is a move.
+
+        Args:
+            expression: any.
+        \"\"\"
+        if expression == "slow":
+            time.sleep(60)
+        self.num_moves += 1
+        self.says = expression
+        return "moved"
+
+    def get_reward(self):
+        if self.says == "raise":
+            raise ValueError("no verdict")
+        if self.says == "late":
+            time.sleep(60)
+        return 0.25 * self.num_moves
+"""
+
+
+@pytest.fixture
+def asked(tmp_path):
+    (tmp_path / "asked.py").write_text(ASKED)
+    return f"{tmp_path / 'asked.py'}:Asked"
+
+
+def test_an_episode_that_a_limit_ends_is_asked_for_its_reward(made, tokenizer, asked):
+    """By the turns: here; by the length or the time: whoever samples says so."""
+    conversation = made(asked, max_turns=2, discount=0.5)
+    opened(conversation)
+    said(conversation, tokenizer, CALL % "1")
+    by_turns = said(conversation, tokenizer, CALL % "2").result
+    assert (by_turns.reward, by_turns.turn_rewards, by_turns.failure) == (0.25, (0.0, 0.25), "")
+    assert (by_turns.parts["ended_ungraded"], by_turns.parts["turns"]) == (0.0, 2.0)
+    conversation.forget(0)
+    opened(conversation, 1)
+    said(conversation, tokenizer, CALL % "1", 1)
+    assert conversation.cut(1)
+    by_length = answer(conversation, 1)
+    assert (by_length.context_ids, by_length.result.turn_rewards) == (None, (0.25,))
+    opened(conversation, 2)
+    said(conversation, tokenizer, CALL % "1", 2)
+    conversation.turn_ended(2, completion(tokenizer.encode(CALL % "1")), is_asked=False)
+    assert conversation.cut(2)
+    by_time = answer(conversation, 2).result
+    assert (by_time.turn_rewards, by_time.parts["turns"]) == ((0.0, 0.125), 2.0), "its last turn was not played"
+
+
+@pytest.mark.parametrize(
+    ("says", "failure"),
+    [("raise", "get_reward raised ValueError: no verdict"), ("late", "get_reward took longer than 1 s")],
+)
+def test_an_episode_whose_reward_at_the_limit_is_wrong_has_failed(made, tokenizer, asked, says, failure):
+    conversation = made(asked, max_turns=1, timeout_s=1.0)
+    opened(conversation)
+    found = said(conversation, tokenizer, CALL % says)
+    assert (found.context_ids, found.result.reward) == (None, 0.0)
+    assert failure in found.result.failure
+
+
+def test_an_episode_that_takes_too_long_fails_whatever_its_environment_does(made, tokenizer, asked):
+    conversation = made(asked, episode_timeout_s=7.0)
+    assert conversation.limit_s == 7.0
+    for episode in (0, 1):
+        opened(conversation, episode)
+    conversation.turn_ended(0, completion(tokenizer.encode(CALL % "slow")))
+    failed = conversation.late(0)
+    assert failed.context_ids is None
+    assert failed.result.failure.endswith(
+        "asked.py:Asked': the episode took longer than 7 s, the limit of environment.episode_timeout_s"
+    )
+    conversation.forget(0)
+    assert said(conversation, tokenizer, CALL % "1", 1).context_ids is not None
+    assert not made("recipes.calculator:Calculator", episode_timeout_s=0).limit_s < math.inf
 
 
 @pytest.mark.slow

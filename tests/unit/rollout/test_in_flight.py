@@ -160,9 +160,15 @@ class TurnEngine:
 
 
 class Script:
-    """An environment whose answers are given by sample: token ids, or None for the end; ``late`` ones take a look."""
+    """An environment whose answers are given by sample: token ids, or None for the end; ``late`` ones take a look.
 
-    def __init__(self, *answers, in_rounds=True, late=(), stops=()):
+    Those of ``graded`` say their reward when a limit has ended them.
+    """
+
+    def __init__(self, *answers, in_rounds=True, late=(), stops=(), limit_s=math.inf, graded=()):
+        self.limit_s = limit_s
+        self._graded = graded
+        self.asked = []
         self._stops = list(stops)
         self.in_rounds = in_rounds
         self._answers = [list(row) for row in answers]
@@ -177,8 +183,19 @@ class Script:
         self._samples[episode] = request.sample
         self._say(episode)
 
-    def turn_ended(self, episode, completion):
-        self._say(episode)
+    def turn_ended(self, episode, completion, *, is_asked=True):
+        self.asked.append(is_asked)
+        if is_asked:
+            self._say(episode)
+
+    def cut(self, episode):
+        if is_graded := self._samples[episode] in self._graded:
+            self._ready[episode] = TurnAnswer(context_ids=None, result=EpisodeResult(reward=0.5))
+        return is_graded
+
+    def late(self, episode):
+        self.ended = self._samples[episode]
+        return TurnAnswer(context_ids=None, result=EpisodeResult(failure="too long"))
 
     def _say(self, episode):
         sample = self._samples[episode]
@@ -269,6 +286,74 @@ def test_an_answer_that_does_not_fit_ends_the_episode():
     assert sorted(script.forgotten) == [0, 1]
 
 
+@pytest.mark.parametrize("in_rounds", [True, False])
+def test_an_episode_that_the_length_ends_is_asked_for_its_reward_where_it_can_be(in_rounds):
+    script = Script([(7,), (9, 9, 9, 9), None], [(6,), (5, 5, 5, 5)], in_rounds=in_rounds, graded=[1])
+    _, (first, second) = played(script, limit=5)
+    assert [(one.is_cut, one.result.reward, len(one.turns)) for one in (first, second)] == [
+        (True, 0.0, 1),
+        (True, 0.5, 1),
+    ]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Goes on by what a test adds, and a second per look at the environments."""
+    now = [0.0]
+    monkeypatch.setattr("gtpo_megatron.rollout.in_flight.time.monotonic", lambda: now[0])
+    look = Script.answers
+
+    def slow(script, *, within_s):
+        now[0] += 1.0
+        return look(script, within_s=within_s)
+
+    monkeypatch.setattr(Script, "answers", slow)
+    return now
+
+
+@pytest.mark.parametrize("in_rounds", [True, False])
+def test_an_episode_whose_environment_takes_too_long_fails_alone(clock, in_rounds):
+    """What the others of its round wait for it is not their time."""
+    script = Script([(7,), (9,), None], [(6,), (5,), (5,), None], in_rounds=in_rounds, limit_s=6.0)
+    turn_ended, asked = script.turn_ended, []
+
+    def hangs(key, turn, **given):
+        if script._samples[key] == 0:
+            asked.append(key)  # and no answer comes
+        else:
+            turn_ended(key, turn, **given)
+
+    script.turn_ended = hangs
+    _, (first, second) = played(script)
+    assert (first.result.failure, first.token_ids, asked) == ("too long", [7, 100], [0])
+    assert (second.result.failure, len(second.turns), second.is_cut) == ("", 3, False)
+    assert second.own_s <= 6.0 < clock[0]
+    assert sorted(script.forgotten) == [0, 1]
+
+
+@pytest.mark.parametrize(("graded", "failure", "reward"), [([], "too long", 0.0), ([0], "", 0.5)])
+@pytest.mark.parametrize("when", ["sampled", "answered"])
+def test_an_episode_out_of_time_is_asked_for_its_reward_between_calls(clock, when, graded, failure, reward):
+    """A turn that is sampled is not broken off, and its environment does not get it any more."""
+    script = Script([(7,), (9,), None], limit_s=5.0, graded=graded)
+    engine = TurnEngine()
+    step, look = engine.step, script.answers
+
+    def slow_step():
+        clock[0] += 9.0 * (when == "sampled")
+        return step()
+
+    def slow_answers(*, within_s):
+        clock[0] += 9.0 * (when == "answered" and bool(engine.steps))
+        return look(within_s=within_s)
+
+    engine.step, script.answers = slow_step, slow_answers
+    _, (only,) = played(script, engine, num=1)
+    assert (only.result.failure, only.result.reward, only.token_ids) == (failure, reward, [7, 100])
+    assert only.is_cut
+    assert script.asked == [when == "answered"]
+
+
 def test_an_episode_that_could_not_begin_has_no_turn():
     _, (first, second) = played(Script([None], [(6,), None]))
     assert (first.turns, first.prompt_ids, first.token_ids, first.num_response_tokens) == ([], (1,), [], 0)
@@ -288,7 +373,7 @@ def test_an_environment_that_ends_while_a_turn_is_sampled_ends_the_episode_after
     in_flight = InFlight(engine, script)
     ticket = in_flight.begin(requests(2), engine.add, version=5, limit=9)
     add = script.turn_ended
-    script.turn_ended = lambda episode, completion: None if script._samples[episode] == 0 else add(episode, completion)
+    script.turn_ended = lambda key, turn, **given: None if script._samples[key] == 0 else add(key, turn, **given)
     in_flight.advance(limit_s=0)  # both turns begin
     script._ready[0] = TurnAnswer(context_ids=None, result=EpisodeResult(failure="its process ended"))
     assert in_flight.advance(limit_s=math.inf) == [ticket]
