@@ -57,6 +57,32 @@ async def openai_agents(row, *, page, base_url, api_key):
     return float(result.final_output == row["answer"])
 
 
+def code_agent(row, *, page, base_url, api_key):
+    from smolagents import CodeAgent, OpenAIModel, tool
+
+    @tool
+    def multiply(a: int, b: int) -> int:
+        """Multiplies two numbers.
+
+        Args:
+            a: the first number.
+            b: the second number.
+        """
+        return a * b
+
+    model = OpenAIModel("policy", api_base=base_url, api_key=api_key)
+    return float(str(CodeAgent(tools=[multiply], model=model, verbosity_level=0).run(row["prompt"])) == row["answer"])
+
+
+async def handoff(row, *, page, base_url, api_key):
+    from agents import Agent, OpenAIProvider, RunConfig, Runner
+
+    other = Agent(name="other", instructions="You answer.", model="policy")
+    first = Agent(name="first", instructions="You hand over.", handoffs=[other], model="policy")
+    config = RunConfig(model_provider=OpenAIProvider(base_url=base_url, api_key=api_key), tracing_disabled=True)
+    return float((await Runner.run(first, row["prompt"], run_config=config)).final_output == row["answer"])
+
+
 async def langgraph(row, *, page, base_url, api_key):
     graph = page["calculator"](base_url=base_url, api_key=api_key)
     events = graph.astream({"messages": [("user", row["prompt"])]}, stream_mode="messages")
@@ -108,6 +134,8 @@ def dspy(row, *, page, base_url, api_key):
 OTHERS = {
     "smolagents": smolagents,
     "openai_agents": openai_agents,
+    "code_agent": code_agent,
+    "handoff": handoff,
     "langgraph": langgraph,
     "pydantic_ai": pydantic_ai,
     "instructor": instructor,

@@ -125,6 +125,7 @@ CASES = {
     "two calls at once": [calls(PRODUCT, call("multiply", a=6, b=7)), SUM, ANSWER],
     "an argument is missing": [call("multiply", a=12), PRODUCT, SUM, ANSWER],
     "an unknown tool": [call("divide", a=12, b=7), PRODUCT, SUM, ANSWER],
+    "text beside an unknown tool": [call("divide", beside="I divide.", a=12, b=7), PRODUCT, SUM, ANSWER],
     "a call that cannot be read": [UNREAD, PRODUCT, SUM, ANSWER],
     "an empty turn": [say(""), PRODUCT, SUM, ANSWER],
 }
@@ -162,9 +163,39 @@ def test_instructor_asks_again_for_what_does_not_fit(children):
     assert reward == 1.0
 
 
-@pytest.mark.xdist_group("dspy")
-def test_dspy_s_react_rewrites_its_message_which_is_refused(children):
-    turn = "[[ ## next_thought ## ]]\nMultiply.\n\n[[ ## next_tool_name ## ]]\nmultiply\n\n"
-    turn += '[[ ## next_tool_args ## ]]\n{"a": 12, "b": 7}\n\n[[ ## completed ## ]]'
-    with pytest.raises(Exception, match="message 1 of user differs in its content"):
-        played(children("dspy"), "dspy", "", [say(turn), say(turn)])
+@pytest.mark.xdist_group("smolagents")
+def test_smolagents_code_agent_runs_what_the_policy_writes(children):
+    turns = ["<code>\nprint(divide(12, 7))\n</code>", "Well.\n<code>\nprint(multiply(a=12, b=7))\n</code>", "no code"]
+    turns = [*turns, "<code>\nfinal_answer(84 + 5)\n</code>"]
+    read, reward = played(children("smolagents"), "code_agent", "", [say(turn) for turn in turns])
+    assert "'divide'" in read[1]
+    assert "84" in read[2]
+    assert "regex pattern" in read[3]
+    assert reward == 1.0
+
+
+THOUGHT = """[[ ## next_thought ## ]]
+Multiply.
+
+[[ ## next_tool_name ## ]]
+multiply
+
+[[ ## next_tool_args ## ]]
+{"a": 12, "b": 7}
+
+[[ ## completed ## ]]"""
+
+
+@pytest.mark.parametrize(
+    ("package", "agent", "turn", "why"),
+    [
+        pytest.param("dspy", "dspy", say(THOUGHT), "message 1 of user", marks=pytest.mark.xdist_group("dspy")),
+        pytest.param(
+            *("openai_agents", "handoff", call("transfer_to_other"), "message 0 of system"),
+            marks=pytest.mark.xdist_group("openai_agents"),
+        ),
+    ],
+)
+def test_one_that_rewrites_what_others_have_said_is_refused(children, package, agent, turn, why):
+    with pytest.raises(RuntimeError, match=f"{why} differs in its content"):
+        played(children(package), agent, "", [turn, turn])
