@@ -79,7 +79,9 @@ def play(child, framework, how, row, **where):
     """An agent as an environment takes it; it lives in a child process."""
     file = f"{ROOT}/examples/own_agent/with_{framework}.py"
     child.stdin.write(json.dumps({"framework": framework, "file": file, "how": how, "row": row, **where}) + "\n")
-    said = json.loads(child.stdout.readline())
+    answer = child.stdout.readline()
+    assert answer, f"the process of {framework} has ended with {child.wait()}"
+    said = json.loads(answer)
     if "raised" in said:
         raise RuntimeError(said["raised"])
     return said["reward"]
