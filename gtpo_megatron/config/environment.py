@@ -1,5 +1,6 @@
 """The environment that conversations of several turns are held with."""
 
+import re
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -35,6 +36,8 @@ class EnvironmentConfig:
         episode_timeout_s: time of an episode, in which it is sampled or waits for the environment, before it is ended;
             0: no limit. None: half of ``cluster.stage_deadline_s`` in a run, and no limit in an evaluation.
         memory_limit_mib: memory of a process, for all of its episodes; 0: no limit.
+        endpoint_interface: network interface on whose IPv4 address the endpoint of agents listens, and which their
+            ``base_url`` names; ``lo``: the loopback, which this machine alone reaches.
         max_turns: most turns of the policy in an episode.
         max_turn_tokens: a longer turn is cut. None: it may use up ``rollout.sampling.max_response_tokens``, which is
             the limit of all tokens after the prompt, whoever wrote them.
@@ -47,6 +50,7 @@ class EnvironmentConfig:
     timeout_s: PositiveFloat = 30.0
     episode_timeout_s: NonNegativeFloat | None = None
     memory_limit_mib: NonNegativeInt = 4096
+    endpoint_interface: str = "lo"
     max_turns: PositiveInt = 8
     max_turn_tokens: PositiveInt | None = None
     call_form: CallForm | None = None
@@ -57,6 +61,12 @@ class EnvironmentConfig:
         module, colon, attribute = self.name.partition(":")
         if self.name and not (colon and module and attribute):
             raise ConfigError(f"environment name={self.name!r}: must be written module:Name or FILE.py:Name")
+
+        if re.fullmatch(r"(?=.*[A-Za-z])[^\s/]{1,15}", self.endpoint_interface) is None:
+            raise ConfigError(
+                f"endpoint_interface={self.endpoint_interface!r}: must be the name of a network interface, such as "
+                f"eth0; each node then has its own address, and none listens on all of its networks"
+            )
 
     def within(self, stage_deadline_s: float) -> "EnvironmentConfig":
         """As a run has it whose stages may take so long."""

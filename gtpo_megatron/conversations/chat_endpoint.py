@@ -1,4 +1,4 @@
-"""The endpoint of a worker's agents, on the loopback; each episode has a key of its own."""
+"""The endpoint of a worker's agents, on the loopback or one interface; each episode has a key of its own."""
 
 import hmac
 import itertools
@@ -16,15 +16,17 @@ from socketserver import ThreadingTCPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import psutil
+
 from gtpo_megatron.conversations.chat_form import chat_answer, chat_request_from, error_body
 from gtpo_megatron.conversations.exchange import Exchange
 from gtpo_megatron.conversations.messages import MAX_MESSAGE_BYTES
 from gtpo_megatron.conversations.messages_form import messages_answer, messages_request_from
 from gtpo_megatron.conversations.responses_form import responses_answer, responses_request_from
 from gtpo_megatron.conversations.token_form import token_answer, token_request_from
-from gtpo_megatron.errors import GTPOError, StageOrderError
+from gtpo_megatron.errors import ConfigError, GTPOError, StageOrderError
 from gtpo_megatron.untrusted.json_text import parse_json
-from gtpo_megatron.untrusted.text import printable
+from gtpo_megatron.untrusted.text import printable, shown
 
 HOST = "127.0.0.1"
 
@@ -49,13 +51,17 @@ DISCARDED_BYTES = 64 << 20
 
 
 class ChatEndpoint(ThreadingTCPServer):
-    """Serves exchanges, in a thread per request."""
+    """Serves exchanges, in a thread per request.
+
+    Args:
+        host: address that it listens on, by which its clients reach this machine.
+    """
 
     daemon_threads = True
     request_queue_size = 1024  # all agents of a worker may begin at once
 
-    def __init__(self) -> None:
-        super().__init__((HOST, 0), _Handler)
+    def __init__(self, host: str = HOST) -> None:
+        super().__init__((host, 0), _Handler)
         self._exchanges: list[Exchange] = []
         self._over: deque[str] = deque(maxlen=KEYS_KEPT)
         self._unknown: deque[None] = deque(maxlen=KEYS_KEPT)
@@ -65,7 +71,8 @@ class ChatEndpoint(ThreadingTCPServer):
     @property
     def url(self) -> str:
         """The ``base_url`` of clients."""
-        return f"http://{HOST}:{self.server_address[1]}/v1"
+        host, port = self.server_address[:2]
+        return f"http://{host!s}:{port}/v1"
 
     def open(self) -> Exchange:
         """Makes an exchange, and serves it until it is forgotten."""
@@ -103,22 +110,46 @@ _lock = threading.Lock()
 _endpoints: list[ChatEndpoint] = []
 
 
-def the_endpoint() -> ChatEndpoint:
-    """The endpoint of this process, which serves until the process ends."""
+def the_endpoint(host: str = HOST) -> ChatEndpoint:
+    """The endpoint of this process, which serves until the process ends; the first call says where it listens."""
     with _lock:
         if not _endpoints:
-            _endpoints.append(ChatEndpoint())
+            _endpoints.append(ChatEndpoint(host))
         return _endpoints[0]
 
 
-def keep_from_proxies() -> None:
-    """Lets clients of this process, and of its children, ask the loopback itself where a proxy is set.
+def address_of(interface: str) -> str:
+    """The IPv4 address of a network interface of this machine.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if interface == "lo":
+        return HOST
+    addresses = {
+        name: one.address
+        for name, all_of_it in psutil.net_if_addrs().items()
+        for one in all_of_it[::-1]
+        if one.family == socket.AF_INET
+    }
+    if interface not in addresses:
+        there = ", ".join(sorted(addresses))
+        raise ConfigError(
+            f"environment.endpoint_interface={shown(interface)}: {socket.gethostname()} has no such interface with an "
+            f"IPv4 address; it has {there}"
+        )
+    return addresses[interface]
+
+
+def keep_from_proxies(host: str = HOST) -> None:
+    """Lets clients of this process, and of its children, ask the endpoint itself where a proxy is set.
 
     Before an agent is imported: clients look when they are made.
     """
     for name in ("no_proxy", "NO_PROXY"):
-        hosts = [one for one in os.environ.get(name, "").split(",") if one not in ("", HOST)]
-        os.environ[name] = ",".join([*hosts, HOST])
+        own = dict.fromkeys((HOST, host))
+        hosts = [one for one in os.environ.get(name, "").split(",") if one and one not in own]
+        os.environ[name] = ",".join([*hosts, *own])
 
 
 class _Handler(BaseHTTPRequestHandler):

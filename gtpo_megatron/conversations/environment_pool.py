@@ -78,11 +78,11 @@ class EpisodeAnswer(Answer):
         )
 
 
-def worker_settings(name: str, *, timeout_s: float, memory_limit_mib: int) -> WorkerSettings:
+def worker_settings(name: str, *, timeout_s: float, memory_limit_mib: int, interface: str) -> WorkerSettings:
     """The settings of an environment's workers; a taskset of verifiers has time to be loaded."""
     return WorkerSettings(
         service="gtpo_megatron.conversations.environment_worker",
-        arguments={"name": name, "timeout_s": timeout_s},
+        arguments={"name": name, "timeout_s": timeout_s, "interface": interface},
         name=f"environment {name!r}",
         kind="environment",
         timeout_s=timeout_s,
@@ -101,15 +101,19 @@ class EnvironmentPool:
         timeout_s: wall-clock limit of a call of an environment.
         memory_limit_mib: memory limit of a worker, for all its episodes, with shared mappings and child processes; 0:
             no limit.
+        interface: network interface on whose address the endpoint of agents listens.
 
     Raises:
-        ConfigError: the environment cannot be imported, a tool cannot be described, or a number is out of range.
+        ConfigError: the environment cannot be imported, a tool cannot be described, a number is out of range, or there
+            is no such interface.
         WorkerError: a worker does not start.
     """
 
-    def __init__(self, name: str, *, num_workers: int, timeout_s: float, memory_limit_mib: int) -> None:
+    def __init__(
+        self, name: str, *, num_workers: int, timeout_s: float, memory_limit_mib: int, interface: str = "lo"
+    ) -> None:
         self._answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
-        settings = worker_settings(name, timeout_s=timeout_s, memory_limit_mib=memory_limit_mib)
+        settings = worker_settings(name, timeout_s=timeout_s, memory_limit_mib=memory_limit_mib, interface=interface)
         self._workers = WorkerPool(settings, self._answers.put)
         # Also if the pool is garbage-collected without close(), and at exit.
         self._end = weakref.finalize(self, self._workers.end)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from gtpo_megatron.conversations.chat_endpoint import keep_from_proxies
+from gtpo_megatron.conversations.chat_endpoint import HOST, address_of, keep_from_proxies, the_endpoint
 from gtpo_megatron.conversations.environment import Episode, NamedEnvironment, resolve_environment
 from gtpo_megatron.conversations.messages import MAX_MESSAGE_BYTES, message_of_json, opening_json, reply_json
 from gtpo_megatron.errors import DataError, GTPOError
@@ -40,10 +40,13 @@ def load(arguments: Mapping[str, Any]) -> "EnvironmentService":
     """Imports the environment.
 
     Raises:
-        ConfigError: it cannot be imported, or a tool of it cannot be described.
+        ConfigError: it cannot be imported, a tool of it cannot be described, or there is no such network interface.
     """
     threading.stack_size(STACK_BYTES)
-    keep_from_proxies()
+    host = address_of(arguments["interface"])
+    keep_from_proxies(host)
+    if host != HOST:
+        the_endpoint(host)  # agents take the one that there is
     return EnvironmentService(resolve_environment(arguments["name"]), timeout_s=arguments["timeout_s"])
 
 

@@ -135,6 +135,7 @@ class EnvironmentTurns:
             num_workers=config.num_workers,
             timeout_s=config.timeout_s,
             memory_limit_mib=config.memory_limit_mib,
+            interface=config.endpoint_interface,
         )
 
     def open(self, episode: int, request: SampleRequest, *, stop_ids: Sequence[int]) -> None:

@@ -93,6 +93,7 @@ SAME_NUMBERS = (
     *("cluster.start_deadline_s:", "cluster.stage_deadline_s:"),
     *("weight_sync.transport:", "weight_sync.bucket_mib:", "weight_sync.deadline_s:"),
     *("reward.num_workers:", "environment.num_workers:", "rollout.max_engine_restarts:"),
+    "environment.endpoint_interface:",
 )
 """Fields that may differ between a run and its continuation, because they do not change the computation."""
 

@@ -24,6 +24,10 @@ def test_there_is_no_environment_unless_it_is_named():
         ({"timeout_s": 0.0}, "timeout_s=0"),
         ({"episode_timeout_s": -1}, "episode_timeout_s=-1"),
         ({"memory_limit_mib": -1}, "memory_limit_mib=-1"),
+        *(
+            ({"endpoint_interface": wrong}, "must be the name of a network")
+            for wrong in ("", "0.0.0.0", "::", "10.0.0.0/8")
+        ),
         ({"max_turns": 0}, "max_turns=0"),
         ({"call_form": "xml"}, "call_form"),
     ],

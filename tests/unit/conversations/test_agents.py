@@ -1,13 +1,16 @@
 """Agents in an environment pool: their requests are openings and replies, their errors failures of their episode."""
 
+import socket
 import time
 
+import psutil
 import pytest
 
 from gtpo_megatron.conversations.agents import is_agent
 from gtpo_megatron.conversations.environment import resolve_environment
 from gtpo_megatron.conversations.environment_pool import EnvironmentPool
 from gtpo_megatron.conversations.messages import Message, TurnStats
+from gtpo_megatron.errors import ConfigError
 from tests.unit.conversations import agents, environments
 from tests.unit.conversations.test_environment_pool import wait
 
@@ -191,3 +194,23 @@ def test_agents_are_told_from_what_makes_an_environment():
     assert not is_agent(environments.made)
     assert not is_agent(environments.NeedsMore)
     assert not is_agent(dict)
+
+
+def test_agents_of_a_worker_have_the_address_of_its_interface():
+    """The machine's own one, or that of another network: where there is none, the loopback."""
+    others = {
+        name: one.address
+        for name, all_of_it in psutil.net_if_addrs().items()
+        for one in all_of_it
+        if one.family == socket.AF_INET and name != "lo"
+    }
+    interface = next(iter(others), "lo")
+    settings = {"num_workers": 1, "timeout_s": 60.0, "memory_limit_mib": 4096}
+    with EnvironmentPool(f"{HERE}:names_its_address", **settings, interface=interface) as pool:
+        said_of = opened(pool, "a")[0].opening.messages[0].content
+        url, proxies = said_of.split(" ")
+        host = others.get(interface, "127.0.0.1")
+        assert url.startswith(f"http://{host}:")
+        assert host in proxies.split(",")
+    with pytest.raises(ConfigError, match="endpoint_interface='none9'"):
+        EnvironmentPool(f"{HERE}:names_its_address", **settings, interface="none9")

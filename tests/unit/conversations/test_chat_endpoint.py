@@ -2,18 +2,22 @@
 
 import http.client
 import json
+import os
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import openai
 import pytest
 
 from gtpo_megatron.conversations import chat_endpoint
+from gtpo_megatron.conversations.chat_endpoint import ChatEndpoint
 from gtpo_megatron.conversations.chat_form import error_body
 from gtpo_megatron.conversations.exchange import Ended, Exchange
 from gtpo_megatron.conversations.messages import MAX_MESSAGE_BYTES, Message, ToolCall, TurnStats
+from gtpo_megatron.errors import ConfigError
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 HELLO = [{"role": "user", "content": "hello"}]
@@ -398,3 +402,47 @@ def test_messages_do_not_go_on_as_tokens(endpoint, exchange, threads):
 def test_tokens_that_are_none_are_refused(endpoint, exchange, body, said):
     status, found = ask(endpoint, exchange, body, path=GENERATE)
     assert (status, said in found["error"]["message"]) == (400, True)
+
+
+def test_an_endpoint_of_an_interface_listens_on_its_address_alone(monkeypatch, threads):
+    """127.0.0.2 stands for the job's network: the loopback has it without being asked."""
+    there = {
+        "lo": [SimpleNamespace(family=socket.AF_INET, address="127.0.0.1")],
+        "job0": [
+            SimpleNamespace(family=socket.AF_INET6, address="::1"),
+            SimpleNamespace(family=socket.AF_INET, address="127.0.0.2"),
+            SimpleNamespace(family=socket.AF_INET, address="127.0.0.3"),
+        ],
+        "v6": [SimpleNamespace(family=socket.AF_INET6, address="::1")],
+    }
+    monkeypatch.setattr(chat_endpoint.psutil, "net_if_addrs", lambda: there)
+    assert chat_endpoint.address_of("lo") == "127.0.0.1"
+    for wrong in ("eth9", "v6"):
+        with pytest.raises(ConfigError, match=f"endpoint_interface='{wrong}': .* no such interface .* has job0, lo$"):
+            chat_endpoint.address_of(wrong)
+    endpoint = ChatEndpoint(chat_endpoint.address_of("job0"))
+    try:
+        host, port = endpoint.server_address
+        assert (host, endpoint.url) == ("127.0.0.2", f"http://127.0.0.2:{port}/v1")
+        with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), timeout=5):
+            pass
+        exchange = endpoint.open()
+        for key in ("", "wrong"):
+            with pytest.raises(openai.AuthenticationError):
+                openai.OpenAI(base_url=endpoint.url, api_key=key or "-", max_retries=0).models.list()
+        client = openai.OpenAI(base_url=endpoint.url, api_key=exchange.key)
+        asked = threads.submit(client.chat.completions.create, model="policy", messages=HELLO)
+        exchange.first.result(60)
+        exchange.answer(Message(role="assistant", content="hi"))
+        assert asked.result(60).choices[0].message.content == "hi"
+    finally:
+        endpoint.shutdown()
+        endpoint.server_close()
+
+
+def test_proxies_are_kept_from_the_address_of_the_endpoint(monkeypatch):
+    monkeypatch.setenv("no_proxy", "localhost,10.0.0.7,")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    chat_endpoint.keep_from_proxies("10.0.0.7")
+    assert os.environ["no_proxy"] == "localhost,127.0.0.1,10.0.0.7"
+    assert os.environ["NO_PROXY"] == "127.0.0.1,10.0.0.7"
