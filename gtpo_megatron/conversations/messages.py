@@ -57,7 +57,7 @@ class Message:
         reasoning: thinking that the policy's family writes apart from its answer.
         tool_calls: calls in the policy's message.
         malformed_calls: complaint about each call in it that cannot be read.
-        tool: name of the tool whose result this is.
+        tool: name of the tool whose result this is; of another message, ``name`` of who speaks.
         call_id: id of the call whose result this is.
         raw_text: whole text of a turn with a call that cannot be read, after its reasoning; "" otherwise.
         sampled: statistics of the policy's message in a run.

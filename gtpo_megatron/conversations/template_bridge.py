@@ -117,6 +117,7 @@ class TemplateBridge:
             self._stops = {*stop_ids, *self._ends}
             self._calling_turns = {several: self._find_calling_turn(1 + several) for several in (False, True)}
             self._check_turns()
+            self._named_roles: dict[str, bool] = {}  # those that were asked about
         except DataError as problem:
             raise ConfigError(f"turns cannot be joined token for token: {problem}") from problem
         self._thinking = thinking_marks(tokenizer)
@@ -127,9 +128,10 @@ class TemplateBridge:
         """Ids of the first prompt, up to where the policy's turn begins.
 
         Raises:
-            DataError: the template refuses the messages or leaves the tools out, or their calls have no known form.
+            DataError: the template refuses the messages, leaves a name or the tools out, or their calls have no known
+                form.
         """
-        text = self._render([as_rendered(one) for one in opening.messages], tools=opening.tools)
+        text = self._render(self._rendered(opening.messages), tools=opening.tools)
         if opening.tools and self.form is None:
             raise DataError(
                 f"{self._place} writes tool calls in no form that is known here; set environment.call_form to one of "
@@ -156,9 +158,10 @@ class TemplateBridge:
             stop_ids: stop tokens with which the turn was sampled; None: those of this bridge.
 
         Raises:
-            DataError: the template refuses the messages, such as results of tools that it does not know.
+            DataError: the template refuses the messages, such as results of tools that it does not know, or leaves a
+                name out.
         """
-        reply = [as_rendered(one) for one in messages]
+        reply = self._rendered(messages)
         num_results = sum(one["role"] == "tool" for one in reply)
         turn = self._calling_turns[num_results > 1] if num_results else _TEXT
         if turn is None:
@@ -174,6 +177,32 @@ class TemplateBridge:
         if not self._has_end(sampled, stop_ids):
             return (*end, *rest)
         return rest[1:] if not self._end and rest[:1] == (sampled[-1],) else rest
+
+    def _rendered(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Messages as the template reads them.
+
+        Raises:
+            DataError: one has a name that the template does not write.
+        """
+        rendered = [as_rendered(one) for one in messages]
+        for one in rendered:
+            if one["role"] != "tool" and "name" in one and not self._writes_names(one["role"]):
+                raise DataError(
+                    f"{self._place} does not tell the policy the name {shown(one['name'])} of a message of the "
+                    f"{one['role']}; write it into the content"
+                )
+        return rendered
+
+    def _writes_names(self, role: str) -> bool:
+        """Whether the template writes the names that messages of a role have."""
+        if role not in self._named_roles:
+            named = {"role": role, "content": PROBE, "name": MARKER}
+            around = {"system": [named, _QUESTION], "assistant": [_QUESTION, named, _REPLY]}
+            try:
+                self._named_roles[role] = MARKER in self._render(around.get(role, [named]))
+            except DataError:
+                self._named_roles[role] = False
+        return self._named_roles[role]
 
     def _has_end(self, sampled: Sequence[int], stop_ids: Sequence[int] | None) -> bool:
         stops = self._stops if stop_ids is None else self._ends.union(stop_ids)
@@ -341,6 +370,8 @@ def as_rendered(message: Message) -> dict[str, Any]:
         rendered["tool_calls"] = [_call(one.name, one.arguments, one.call_id) for one in message.tool_calls]
     if message.role == "tool":
         rendered |= {"name": _name(message.tool) or "tool", "tool_call_id": _name(message.call_id) or CALL_ID}
+    elif message.tool and message.tool != message.role:  # autogen's user is called user
+        rendered["name"] = _text(message.tool)
     return rendered
 
 

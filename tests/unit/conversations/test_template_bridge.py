@@ -308,3 +308,33 @@ def test_sentencepiece_puts_no_blank_between_turns(tmp_path):
     assert [*first, *said, *bridge.next_turn(said, [WRONG])] == whole
     cut = bridge.next_turn(said[:-2], [WRONG])
     assert tokenizer.decode(list(cut)).strip() == "</s>[INST] Wrong. [/INST]"
+
+
+# ----------------------------------------------------------------------------------------------------------- who speaks
+NAMING = CHATML.replace("{{ m.role }}", "{{ m.role }}{{ ' ' + m.name if m.role == 'user' and m.name else '' }}")
+
+
+def test_names_of_who_speaks_are_written_where_the_template_writes_them():
+    bridge = TemplateBridge(tokenizer := with_template(NAMING))
+    ada = Message(role="user", content="hi", tool="Ada")
+    assert tokenizer.decode(bridge.opening(Opening(messages=(ada,)))) == (
+        "<|im_start|>user Ada\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    after = tokenizer.decode(bridge.next_turn([tokenizer.eos_token_id], [ada]))
+    assert "<|im_start|>user Ada\nhi<|im_end|>" in after
+    system = Message(role="system", content="be brief", tool="Rules")
+    with pytest.raises(DataError, match="does not tell the policy the name 'Rules' of a message of the system; write"):
+        bridge.opening(Opening(messages=(system, ada)))
+
+
+def test_names_that_the_template_leaves_out_are_refused_but_for_those_that_say_nothing():
+    bridge = TemplateBridge(tokenizer := with_template(CHATML))
+    plain, named = Message(role="user", content="hi"), Message(role="user", content="hi Ada", tool="Ada")
+    repeats = dataclasses.replace(plain, tool="user")
+    assert bridge.opening(Opening(messages=(repeats,))) == bridge.opening(Opening(messages=(plain,)))
+    for refused in (
+        lambda: bridge.opening(Opening(messages=(named,))),
+        lambda: bridge.next_turn([tokenizer.eos_token_id], [named]),
+    ):
+        with pytest.raises(DataError, match="does not tell the policy the name 'Ada' of a message of the user"):
+            refused()
