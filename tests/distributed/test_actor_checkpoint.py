@@ -86,7 +86,7 @@ def parameters(actor):
 
 def save(actor, folder):
     """To the end; the checksums of this rank's files."""
-    actor.checkpoint.begin(folder, in_background=False)
+    actor.checkpoint.begin(Path(folder), in_background=False)
     checksums = actor.checkpoint.finish()
     # a writer that has told its results is not waited for; it ends all the same, and nothing but it was forked
     children = psutil.Process().children()
@@ -177,7 +177,7 @@ def two_saves(rank, world_size, init_method, config, first, second):
 
 
 def load_only(rank, world_size, init_method, config, folder, checksums):
-    start(rank, init_method, config).load(folder, checksums)
+    start(rank, init_method, config).checkpoint.load(Path(folder), checksums=checksums)
 
 
 def test_what_a_run_has_since_its_first_save_is_in_its_second(model, tmp_path):
@@ -369,7 +369,7 @@ def test_bad_checkpoints_are_named(model, tmp_path):
 
     def load(rank, world_size, init_method, config, checksums, message):
         with pytest.raises(CheckpointError, match=message):
-            start(rank, init_method, config).load(str(folder), checksums)
+            start(rank, init_method, config).checkpoint.load(folder, checksums=checksums)
 
     run_processes(load, 1, make_config(smaller, {"num_ranks": 1}), checksums, "cannot be loaded: .*shape", timeout_s=60)
     sharded = make_config(model, {"num_ranks": 1, "distributed_optimizer": True})

@@ -150,7 +150,7 @@ def test_other_frozen_weights_are_refused(folder, checkpoint, tmp_path):
 
     def load(rank, world_size, init_method, config, message):
         with pytest.raises(CheckpointError, match=message) as error:
-            start(rank, init_method, config).load(str(checkpoint[0]), checkpoint[1])
+            start(rank, init_method, config).checkpoint.load(checkpoint[0], checksums=checkpoint[1])
         assert "\n" not in str(error.value)
 
     stored = stored_adapters(checkpoint[0], read_architecture(folder))

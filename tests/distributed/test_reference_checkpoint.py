@@ -155,6 +155,6 @@ def test_another_reference_is_refused_in_one_line(models, tmp_path):
 
     def load_plain(rank, world_size, init_method):
         with pytest.raises(CheckpointError, match="is of a run without a reference policy; resume with"):
-            start(rank, init_method, config).load(str(again), plain_checksums)
+            start(rank, init_method, config).checkpoint.load(again, checksums=plain_checksums)
 
     run_processes(load_plain, 1)
