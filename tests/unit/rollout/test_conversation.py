@@ -19,6 +19,7 @@ from gtpo_megatron.data.prompts import RowsNeeded, load_problems
 from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.rollout import conversation as conversation_module
 from gtpo_megatron.rollout.conversation import EnvironmentTurns
+from gtpo_megatron.rollout.in_flight import InFlight
 from gtpo_megatron.rollout.requests import SampleRequest
 from recipes.tiny_cpu import ASSETS
 
@@ -271,6 +272,35 @@ def test_an_episode_that_takes_too_long_fails_whatever_its_environment_does(made
     conversation.forget(0)
     assert said(conversation, tokenizer, CALL % "1", 1).context_ids is not None
     assert not made("recipes.calculator:Calculator", episode_timeout_s=0).limit_s < math.inf
+
+
+def test_a_slow_environment_fails_its_episode_and_the_rest_of_its_round_goes_on(made, tokenizer, asked):
+    """In the loop that samples: a call of a minute is given up after four seconds, and another is played."""
+    conversation = made(asked, episode_timeout_s=4.0, max_turns=3)
+    texts = ([CALL % "slow"], [CALL % "1", CALL % "2", "14<|im_end|>"])  # turns, by sample
+    running = {}
+
+    def add(request, tokens, turn, num_sampled, stop):
+        number = len(texts) * turn + request.sample
+        running[number] = completion(tokenizer.encode(texts[request.sample][turn]))
+        return number
+
+    def step():
+        ended = [SimpleNamespace(request_id=str(one), finished=True, outputs=[turn]) for one, turn in running.items()]
+        running.clear()
+        return ended
+
+    engine = SimpleNamespace(step=step, has_unfinished_requests=lambda: bool(running))
+    in_flight = InFlight(engine, conversation)
+    both = [SampleRequest(prompt_ids=(1,), group_id=0, sample=sample, problem=PROBLEM) for sample in (0, 1)]
+    began_at = time.monotonic()
+    ticket = in_flight.begin(both, add, version=0, limit=999)
+    assert in_flight.advance(limit_s=60.0) == [ticket]
+    slow, other = in_flight.take(ticket)
+    assert 4.0 < time.monotonic() - began_at < 40.0
+    assert "the episode took longer than 4 s" in slow.result.failure
+    assert (other.result.failure, other.result.reward, len(other.turns)) == ("", 0.5, 3)
+    assert other.own_s < 4.0
 
 
 @pytest.mark.slow
