@@ -78,7 +78,7 @@ class EpisodeAnswer(Answer):
         )
 
 
-def worker_settings(name: str, *, timeout_s: float, memory_limit_mib: int, interface: str) -> WorkerSettings:
+def worker_settings(name: str, *, timeout_s: float, memory_limit_mib: int, interface: str = "lo") -> WorkerSettings:
     """The settings of an environment's workers; a taskset of verifiers has time to be loaded."""
     return WorkerSettings(
         service="gtpo_megatron.conversations.environment_worker",
