@@ -145,6 +145,7 @@ def test_the_same_command_adds_no_conversation_to_what_is_whole(tmp_path):
     assert saved_verdicts(output / "verdicts.jsonl") == rows
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_of_a_run_is_converted_and_measured_as_the_run_was(tmp_path):
     """Named by its folder. It holds the tiny model, which solves about a quarter; wrong weights would solve nothing."""
     run = tmp_path / "run"

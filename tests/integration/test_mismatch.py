@@ -71,6 +71,7 @@ def test_a_run_stops_at_the_step_after_a_broken_push_and_says_where(tmp_path, dt
             assert row[f"sync/logprob_{name}"] <= row[f"sync/logprob_{name}_limit"]
 
 
+@pytest.mark.nightly
 def test_clean_steps_pass_and_faults_are_caught(tmp_path):
     """A short version of ``benchmarks/mismatch.py``."""
     cell = {"trainer": "bfloat16", "sampler": "bfloat16", "head": "float32", "temperature": 1.0, "prompts": 8}

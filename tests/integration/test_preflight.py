@@ -36,7 +36,7 @@ def statuses(report):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_in_short(tmp_path):
     """What it runs of a run: start, collectives, push, generation, comparison, update, push, checkpoint, end."""
     only = ["--only", "collectives", "logprobs", "new-weights", "checkpoint", "network", "end"]

@@ -47,7 +47,7 @@ def measure_all(rank, world_size, init_method):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.megatron
 @pytest.mark.timeout(420)
 @pytest.mark.filterwarnings("ignore")
