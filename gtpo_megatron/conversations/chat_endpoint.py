@@ -14,7 +14,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import psutil
 
@@ -47,7 +47,7 @@ KEYS_KEPT = 4096
 """Keys of episodes that are over, of which late requests are no surprise."""
 
 DISCARDED_BYTES = 64 << 20
-"""Bytes of a request that is too long that are read, so that its client reads the answer."""
+"""Bytes of a request that is too long, or a stranger's, that are read, so that its client reads the answer."""
 
 
 class ChatEndpoint(ThreadingTCPServer):
@@ -170,8 +170,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, f"there is no {self._place} here, only /v1/models")
 
     def do_POST(self) -> None:
-        body = self._body()
-        if body is None or (exchange := self._exchange()) is None:
+        exchange = self.server.of_key(self._key())
+        body = self._body(is_kept=exchange is not None)
+        if body is None:
+            return
+        if exchange is None:
+            self._refuse(HTTPStatus.UNAUTHORIZED, UNKNOWN_KEY)
             return
         if (form := _FORMS.get(self._place)) is None:
             self._refuse(HTTPStatus.NOT_FOUND, f"there is no {self._place} here, only {' and '.join(_FORMS)}")
@@ -203,7 +207,7 @@ class _Handler(BaseHTTPRequestHandler):
     @property
     def _place(self) -> str:
         """The path that is asked for, without a query."""
-        return urlsplit(self.path).path.rstrip("/")
+        return self.path.partition("?")[0].rstrip("/")
 
     def _exchange(self) -> Exchange | None:
         """The exchange whose key the request has; refuses it without one."""
@@ -219,8 +223,11 @@ class _Handler(BaseHTTPRequestHandler):
         # Anthropic's client has a header of its own
         return str(key.strip()) if scheme.lower() == "bearer" else str(headers.get("x-api-key", "").strip())
 
-    def _body(self) -> bytes | None:
-        """The request's body; refuses it without a length, or with too many bytes."""
+    def _body(self, *, is_kept: bool) -> bytes | None:
+        """The request's body, empty where it is not kept; refuses it without a length, or with too many bytes.
+
+        That of a stranger is read and dropped, so that its client reads the answer and no memory is taken.
+        """
         try:
             size = int(self.headers.get("Content-Length", ""))
         except ValueError:
@@ -230,7 +237,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.BAD_REQUEST, f"Content-Length={size}: expected a number of bytes")
             return None
         try:
-            if size <= MAX_MESSAGE_BYTES:
+            if is_kept and size <= MAX_MESSAGE_BYTES:
                 return self.rfile.read(size)
             left = min(size, DISCARDED_BYTES)
             while left > 0 and (data := self.rfile.read(min(left, 1 << 16))):
@@ -238,6 +245,8 @@ class _Handler(BaseHTTPRequestHandler):
         except TimeoutError:
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"nothing came of the rest in {self.timeout:g} s")
             return None
+        if not is_kept:
+            return b""
         self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{size} bytes, more than {MAX_MESSAGE_BYTES}")
         return None
 

@@ -1,6 +1,7 @@
 """The endpoint over HTTP, without workers: keys, one request at a time, what is refused and how."""
 
 import http.client
+import io
 import json
 import os
 import socket
@@ -86,6 +87,37 @@ def test_a_wrong_key_reads_nothing(endpoint, exchange):
             )
             assert (status, body["error"]["type"]) == (401, "authentication_error")
     assert not exchange.first.done()
+
+
+def test_a_stranger_s_body_is_dropped_while_it_is_read(endpoint, exchange, monkeypatch):
+    monkeypatch.setattr(chat_endpoint, "parse_json", None)  # nor is it looked at
+    largest = []
+    read = io.BufferedReader.read
+
+    class Counted(io.BufferedReader):
+        def read(self, size=-1):
+            largest.append(size)
+            return read(self, size)
+
+    make = socket.socket.makefile
+    monkeypatch.setattr(
+        chat_endpoint._Handler,
+        "setup",
+        lambda self, setup=chat_endpoint._Handler.setup: (
+            setup(self),
+            setattr(self, "rfile", Counted(make(self.connection, "rb", 0))),
+        ),
+    )
+    status, found = ask(endpoint, exchange, b"[" * (MAX_MESSAGE_BYTES // 2), key="wrong")
+    assert (status, found["error"]["message"]) == (401, chat_endpoint.UNKNOWN_KEY)
+    assert largest
+    assert max(largest) <= 1 << 16
+
+
+def test_an_address_that_is_none_is_answered(endpoint, exchange):
+    with socket.create_connection(endpoint.server_address[:2], timeout=60) as connection:
+        connection.sendall(f"GET http://[x HTTP/1.1\r\nAuthorization: Bearer {exchange.key}\r\n\r\n".encode())
+        assert connection.makefile("rb").readline().split()[1] == b"404"
 
 
 def test_a_key_is_that_of_one_episode(endpoint, exchange, threads):
