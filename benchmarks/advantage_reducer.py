@@ -182,6 +182,7 @@ def driver_costs(options: Options) -> list[dict[str, float]]:
             prompt_lengths=torch.full((num_responses,), 100),
             response_lengths=lengths,
             own_lengths=lengths,
+            sequence_tokens=lengths + 100,
             group_ids=ids,
             truncated=torch.zeros(num_responses, dtype=torch.bool),
             is_multi_version=torch.zeros(num_responses, dtype=torch.bool),

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gtpo_megatron.branches import Branch, Path, check_within, paths
 from gtpo_megatron.errors import ShapeError
 
 
@@ -108,6 +109,7 @@ class RolloutBatch:
             ``N`` tokens to, in the order of the router. Rows follow one another without padding, each with the tokens
             that the sampler has run: all of prompt and response but the last (:attr:`routed_lengths`). None if the
             sampler was not asked for it.
+        branches: of each response, where its tokens do not follow those before them; () if none has a branch.
         results: the environment's account of each response; () without an environment, and once rewards are made of it.
     """
 
@@ -123,6 +125,7 @@ class RolloutBatch:
     token_entropy: Tensor | None = None
     token_versions: Tensor | None = None
     routed_experts: Tensor | None = None
+    branches: tuple[tuple[Branch, ...], ...] = ()
     results: tuple[EpisodeResult, ...] = ()
 
     def __post_init__(self) -> None:
@@ -156,8 +159,11 @@ class RolloutBatch:
                 f"token_versions {tuple(self.token_versions.shape)}, response_ids {tuple(self.response_ids.shape)}: "
                 f"one version a token is needed"
             )
-        if self.results and len(self.results) != self.num_responses:
-            raise ShapeError(f"results of {len(self.results)} responses, expected {self.num_responses}")
+        for name in ("results", "branches"):
+            if (found := getattr(self, name)) and len(found) != self.num_responses:
+                raise ShapeError(f"{name} of {len(found)} responses, expected {self.num_responses}")
+        for branches, length in zip(self.branches, self.response_lengths.tolist(), strict=False):
+            check_within(branches, length)
         if self.routed_experts is not None:
             num_run = int(self.routed_lengths.sum())
             if self.routed_experts.ndim != 3 or len(self.routed_experts) != num_run:
@@ -170,6 +176,24 @@ class RolloutBatch:
     def routed_lengths(self) -> Tensor:
         """``[B]`` int64, tokens that the sampler has run: nothing was sampled after the last one."""
         return self.prompt_lengths + self.response_lengths - 1
+
+    def paths(self, row: int) -> tuple[Path, ...]:
+        """The sequences of a response: one, unless it has branches."""
+        return paths(int(self.response_lengths[row]), self.branches[row] if self.branches else ())
+
+    def sequence_lengths(self, row: int) -> tuple[int, ...]:
+        """Tokens of each of :meth:`paths`, with the prompt if it has that."""
+        prompt = int(self.prompt_lengths[row])
+        return tuple(path.num_tokens + prompt * path.has_prompt for path in self.paths(row))
+
+    @property
+    def sequence_tokens(self) -> Tensor:
+        """``[B]`` int64, tokens of all sequences of each response: what a pass reads."""
+        tokens = self.prompt_lengths + self.response_lengths
+        for row, branches in enumerate(self.branches):
+            if branches:
+                tokens[row] = sum(self.sequence_lengths(row))
+        return tokens
 
     @property
     def num_responses(self) -> int:
@@ -268,6 +292,9 @@ def take_rows(
         if is_mixed
         else None,
         routed_experts=_take_routed(batches, places),
+        branches=tuple(batches[batch].branches[row] if batches[batch].branches else () for batch, row in places)
+        if any(batch.branches for batch in batches)
+        else (),
         results=tuple(batches[batch].results[row] for batch, row in places)
         if any(batch.results for batch in batches)
         else (),
@@ -340,8 +367,9 @@ ENVIRONMENT_SECONDS, ENVIRONMENT_WAIT = "environment_s", "environment_wait_s"
 """Parts that are times, in which two runs of one seed differ: of its calls, and in which the engine sampled nothing."""
 
 REQUESTS_REFUSED, REQUESTS_UNENFORCED, ENDED_UNGRADED = "requests_refused", "requests_unenforced", "ended_ungraded"
-"""Parts that are counted: an agent's refused requests, those that asked for what is not enforced, and 1 of an episode
-that a limit ended before its reward."""
+BRANCHES = "branches"
+"""Parts that are counted: an agent's refused requests, those that asked for what is not enforced, 1 of an episode that
+a limit ended before its reward, and turns that did not go on from the one before them, of an episode with such."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -46,7 +46,7 @@ def credit_batch(
     judged = mine.loss_mask & ~rewards.failed[index][:, None]
     mask = None
     if shaped_tokens is not None:
-        mask = shaped_tokens.mask(mine.response_ids, mine.response_lengths)
+        mask = shaped_tokens.mask(mine)
     credit = assign_credit(
         config.algorithm,
         rewards=rewards.rewards[index],
@@ -56,6 +56,8 @@ def credit_batch(
         old_logprobs=batch.old_logprobs,
         ref_logprobs=batch.ref_logprobs,
         shaped_tokens=mask,
+        # of no rank or of all, whether it has such a response or not
+        branches=(mine.branches or [()] * mine.num_responses) if config.environment.name else None,
         turn_rewards=[rewards.turn_rewards[row] for row in batch.global_rows] if rewards.turn_rewards else None,
         truncated=mine.truncated,
         reduction=reduction,

@@ -53,12 +53,19 @@ class MicroBatching:
             even_group=groups.dp if parallel.replicas_share_experts else None,
         )
 
-    def cut(self, rollouts: RolloutBatch, rows: Sequence[int]) -> list[PackedMicroBatch]:
+    def cut(self, rollouts: RolloutBatch, rows: Sequence[int], *, are_together: bool = False) -> list[PackedMicroBatch]:
         """The given rows, cut and packed; at the end micro-batches of padding, which no loss and no score counts.
+
+        Args:
+            rollouts: this rank's responses.
+            rows: some of them.
+            are_together: no two micro-batches share a response, whatever the budget.
 
         Collectives: one maximum of one number over ``even_group``.
         """
-        batches = micro_batches(rollouts, rows, budget_tokens=self.budget_tokens, layout=self.layout)
+        batches = micro_batches(
+            rollouts, rows, budget_tokens=self.budget_tokens, layout=self.layout, are_together=are_together
+        )
         if self.even_group is not None:
             most = torch.tensor(len(batches), device=cpu_platform.device())
             dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self.even_group)

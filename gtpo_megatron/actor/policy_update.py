@@ -16,6 +16,7 @@ from gtpo_megatron.actor.stage_report import StageReport
 from gtpo_megatron.algorithms import prepare_update, update_loss
 from gtpo_megatron.algorithms.losses.loss_batch import LossTerms, SumCount, UpdateBatch
 from gtpo_megatron.algorithms.prepare_update import off_policy_statistics
+from gtpo_megatron.algorithms.registry import algorithm_of
 from gtpo_megatron.batch import RolloutShard, TrainBatch
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.packing import PackedMicroBatch
@@ -56,6 +57,10 @@ class PolicyUpdate:
         self._balance = balance
         self._replay = replay
         self._has_scoring_pass = config.rollout.entropy_source == "actor"
+        algorithm = algorithm_of(config.algorithm)
+        self._are_together = (
+            algorithm.ratio_of == "response" or algorithm.reads_neighbours or not self._has_scoring_pass
+        )
         self.trainer_logprobs: Tensor | None = None
 
     def run(self, batch: RolloutShard, *, step: int) -> Metrics:
@@ -104,6 +109,9 @@ class PolicyUpdate:
             token_logprobs = self._head.score(hidden, micro).logprobs
             logprobs = to_rows(token_logprobs, micro, num_columns=width)
             chosen = prepared.select([place[row] for row in micro.rows], width)
+            if batch.rollouts.branches and not self._are_together:  # other micro-batches have the rest
+                is_here = to_rows(torch.ones(len(micro.token_rows)), micro, num_columns=width) > 0
+                chosen = replace(chosen, response_mask=chosen.response_mask & is_here.to(logprobs.device))
             statistics: dict[str, SumCount] = {}
             if not self._has_scoring_pass:
                 # on policy: the weights have not moved since the responses were sampled
@@ -122,7 +130,7 @@ class PolicyUpdate:
             for chunk in self._chunks:
                 chunk.zero_grad_buffer()
             self._optimizer_step.zero_grad()
-            batches = self._micro_batching.cut(batch.rollouts, rows)
+            batches = self._micro_batching.cut(batch.rollouts, rows, are_together=self._are_together)
             if self._replay is not None:
                 self._replay.begin_update(batches)
             kept = run_micro_batches(self._chunks, batches, loss, forward_only=False)

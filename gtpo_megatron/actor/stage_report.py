@@ -72,11 +72,13 @@ class StageReport:
 
     def add_work(self, part: str, batch: RolloutBatch, rows: Sequence[int], *, with_backward: bool) -> None:
         """Counts a pass of this rank's replica over some rows to ``score`` or ``update``."""
-        index = list(rows)
-        prompts, responses = batch.prompt_lengths[index].tolist(), batch.response_lengths[index].tolist()
-        sequences = list(zip(prompts, responses, strict=True))
+        sequences: list[tuple[int, int]] = []  # tokens that are read only, and those that may be scored
+        for row in rows:
+            for path, length in zip(batch.paths(row), batch.sequence_lengths(row), strict=True):
+                num_new = path.num_tokens - path.num_known
+                sequences.append((length - num_new, num_new))
         work = self._work.setdefault(part, _Work())
-        work.tokens += sum(prompts) + sum(responses)
+        work.tokens += sum(map(sum, sequences))
         work.flops += forward_flops(self._arch, sequences)
         if with_backward:
             work.flops += backward_flops(self._arch, sequences, self._adapter)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.algorithms.checks import (
+    check_branches,
     check_full_precision,
     check_labels,
     check_mask,
@@ -25,6 +26,7 @@ from gtpo_megatron.algorithms.registry import algorithm_of
 from gtpo_megatron.algorithms.sums import Reduction
 from gtpo_megatron.algorithms.token_batch import CreditBatch, ResponseTable, own_lengths, table_rows
 from gtpo_megatron.batch import Credit
+from gtpo_megatron.branches import Branch
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.config.algorithm.base import NoLengthPenalty
 from gtpo_megatron.errors import ShapeError
@@ -41,6 +43,7 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
     ref_logprobs: Tensor | None = None,
     shaped_tokens: Tensor | None = None,
     turn_rewards: Sequence[Sequence[float]] | None = None,
+    branches: Sequence[Sequence[Branch]] | None = None,
     truncated: Tensor | None = None,
     reduction: Reduction | None = None,
 ) -> Credit:
@@ -58,7 +61,9 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
         shaped_tokens: ``[B, T]`` bool; tokens where it is False (such as formatting) get the neutral entropy weight 1
             and are not compared. GTPO and GRPO-S only.
         turn_rewards: rewards of the turns of each of the ``B`` responses, a turn being a stretch of the policy's own
-            tokens; needed for ``turn_reward_coef``.
+            tokens, in the order in which they were sampled; needed for ``turn_reward_coef``.
+        branches: of each of the ``B`` responses, where its tokens do not follow those before them; None on all ranks or
+            on none: no response has a branch.
         truncated: ``[B]`` bool: a limit has cut the response, for the length penalty; None: none was cut.
         reduction: sums over ranks; None: this process holds all responses.
 
@@ -96,6 +101,7 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
             raise ShapeError("old_logprobs: got None, needed for reference_kl in the reward")
         if shaped_tokens is not None and not algorithm.takes_shaped_tokens:
             raise ShapeError(f"shaped_tokens: {type(config).__name__} shapes nothing; pass None")
+        check_branches(branches, shape)
         lengths = own_lengths(response_mask)
         return table_rows(rewards, group_ids, lengths, success_threshold=config.success_threshold)
 
@@ -109,6 +115,7 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
             ref_logprobs=check_reference(kl, ref_logprobs, response_mask) if kl.in_reward else None,
             shaped_tokens=None if shaped_tokens is None else flatten(response_mask, shaped_tokens),
             turn_rewards=turn_rewards,
+            branches=branches,
             reduction=reduction,
         )
         if algorithm.check is not None:
@@ -120,6 +127,7 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
         "shaped_tokens": shaped_tokens,
         "old_logprobs": old_logprobs,
         "turn_rewards": turn_rewards,
+        "branches": branches,
         "truncated": truncated,
     }
     signature = f"credit {config!r} {[name for name, value in optional.items() if value is not None]}"

@@ -1,8 +1,11 @@
 """Checks of tensors. Checks of values synchronise with the GPU; checks of shapes and dtypes do not."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from gtpo_megatron.branches import Branch, check_within
 from gtpo_megatron.errors import DataError, ShapeError
 
 LARGEST_REWARD = 1e30
@@ -162,3 +165,11 @@ def _flatten_checked(mask: Tensor, name: str, matrix: Tensor, *, sign: float) ->
             limit = f">= {LOWEST_ENTROPY}" if sign > 0 else f"<= {-LOWEST_ENTROPY}"
             raise DataError(f"{name}[{row}, {column}] = {float(matrix[row, column])}: expected a finite value {limit}")
     return values.clamp_(min=0.0)
+
+
+def check_branches(branches: Sequence[Sequence[Branch]] | None, shape: tuple[int, ...]) -> None:
+    """Raises ShapeError unless each of ``shape[0]`` responses has branches, and they lie within ``shape[1]`` tokens."""
+    if branches is not None and len(branches) != shape[0]:
+        raise ShapeError(f"branches: of {len(branches)} responses, expected {shape[0]}")
+    for one in branches or ():
+        check_within(one, shape[1])

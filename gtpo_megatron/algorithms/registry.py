@@ -81,6 +81,8 @@ class Algorithm:
         denominator: divisor of the sum of the losses.
         select: selects tokens of the whole batch, ``[N]`` bool, by it and its advantages ``[N]``, before it is cut into
             micro-batches; ``loss`` reads them from ``LossInputs.selection``. None: no selection.
+        reads_neighbours: the loss of a token depends on other tokens of its response. Then, as for a loss of responses,
+            all sequences of a response that branches are in one micro-batch, whatever its budget.
         needs_rollout_logprobs: ``loss`` reads the log-probs of the sampler.
         metrics: further statistics of the loss, by ``policy/...`` name.
         takes_shaped_tokens: the credit can leave out tokens.
@@ -94,6 +96,7 @@ class Algorithm:
     ratio_of: Literal["token", "response"] = "token"
     denominator: Callable[[Any], Denominator] = _all_tokens
     select: Callable[[Any, CreditBatch, Tensor], Tensor] | None = None
+    reads_neighbours: bool = False
     needs_rollout_logprobs: bool = False
     metrics: Callable[[Any, LossInputs], dict[str, SumCount]] = clip_metrics
     takes_shaped_tokens: bool = False
@@ -226,6 +229,7 @@ BUILT_IN: tuple[Algorithm, ...] = (
         about="advantages weighed by the ratios of the tokens that follow (2603.19835)",
         credit=group_relative_credit,
         loss=fipo_loss,
+        reads_neighbours=True,
         metrics=fipo_metrics,
     ),
     Algorithm(

@@ -4,15 +4,17 @@ The table is the same on every rank and gives every count that the formulas need
 the pool sizes.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gtpo_megatron.algorithms.sums import Reduction, exact_sum
 from gtpo_megatron.batch import Credit
+from gtpo_megatron.branches import Branch
 from gtpo_megatron.outcomes import is_correct
 
 
@@ -91,6 +93,20 @@ def own_lengths(response_mask: Tensor) -> Tensor:
     return response_mask.sum(1, dtype=torch.int32).to(torch.int64)  # an int64 sum would copy the mask eightfold
 
 
+class Turns(NamedTuple):
+    """The turn of each token, ``[N]`` int64 from 0.
+
+    Attributes:
+        number: its turn among those of its response, in the order in which they were sampled.
+        depth: number of turns that its turn was sampled after; ``number`` unless its response has branches.
+        place: its place in the turn.
+    """
+
+    number: Tensor
+    depth: Tensor
+    place: Tensor
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CreditBatch:
     """This rank's ``N`` tokens, those that the policy itself wrote, and the table of all responses.
@@ -105,6 +121,7 @@ class CreditBatch:
         ref_logprobs: ``[N]`` float64, nats, of the reference policy; None if the reward has no part of it.
         shaped_tokens: ``[N]`` bool, tokens whose entropies are compared; None: all.
         turn_rewards: rewards of the turns of each of this rank's responses; None if they were not given.
+        branches: of each of this rank's responses; None: no rank has a response that branches.
         table: all responses of the batch, the same on every rank.
         penalties: ``[R]`` float64, added to each response's reward: for its length, and for its divergence from the
             reference policy.
@@ -118,12 +135,13 @@ class CreditBatch:
     ref_logprobs: Tensor | None
     shaped_tokens: Tensor | None
     turn_rewards: Sequence[Sequence[float]] | None
+    branches: Sequence[Sequence[Branch]] | None
     table: ResponseTable
     penalties: Tensor
     reduction: Reduction
 
     @classmethod
-    def of(
+    def of(  # noqa: PLR0913 - tensors of the same rows
         cls,
         response_mask: Tensor,
         table: ResponseTable,
@@ -133,6 +151,7 @@ class CreditBatch:
         ref_logprobs: Tensor | None = None,
         shaped_tokens: Tensor | None = None,
         turn_rewards: Sequence[Sequence[float]] | None = None,
+        branches: Sequence[Sequence[Branch]] | None = None,
         reduction: Reduction | None = None,
     ) -> "CreditBatch":
         """The tokens where ``response_mask`` is True, without penalties."""
@@ -144,6 +163,7 @@ class CreditBatch:
             ref_logprobs=ref_logprobs,
             shaped_tokens=shaped_tokens,
             turn_rewards=turn_rewards,
+            branches=branches,
             table=table,
             penalties=torch.zeros_like(table.rewards),
             reduction=reduction or Reduction(),
@@ -155,22 +175,59 @@ class CreditBatch:
         return self.table.lengths[self.table.mine]
 
     @property
-    def position(self) -> Tensor:
-        """``[N]`` int64, ``t`` of the paper, from 0: the number of the policy's own tokens before each."""
+    def place(self) -> Tensor:
+        """``[N]`` int64, from 0: the number of the policy's own tokens before each in its response."""
         before = torch.cumsum(self.lengths, 0) - self.lengths
         return torch.arange(len(self.row), device=self.row.device).sub_(self.spread(before))
 
-    def turns(self) -> tuple[Tensor, Tensor]:
-        """The turn of each token, and its place in the turn, both ``[N]`` int64 from 0.
+    @property
+    def position(self) -> Tensor:
+        """``[N]`` int64, ``t`` of the paper, from 0: the number of the policy's own tokens that each was sampled after.
 
-        A turn is a stretch of the policy's own tokens; between two there is always another's.
+        They are those before it in its response; of one with branches, those before it on its path.
+        """
+        return self._on_path(self.place, self.response_mask.cumsum(1))
+
+    def turns(self) -> Turns:
+        """The turns of the tokens.
+
+        A turn is a stretch of the policy's own tokens; between two there is another's, or a branch begins.
         """
         mask = self.response_mask
         begins = mask.clone()
         begins[:, 1:] &= ~mask[:, :-1]
+        for row, branches in enumerate(self.branches or ()):
+            for start, _ in branches:
+                begins[row, start] = mask[row, start]
         columns = torch.arange(mask.shape[1], device=mask.device)
         begun_at = torch.where(begins, columns, 0).cummax(1).values if len(columns) else begins.to(torch.int64)
-        return (begins.cumsum(1) - 1).masked_select(mask), (columns - begun_at).masked_select(mask)
+        begun = begins.cumsum(1)
+        number = (begun - 1).masked_select(mask)
+        return Turns(number=number, depth=self._on_path(number, begun), place=(columns - begun_at).masked_select(mask))
+
+    def _on_path(self, counts: Tensor, up_to: Tensor) -> Tensor:
+        """How many things there are before each token on its path.
+
+        Args:
+            counts: ``[N]`` int64, how many there are before it in its response.
+            up_to: ``[B, T]`` int64, how many there are in the response up to each place, with it.
+        """
+        if not any(self.branches or ()):
+            return counts
+        counts = counts.clone()
+        ends = torch.cumsum(self.lengths, 0).tolist()
+        for row, branches in enumerate(self.branches or ()):
+            own, so_far = self.response_mask[row].cumsum(0).tolist(), up_to[row].tolist()
+            first = ends[row] - own[-1] if own else 0
+            excess = [(0, 0)]  # start of each part, and how many of what is before it there are on other paths
+            for start, after in branches:
+                known = 0
+                if after > 0:
+                    known = so_far[after - 1] - next(less for begin, less in reversed(excess) if begin < after)
+                excess.append((start, so_far[start - 1] - known))
+            for (start, less), (end, _) in itertools.pairwise([*excess, (len(own), 0)]):
+                counts[first + (own[start - 1] if start else 0) : first + (own[end - 1] if end else 0)] -= less
+        return counts
 
     def padded(self, values: Tensor) -> Tensor:
         """``[N]`` -> ``[B, T]`` float32, 0 outside the mask."""

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from gtpo_megatron.conversations.chat_endpoint import UNKNOWN_KEY, the_endpoint
-from gtpo_megatron.conversations.exchange import Ended, Next
+from gtpo_megatron.conversations.exchange import Ended, Next, Step
 from gtpo_megatron.conversations.messages import Message, Opening, Reply
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.rewards.grade import checked
@@ -110,13 +110,21 @@ class AgentTurns:
             self._check(does)
             hint = f"; a request was refused meanwhile: {UNKNOWN_KEY}" if self._num_unknown else ""
             raise DataError(f"the agent returned without having asked the policy anything{hint}")
-        return does
+        return does.added
 
     def _reply(self, does: Next) -> Reply:
         self._num_unknown += self._endpoint.take_unknown()
-        if isinstance(does, Opening):
+        if isinstance(does, Step):
+            added = does.added
+            if does.after is None:
+                return Reply(opening=added, num_tool_errors=self._num_errors)
             return Reply(
-                messages=does.messages, token_ids=does.token_ids, stop=does.stop, num_tool_errors=self._num_errors
+                messages=added.messages,
+                token_ids=added.token_ids,
+                stop=added.stop,
+                after=does.after,
+                is_again=does.is_again,
+                num_tool_errors=self._num_errors,
             )
         self._check(does)
         reward = checked(does.returned, by="the agent")

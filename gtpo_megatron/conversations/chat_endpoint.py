@@ -183,8 +183,11 @@ class _Handler(BaseHTTPRequestHandler):
         request_from, answer = form
         try:
             request = request_from(parse_json(body, "the request", half_pairs=True))
-            turn = exchange.ask(request.asked)
-            said = answer(turn, request, number=next(self.server.numbers))
+            turns = [
+                exchange.ask(request.asked, has_gone=self._has_gone, is_another=place > 0)
+                for place in range(request.asked.num_answers)
+            ]
+            said = answer(*turns, request=request, number=next(self.server.numbers))
         except StageOrderError as error:
             self._refuse(HTTPStatus.CONFLICT, str(error))
         except GTPOError as error:
@@ -265,7 +268,10 @@ class _Handler(BaseHTTPRequestHandler):
         watch = select.poll()
         watch.register(self.connection, select.POLLIN)
         try:
-            return bool(watch.poll(0)) and not self.connection.recv(1, socket.MSG_PEEK)
+            # another thread may ask too
+            return bool(watch.poll(0)) and not self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
         except OSError:
             return True
 

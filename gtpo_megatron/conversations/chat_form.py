@@ -29,8 +29,7 @@ IGNORED = frozenset({*_SAMPLING, *_SERVICE})
 """Keys of a request that change nothing: the run's settings say how is sampled, and what is trained on is that."""
 
 _ONLY: Mapping[str, tuple[Sequence[object], str]] = {
-    "n": ((1,), "an episode is one sequence"),
-    "best_of": ((1,), "an episode is one sequence"),
+    "best_of": ((1,), "a turn is what was sampled"),
     "logprobs": ((False,), "the run keeps log-probs itself"),
     "logit_bias": (({},), "the policy is trained as it is"),
     "modalities": ((["text"],), "the policy writes text"),
@@ -45,7 +44,10 @@ _NOT_ENFORCED = frozenset({"tool_choice", "response_format", "parallel_tool_call
 
 _TEXT_FORMAT = {"type": "text"}
 
-_READ = frozenset({"messages", "tools", "stop", "stream", "stream_options"})
+_READ = frozenset({"messages", "tools", "stop", "stream", "stream_options", "n"})
+
+MAX_ANSWERS = 128
+"""Most answers to a request, as OpenAI has it."""
 
 _CONTENTS = ("refusal", "audio", "images", "function_call")
 """Keys of a message with content that the policy would not read."""
@@ -90,11 +92,18 @@ def chat_request_from(value: object) -> ChatRequest:
             opening=opening_from(opening, "the agent"),
             unread=unread,
             is_enforced=_is_enforced(body.raw),
+            num_answers=_num_answers(body.get("n", int, 1)),
         ),
         model=body.get("model", str, "policy"),
         is_streamed=body.get("stream", bool, False),
         wants_usage=body.fields("stream_options").get("include_usage", bool, False),
     )
+
+
+def _num_answers(given: int) -> int:
+    if not 1 <= given <= MAX_ANSWERS:
+        raise DataError(f"n={given}: expected a number of answers from 1 to {MAX_ANSWERS}")
+    return given
 
 
 def _check_key(key: str, given: object) -> None:
@@ -135,38 +144,41 @@ def stop_from(value: object, where: str) -> tuple[str, ...]:
     return tuple(one for one in texts if one)
 
 
-def chat_answer(turn: Message, request: ChatRequest, *, number: int) -> dict[str, Any] | str:
+def chat_answer(*turns: Message, request: ChatRequest, number: int) -> dict[str, Any] | str:
     """The answer to a request; events as text if it is streamed.
 
     Args:
-        turn: turn of the policy.
+        turns: turns of the policy, as many as were asked for.
         request: the request.
         number: number of the answer, which its id contains.
     """
-    spoken = spoken_turn(turn, request.asked.opening.stop)
     if request.is_streamed:
-        return _events(spoken, turn, request, number=number)
-    return _completion("chat.completion", number, request) | {
-        "choices": [{"index": 0, "message": spoken, "finish_reason": _finish_reason(turn), "logprobs": None}],
-        "usage": usage_of(turn),
-    }
+        return _events(turns, request, number=number)
+    choices: list[dict[str, Any]] = []
+    for index, turn in enumerate(turns):
+        spoken = spoken_turn(turn, request.asked.opening.stop)
+        choices.append({"index": index, "message": spoken, "finish_reason": _finish_reason(turn), "logprobs": None})
+    return _completion("chat.completion", number, request) | {"choices": choices, "usage": usage_of(*turns)}
 
 
-def _events(spoken: Mapping[str, Any], turn: Message, request: ChatRequest, *, number: int) -> str:
-    """The answer as server-sent events: what is said, then each call, then the end.
+def _events(turns: Sequence[Message], request: ChatRequest, *, number: int) -> str:
+    """The answer as server-sent events: of each turn what is said, then each call, then the end.
 
     All of them come at once, since an episode's turns are sampled whole.
     """
     head = _completion("chat.completion.chunk", number, request)
-    deltas: list[dict[str, Any]] = [{key: one for key, one in spoken.items() if key != "tool_calls"}]
-    deltas += [{"tool_calls": [{"index": place, **one}]} for place, one in enumerate(spoken.get("tool_calls", ()))]
-    reasons = [*(None for _ in deltas), _finish_reason(turn)]
-    events = [
-        head | {"choices": [{"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}]}
-        for delta, reason in zip([*deltas, {}], reasons, strict=True)
-    ]
+    events: list[dict[str, Any]] = []
+    for index, turn in enumerate(turns):
+        spoken = spoken_turn(turn, request.asked.opening.stop)
+        deltas: list[dict[str, Any]] = [{key: one for key, one in spoken.items() if key != "tool_calls"}]
+        deltas += [{"tool_calls": [{"index": place, **one}]} for place, one in enumerate(spoken.get("tool_calls", ()))]
+        reasons = [*(None for _ in deltas), _finish_reason(turn)]
+        events += [
+            head | {"choices": [{"index": index, "delta": delta, "finish_reason": reason, "logprobs": None}]}
+            for delta, reason in zip([*deltas, {}], reasons, strict=True)
+        ]
     if request.wants_usage:
-        events.append(head | {"choices": [], "usage": usage_of(turn)})
+        events.append(head | {"choices": [], "usage": usage_of(*turns)})
     return "".join(f"data: {text}\n\n" for text in (*map(json.dumps, events), "[DONE]"))
 
 
@@ -254,11 +266,8 @@ def _finish_reason(turn: Message) -> str:
     return "tool_calls" if turn.tool_calls else "stop"
 
 
-def usage_of(turn: Message) -> dict[str, int]:
-    """How many tokens a turn has, and its prompt, as OpenAI writes it."""
-    sampled = turn.sampled or TurnStats()
-    return {
-        "prompt_tokens": sampled.num_prompt_tokens,
-        "completion_tokens": sampled.num_tokens,
-        "total_tokens": sampled.num_prompt_tokens + sampled.num_tokens,
-    }
+def usage_of(*turns: Message) -> dict[str, int]:
+    """How many tokens turns of one prompt have, and the prompt, as OpenAI writes it."""
+    sampled = [turn.sampled or TurnStats() for turn in turns]
+    prompt, completion = sampled[0].num_prompt_tokens, sum(one.num_tokens for one in sampled)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

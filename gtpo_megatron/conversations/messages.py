@@ -103,6 +103,9 @@ class Reply:
         num_tool_errors: calls of the turn that failed or could not be read.
         token_ids: token ids in place of messages, where the opening had such.
         stop: texts of which one ends the policy's next turn, beside those of the run; it stays part of the turn.
+        after: number of the policy's turn that the messages follow, from 0; None: the one that is answered here.
+        is_again: the policy is asked once more for what it has read before that turn; without messages.
+        opening: what a new sequence of the episode begins with, in place of messages; the policy reads nothing else.
     """
 
     messages: tuple[Message, ...] = ()
@@ -111,6 +114,9 @@ class Reply:
     num_tool_errors: int = 0
     token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
+    after: int | None = None
+    is_again: bool = False
+    opening: Opening | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
     """Parts of the reward, by name: metrics of the run, as those of a reward function."""
 
@@ -158,6 +164,7 @@ def reply_json(reply: Reply) -> dict[str, Any]:
     return {
         **_fields_of(reply),
         "messages": [message_json(one) for one in reply.messages],
+        "opening": None if reply.opening is None else opening_json(reply.opening),
         "parts": dict(reply.parts),
     }
 
@@ -165,7 +172,8 @@ def reply_json(reply: Reply) -> dict[str, Any]:
 def reply_of_json(value: Mapping[str, Any]) -> Reply:
     """A reply from what :func:`reply_json` wrote."""
     messages = tuple(message_of_json(one) for one in value["messages"])
-    return Reply(**{**_with_tuples(value, "token_ids", "stop"), "messages": messages})
+    opening = None if value["opening"] is None else opening_of_json(value["opening"])
+    return Reply(**{**_with_tuples(value, "token_ids", "stop"), "messages": messages, "opening": opening})
 
 
 def plain(value: object) -> object:

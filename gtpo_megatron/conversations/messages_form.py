@@ -111,7 +111,7 @@ def _tool(given: object) -> dict[str, Any]:
     return {"type": "function", "function": {names[key]: tool[key] for key in names if tool.get(key) is not None}}
 
 
-def messages_answer(turn: Message, request: ChatRequest, *, number: int) -> dict[str, Any] | str:
+def messages_answer(turn: Message, *, request: ChatRequest, number: int) -> dict[str, Any] | str:
     """The answer to a request; events as text if it is streamed.
 
     Args:

@@ -95,8 +95,15 @@ def reply_from(returned: object, where: str) -> Reply:
         raise DataError(f"{where} returned done with messages: the policy would never read them")
     if messages and token_ids:
         raise DataError(f"{where} returned both token ids and messages; expected one of them")
-    if not returned.done and not messages and not token_ids:
+    opening = None if returned.opening is None else opening_from(returned.opening, where)
+    is_other = opening is not None or returned.is_again is True
+    if is_other and (returned.done or messages or token_ids):
+        raise DataError(f"{where} returned an opening or is_again beside done or messages; expected one of them")
+    if not (returned.done or messages or token_ids or is_other):
         raise DataError(f"{where} returned neither done nor a message: the policy would have nothing to answer")
+    after: Any = returned.after
+    if not (after is None or (isinstance(after, int) and not isinstance(after, bool) and after >= 0)):
+        raise DataError(f"{where} returned after={shown(after)}; expected the number of a turn, from 0, or None")
     if any(message.role == "assistant" for message in messages):
         raise DataError(f"{where} returned a message of the assistant, for which the policy speaks")
     return Reply(
@@ -106,6 +113,9 @@ def reply_from(returned: object, where: str) -> Reply:
         num_tool_errors=int(errors),
         token_ids=token_ids,
         stop=_checked_stop(returned.stop, where),
+        after=after,
+        is_again=returned.is_again is True,
+        opening=opening,
         parts=reward.parts,
     )
 

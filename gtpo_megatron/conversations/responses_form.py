@@ -91,7 +91,7 @@ def _tool(given: object) -> dict[str, Any]:
     return {"type": "function", "function": known}
 
 
-def responses_answer(turn: Message, request: ChatRequest, *, number: int) -> dict[str, Any] | str:
+def responses_answer(turn: Message, *, request: ChatRequest, number: int) -> dict[str, Any] | str:
     """The answer to a request; events as text if it is streamed.
 
     Args:

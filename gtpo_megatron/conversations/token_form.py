@@ -54,7 +54,7 @@ def token_request_from(value: object) -> TokenRequest:
     return TokenRequest(asked=Asked(opening=opening), request_id=body.get("request_id", str, ""))
 
 
-def token_answer(turn: Message, request: TokenRequest, *, number: int) -> dict[str, Any]:
+def token_answer(turn: Message, *, request: TokenRequest, number: int) -> dict[str, Any]:
     """The answer to a request; token ids are spelt as vLLM does in text and as numbers, since clients read either."""
     sampled = turn.sampled or TurnStats()
     content: list[dict[str, Any]] = [

@@ -1,5 +1,6 @@
 """Splits a rank's rows into micro-batches of packed sequences.
 
+A row is one sequence, or several if its response has branches; each token is scored in the first one that has it.
 Sequences are concatenated in one dim of ``P`` tokens; ``cu_seqlens`` has their starts. A token is predicted at the
 position before it, so a response of length L after a prompt of length Q is scored at positions ``Q - 1 ... Q + L - 2``.
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.batch import RolloutBatch
+from gtpo_megatron.branches import Path
 from gtpo_megatron.config.parallel import ParallelConfig
 
 
@@ -58,21 +60,23 @@ class PackedMicroBatch:
 
     Attributes:
         rows: ``n`` indices into the rank's batch.
+        sequences: row, and number of the path in it, of each of its ``m`` sequences.
         input_ids: ``[p]`` int64.
         position_ids: ``[p]`` int64, restarting at 0 for every sequence.
         is_padding: ``[p]`` bool, tokens of no sequence; what they are in a transformer reaches no token of one.
-        cu_seqlens: ``[n + 1]`` int32, starts of the sequences over all context ranks; the last entry is ``P``. Padding
+        cu_seqlens: ``[m + 1]`` int32, starts of the sequences over all context ranks; the last entry is ``P``. Padding
             belongs to the sequence before it; causal attention hides it.
         max_sequence_tokens: length of the longest sequence with padding.
         score_positions: ``[r]`` int64, indices into ``input_ids`` of the positions that predict a response token.
         target_ids: ``[r]`` int64, the tokens predicted there.
-        scored: ``[r]`` int64, their indices among all ``R`` response tokens of ``rows``; without context parallelism
-            ``r = R``.
-        token_rows: ``[R]`` int64, the row of every response token, as an index into ``rows``.
+        scored: ``[r]`` int64, their indices among all ``R`` response tokens that are scored here, of all or some
+            sequences of ``rows``; without context parallelism ``r = R``.
+        token_rows: ``[R]`` int64, the row of every such token, as an index into ``rows``.
         token_columns: ``[R]`` int64, its position in the response.
     """
 
     rows: tuple[int, ...]
+    sequences: tuple[tuple[int, int], ...]
     input_ids: Tensor
     position_ids: Tensor
     is_padding: Tensor
@@ -107,14 +111,31 @@ def plan_micro_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[
 
 
 def micro_batches(
-    batch: RolloutBatch, rows: Sequence[int], *, budget_tokens: int, layout: PackLayout | None = None
+    batch: RolloutBatch,
+    rows: Sequence[int],
+    *,
+    budget_tokens: int,
+    layout: PackLayout | None = None,
+    are_together: bool = False,
 ) -> list[PackedMicroBatch]:
-    """Packs rows into micro-batches, at least ``layout.min_micro_batches``; the same rows on every context rank."""
+    """Packs rows into micro-batches, at least ``layout.min_micro_batches``; the same rows on every context rank.
+
+    Args:
+        batch: the rank's batch.
+        rows: indices into it.
+        budget_tokens: most tokens of a micro-batch; a longer sequence gets its own.
+        layout: see :func:`pack`.
+        are_together: no two micro-batches share a row, whatever the budget.
+    """
     layout = layout or PackLayout()
-    lengths = (batch.prompt_lengths + batch.response_lengths).tolist()
-    bins = plan_micro_batches([layout.padded(lengths[row]) for row in rows], budget_tokens)
+    sequences = _sequences(batch, rows)
+    parts = [[one] for one in sequences]
+    if are_together:
+        parts = [list(of_row) for _, of_row in itertools.groupby(sequences, key=lambda one: one.row)]
+    lengths = [sum(layout.padded(one.num_tokens) for one in part) for part in parts]
+    bins = plan_micro_batches(lengths, budget_tokens)
     bins += [[]] * (layout.min_micro_batches - len(bins))
-    return [pack(batch, [rows[i] for i in chosen], layout=layout) for chosen in bins]
+    return [_packed(batch, [one for i in chosen for one in parts[i]], layout) for chosen in bins]
 
 
 def pack(batch: RolloutBatch, rows: Sequence[int], *, layout: PackLayout | None = None) -> PackedMicroBatch:
@@ -126,20 +147,50 @@ def pack(batch: RolloutBatch, rows: Sequence[int], *, layout: PackLayout | None 
         layout: padding, and the tokens that this rank holds. An empty micro-batch has ``multiple`` padding tokens,
             because a transformer cannot run on none.
     """
-    layout = layout or PackLayout()
-    prompts, responses = (getattr(batch, name)[list(rows)].tolist() for name in ("prompt_lengths", "response_lengths"))
-    bounds = _bounds([prompt + response for prompt, response in zip(prompts, responses, strict=True)], layout)
+    return _packed(batch, _sequences(batch, rows), layout or PackLayout())
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    """A sequence of a row."""
+
+    row: int
+    number: int
+    path: Path
+    num_prompt_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt_tokens + self.path.num_tokens
+
+
+def _sequences(batch: RolloutBatch, rows: Sequence[int]) -> list[_Sequence]:
+    prompts = batch.prompt_lengths.tolist()
+    return [
+        _Sequence(row, number, path, prompts[row] if path.has_prompt else 0)
+        for row in rows
+        for number, path in enumerate(batch.paths(row))
+    ]
+
+
+def _packed(batch: RolloutBatch, sequences: Sequence[_Sequence], layout: PackLayout) -> PackedMicroBatch:
+    bounds = _bounds([one.num_tokens for one in sequences], layout)
+    rows = tuple(dict.fromkeys(one.row for one in sequences))
+    index_of = {row: index for index, row in enumerate(rows)}
     input_ids = torch.zeros(bounds[-1], dtype=torch.int64)
     is_padding = torch.ones(bounds[-1], dtype=torch.bool)
     scored, token_rows, token_columns = [], [], []
-    for index, (row, start, prompt, length) in enumerate(zip(rows, bounds, prompts, responses, strict=False)):
+    for one, start in zip(sequences, bounds, strict=False):
+        row, prompt = one.row, one.num_prompt_tokens
+        columns = _concatenate([torch.arange(first, last) for first, last in one.path.stretches])
         input_ids[start : start + prompt] = batch.prompt_ids[row, :prompt]
-        input_ids[start + prompt : start + prompt + length] = batch.response_ids[row, :length]
-        is_padding[start : start + prompt + length] = False
-        own = batch.loss_mask[row, :length].nonzero().flatten()
+        input_ids[start + prompt : start + one.num_tokens] = batch.response_ids[row, columns]
+        is_padding[start : start + one.num_tokens] = False
+        own = batch.loss_mask[row, columns].nonzero().flatten()
+        own = own[own >= one.path.num_known]
         scored.append(start + prompt - 1 + own)
-        token_rows.append(torch.full((len(own),), index))
-        token_columns.append(own)
+        token_rows.append(torch.full((len(own),), index_of[row]))
+        token_columns.append(columns[own])
     positions = _concatenate([torch.arange(end - start) for start, end in itertools.pairwise(bounds)])
     score_positions = _concatenate(scored)
     targets = input_ids[score_positions + 1]
@@ -151,7 +202,8 @@ def pack(batch: RolloutBatch, rows: Sequence[int], *, layout: PackLayout | None 
         input_ids, positions, is_padding = input_ids[held], positions[held], is_padding[held]
         score_positions, targets = place[which], targets[which]
     return PackedMicroBatch(
-        rows=tuple(rows),
+        rows=rows,
+        sequences=tuple((one.row, one.number) for one in sequences),
         input_ids=input_ids,
         position_ids=positions,
         is_padding=is_padding,

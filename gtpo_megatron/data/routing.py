@@ -2,18 +2,21 @@
 
 A rank routes the tokens that it holds of a packed micro-batch: under context parallelism its two chunks of every
 sequence (``data/packing.py``), of which sequence parallelism gives each tensor-parallel rank an equal slice. Routing is
-kept per row and position instead, since the update packs the rows of a scoring pass into other micro-batches.
+kept per sequence and position instead, since the update packs the rows of a scoring pass into other micro-batches.
 
 Shapes: ``M`` routers, ``k`` experts per token, ``P`` packed tokens, ``s`` of them on this rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gtpo_megatron.data.packing import PackedMicroBatch, held_positions
+
+Routing = Mapping[tuple[int, int], Tensor]
+"""``[n, M, k]`` by row and number of the sequence in it (``PackedMicroBatch.sequences``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,23 +50,23 @@ class RoutingLayout:
             held = held_positions(bounds, self.context_size, context_index)
         return held.chunk(self.sequence_size)[sequence_index]
 
-    def pack(self, rows: Sequence[Tensor], batch: PackedMicroBatch) -> tuple[Tensor, Tensor]:
+    def pack(self, routing: Routing, batch: PackedMicroBatch) -> tuple[Tensor, Tensor]:
         """Packs the routing of a micro-batch for the routers of all ranks together.
 
         Args:
-            rows: per row of the rank's batch ``[n, M, k]``, of its first ``n`` tokens.
+            routing: of each sequence's first ``n`` tokens.
             batch: the micro-batch.
 
         Returns:
             ``[P, M, k]``, and ``[P]`` bool: which tokens have routing. Padding has none, nor has a sequence's last
-            token if the rows are the sampler's, which has not run it.
+            token if the routing is the sampler's, which has not run it.
         """
         num_tokens = int(batch.cu_seqlens[-1])
         packed = torch.zeros(num_tokens, self.num_routers, self.experts_per_token, dtype=self.dtype)
         has_routing = torch.zeros(num_tokens, dtype=torch.bool)
-        for row, start in zip(batch.rows, batch.cu_seqlens.tolist(), strict=False):
-            end = start + len(rows[row])
-            packed[start:end], has_routing[start:end] = rows[row], True
+        for sequence, start in zip(batch.sequences, batch.cu_seqlens.tolist(), strict=False):
+            end = start + len(routing[sequence])
+            packed[start:end], has_routing[start:end] = routing[sequence], True
         return packed, has_routing
 
 
@@ -72,16 +75,19 @@ def expert_dtype(num_experts: int) -> torch.dtype:
     return torch.uint8 if num_experts <= 256 else torch.int16
 
 
-def unpack_routing(packed: Tensor, batch: PackedMicroBatch, lengths: Sequence[int]) -> list[Tensor]:
-    """Per row of a micro-batch ``[n, M, k]``, a copy.
+def unpack_routing(packed: Tensor, batch: PackedMicroBatch, lengths: Mapping[int, Sequence[int]]) -> Routing:
+    """The routing of each sequence of a micro-batch, a copy.
 
     Args:
         packed: ``[P, M, k]``, of the whole micro-batch.
         batch: the micro-batch.
-        lengths: tokens of every row of the rank's batch.
+        lengths: tokens of the sequences of each row (``RolloutBatch.sequence_lengths``).
     """
     starts = batch.cu_seqlens.tolist()
-    return [packed[start : start + lengths[row]].clone() for row, start in zip(batch.rows, starts, strict=False)]
+    return {
+        (row, number): packed[start : start + lengths[row][number]].clone()
+        for (row, number), start in zip(batch.sequences, starts, strict=False)
+    }
 
 
 def routing_mismatch(ours: Tensor, theirs: Tensor) -> Tensor:

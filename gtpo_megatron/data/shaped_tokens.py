@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.data.chat_template import load_tokenizer
 
 if TYPE_CHECKING:
@@ -35,20 +36,20 @@ class ShapedTokens:
         self._anchor_id: int = tokenizer.encode(_ANCHOR, add_special_tokens=False)[-1]
         self._anchor_text = self._decode([self._anchor_id])
 
-    def mask(self, response_ids: Tensor, response_lengths: Tensor) -> Tensor:
+    def mask(self, rollouts: RolloutBatch) -> Tensor:
         """True on tokens outside all matches, and at padding.
 
-        Args:
-            response_ids: ``[B, T]`` int64.
-            response_lengths: ``[B]`` int64.
+        Of a response with branches each sequence is a text, which decides about the tokens that are new in it.
 
         Returns:
             ``[B, T]`` bool on the CPU, the ``shaped_tokens`` of ``assign_credit``.
         """
-        shaped = torch.ones(response_ids.shape, dtype=torch.bool)
-        for row, (ids, length) in enumerate(zip(response_ids.tolist(), response_lengths.tolist(), strict=True)):
-            for first, last in self._token_spans(ids[:length]):
-                shaped[row, first:last] = False
+        shaped = torch.ones(rollouts.response_ids.shape, dtype=torch.bool)
+        for row, ids in enumerate(rollouts.response_ids.tolist()):
+            for path in rollouts.paths(row):
+                places = [place for first, last in path.stretches for place in range(first, last)]
+                for first, last in self._token_spans([ids[place] for place in places]):
+                    shaped[row, places[max(first, path.num_known) : last]] = False
         return shaped
 
     def _token_spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:

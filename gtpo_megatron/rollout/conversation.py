@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from gtpo_megatron.batch import (
+    BRANCHES,
     ENDED_UNGRADED,
     ENVIRONMENT_SECONDS,
     REQUESTS_REFUSED,
@@ -33,15 +34,31 @@ TURNS, TOOL_ERRORS, MALFORMED = "turns", "tool_errors", "malformed_calls"
 them, and calls that could not be read, which an environment may pass over. Those of ``batch.py`` are in some only."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Turn:
+    """A turn of the policy.
+
+    Attributes:
+        token_ids: what it wrote.
+        tools: tools that it might call.
+        num_before: tokens that it had read.
+    """
+
+    token_ids: tuple[int, ...]
+    tools: tuple[Mapping[str, Any], ...]
+    num_before: int
+
+
 @dataclass(kw_only=True, slots=True)
 class _EpisodeState:
     """What has happened in an episode so far.
 
     Attributes:
         stop_ids: tokens that end a turn.
-        last_turn: tokens of the policy's last turn; None before the first.
-        tools: tools that the policy may call.
-        num_tokens: tokens of prompt, turns and answers.
+        turns: turns of the policy, in the order in which they were sampled.
+        tools: tools that the policy may call in the next turn.
+        num_tokens: tokens that it reads before that.
+        num_branches: turns that did not go on from the one before them.
         writes_tokens: whether the environment writes tokens instead of messages.
         has_ended: whether the environment has ended, so that it takes no more calls.
         is_ungraded: whether the environment's reward, which comes at the end, has not come; None: turns may have
@@ -53,7 +70,7 @@ class _EpisodeState:
     """
 
     stop_ids: tuple[int, ...]
-    last_turn: tuple[int, ...] | None = None
+    turns: list[_Turn] = field(default_factory=list)
     tools: tuple[Mapping[str, Any], ...] = ()
     num_tokens: int = 0
     writes_tokens: bool = False
@@ -63,7 +80,7 @@ class _EpisodeState:
     num_refused: int | None = None
     num_unenforced: int | None = None
     refusal: str = ""
-    num_turns: int = 0
+    num_branches: int = 0
     reward: float = 0.0
     turn_rewards: list[float] = field(default_factory=list)
     num_tool_errors: int = 0
@@ -71,12 +88,18 @@ class _EpisodeState:
     seconds: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def num_turns(self) -> int:
+        """Turns of the policy."""
+        return len(self.turns)
+
     def result(self, failure: str = "") -> EpisodeResult:
         """The result so far; with a failure, of an episode that has failed."""
         counts = {
             **{TURNS: self.num_turns, TOOL_ERRORS: self.num_tool_errors, ENVIRONMENT_SECONDS: self.seconds},
             **{ENDED_UNGRADED: self.is_ungraded, REQUESTS_REFUSED: self.num_refused},
             REQUESTS_UNENFORCED: self.num_unenforced,
+            BRANCHES: self.num_branches or None,
             MALFORMED: None if self.writes_tokens else self.num_malformed,  # who writes tokens reads the calls
         }
         own = {name: float(value) for name, value in counts.items() if value is not None}
@@ -128,7 +151,7 @@ class EnvironmentTurns:
         self._bridge = _bridge(config, data, tokenizer, stop_ids)
         self._vocab_size = len(tokenizer)
         self._finds_texts = not is_sentencepiece_only(Path(tokenizer.name_or_path))
-        self._max_prompt_tokens = data.max_prompt_tokens
+        self.max_prompt_tokens = data.max_prompt_tokens
         self._states: dict[int, _EpisodeState] = {}
         self._pool = EnvironmentPool(
             config.name,
@@ -154,9 +177,7 @@ class EnvironmentTurns:
         state, token_ids = self._states[episode], tuple(completion.token_ids)
         is_cut = completion.finish_reason == "length"
         sampled = TurnStats(num_prompt_tokens=state.num_tokens, num_tokens=len(token_ids), is_cut=is_cut)
-        state.last_turn = token_ids
-        state.num_turns += 1
-        state.num_tokens += len(token_ids)
+        state.turns.append(_Turn(token_ids=token_ids, tools=state.tools, num_before=state.num_tokens))
         if state.has_ended or not is_asked:  # with its process, while the turn was sampled; the answer is there already
             return
         if state.writes_tokens:
@@ -221,8 +242,8 @@ class EnvironmentTurns:
     def _opened(self, state: _EpisodeState, opening: Opening) -> TurnAnswer:
         state.tools, state.writes_tokens = opening.tools, bool(opening.token_ids)
         tokens = self._known(opening.token_ids) or self._bridge.opening(opening)
-        if len(tokens) > self._max_prompt_tokens:
-            failure = f"the opening has {len(tokens)} tokens, data.max_prompt_tokens={self._max_prompt_tokens}"
+        if len(tokens) > self.max_prompt_tokens:
+            failure = f"the opening has {len(tokens)} tokens, data.max_prompt_tokens={self.max_prompt_tokens}"
             return TurnAnswer(context_ids=None, result=state.result(failure))
         state.num_tokens = len(tokens)
         return TurnAnswer(context_ids=tokens, result=state.result(), stop=self._found_by_vllm(opening.stop))
@@ -242,12 +263,33 @@ class EnvironmentTurns:
             return None
         if reply.done or state.num_turns >= self._config.max_turns:
             return TurnAnswer(context_ids=None, result=state.result())
-        assert state.last_turn is not None, "an environment replies to a turn"
+        return self._goes_on(state, reply)
+
+    def _goes_on(self, state: _EpisodeState, reply: Reply) -> TurnAnswer:
+        """What the policy reads next.
+
+        Raises:
+            DataError: it goes on from a turn that there is not, or the chat template refuses what is said.
+        """
+        number = state.num_turns - 1 if reply.after is None else reply.after
+        if number >= state.num_turns:
+            raise DataError(f"the reply is to turn {number} of {state.num_turns}, counted from 0")
+        turn = state.turns[number]
+        if reply.opening is not None:
+            state.num_branches += 1
+            tokens = self._known(reply.opening.token_ids) or self._bridge.opening(reply.opening)
+            state.tools, state.num_tokens = reply.opening.tools, len(tokens)
+            stop = self._found_by_vllm(reply.opening.stop)
+            return TurnAnswer(context_ids=tokens, result=state.result(), stop=stop, is_fresh=True)
+        state.num_branches += reply.is_again or number != state.num_turns - 1
+        stop, state.tools, state.num_tokens = self._found_by_vllm(reply.stop), turn.tools, turn.num_before
+        if reply.is_again:
+            return TurnAnswer(context_ids=(), result=state.result(), stop=stop, after=number, is_again=True)
         tokens = self._known(reply.token_ids) or self._bridge.next_turn(
-            state.last_turn, reply.messages, stop_ids=state.stop_ids
+            turn.token_ids, reply.messages, stop_ids=state.stop_ids
         )
-        state.num_tokens += len(tokens)
-        return TurnAnswer(context_ids=tokens, result=state.result(), stop=self._found_by_vllm(reply.stop))
+        state.num_tokens += len(turn.token_ids) + len(tokens)
+        return TurnAnswer(context_ids=tokens, result=state.result(), stop=stop, after=number)
 
     def _found_by_vllm(self, stop: tuple[str, ...]) -> tuple[str, ...]:
         """Texts that end a turn, where vLLM can find them."""

@@ -1,5 +1,7 @@
 """The responses inside an engine: each is an episode of one or more turns, and several batches can be in flight.
 
+A turn goes on from another one of its episode, mostly the last; the turns are a tree.
+
 A step of vLLM advances all turns that are being sampled. When a turn ends, the episode has ended, or an environment is
 asked what follows; the engine works for the others meanwhile.
 """
@@ -27,11 +29,17 @@ class TurnAnswer:
             what others say. None: the episode has ended.
         result: the environment's account so far.
         stop: texts of which one ends the next turn, beside those of the run.
+        after: number of the turn that the tokens follow, from 0; None: the last one.
+        is_again: the next turn is another one after what that turn has read; ``context_ids`` is ().
+        is_fresh: the next turn reads ``context_ids`` alone.
     """
 
     context_ids: tuple[int, ...] | None
     result: EpisodeResult
     stop: tuple[str, ...] = ()
+    after: int | None = None
+    is_again: bool = False
+    is_fresh: bool = False
 
 
 class TurnSource(Protocol):
@@ -42,6 +50,9 @@ class TurnSource(Protocol):
 
     limit_s: float
     """Most seconds of an episode's own; infinite: no limit."""
+
+    max_prompt_tokens: int
+    """Tokens of a fresh sequence's prompt that do not count to the limit of a response."""
 
     def open(self, episode: int, request: SampleRequest, *, stop_ids: Sequence[int]) -> None:
         """Begins an episode, whose turns these tokens end; its first answer is the prompt."""
@@ -76,13 +87,19 @@ class Turn:
     """A turn of the policy.
 
     Attributes:
-        context_ids: tokens before it that are not the policy's, since its last turn; of the first turn, the prompt.
+        context_ids: tokens before it that are not the policy's, since the turn that it goes on from; without such a
+            turn, all that it reads.
         number: vLLM's number of the request.
+        after: number of the turn that it goes on from, in the episode; None: of none.
+        again: number of the turn whose context it has read too, so that both are answers to the same; None: its context
+            is its own.
         completion: vLLM's ``CompletionOutput``; None while it is sampled.
     """
 
     context_ids: tuple[int, ...]
     number: int
+    after: int | None = None
+    again: int | None = None
     completion: Any = None
 
 
@@ -92,7 +109,7 @@ class SampledEpisode:
 
     Attributes:
         request: request that it answers.
-        turns: so far; none if its environment could not begin.
+        turns: so far, in the order in which they were sampled; none if its environment could not begin.
         is_cut: an answer did not fit into the length limit.
         result: the environment's account; None without one.
         idle_s: seconds of its life in which the engine sampled nothing, because all episodes waited for environments.
@@ -114,19 +131,40 @@ class SampledEpisode:
         """What the first turn has read."""
         return self.turns[0].context_ids if self.turns else self.request.prompt_ids
 
-    @property
-    def token_ids(self) -> list[int]:
-        """All tokens so far, with the prompt."""
-        ids: list[int] = []
-        for turn in self.turns:
-            ids += turn.context_ids
-            ids += turn.completion.token_ids if turn.completion is not None else ()
-        return ids
+    def sequence(self, number: int | None) -> list[int]:
+        """All tokens up to the end of a turn, with the prompt; none without a turn."""
+        parts: list[Sequence[int]] = []
+        while number is not None:
+            turn = self.turns[number]
+            parts += (turn.completion.token_ids if turn.completion is not None else (), turn.context_ids)
+            number = turn.after
+        return [token for part in reversed(parts) for token in part]
 
-    @property
-    def num_response_tokens(self) -> int:
-        """All tokens after the prompt, whoever wrote them."""
-        return len(self.token_ids) - len(self.prompt_ids) if self.turns else 0
+    def next_turn(self, answer: TurnAnswer) -> Turn:
+        """The turn that an answer asks for, without a number yet."""
+        if not self.turns or answer.is_fresh:
+            return Turn(context_ids=answer.context_ids or (), number=-1)
+        number = len(self.turns) - 1 if answer.after is None else answer.after
+        if answer.is_again:
+            earlier = self.turns[number]
+            again = number if earlier.again is None else earlier.again
+            return Turn(context_ids=earlier.context_ids, number=-1, after=earlier.after, again=again)
+        return Turn(context_ids=answer.context_ids or (), number=-1, after=number)
+
+    def num_response_tokens(self, turn: Turn, *, max_prompt_tokens: int) -> int:
+        """Tokens after the prompt, whoever wrote them, that a turn reads.
+
+        Of a fresh sequence's prompt, what is beyond the limit of prompts counts too.
+        """
+        if not self.turns:
+            return 0
+        first = turn
+        while first.after is not None:
+            first = self.turns[first.after]
+        prompt = len(first.context_ids)
+        is_first = first.again == 0 or first is self.turns[0]
+        num_before = len(self.sequence(turn.after)) + len(turn.context_ids)
+        return num_before - (prompt if is_first else min(prompt, max_prompt_tokens))
 
 
 AddTurn = Callable[[SampleRequest, Sequence[int], int, int, Sequence[str]], int]
@@ -207,7 +245,7 @@ class InFlight:
         }
         for key, request in zip(keys, requests, strict=True):
             if self._environment is None:
-                self._sample(key, request.prompt_ids)
+                self._sample(key, Turn(context_ids=request.prompt_ids, number=-1))
             else:
                 self._environment.open(key, request, stop_ids=stop_ids)
                 self._waiting.add(key)
@@ -278,15 +316,14 @@ class InFlight:
                     f"many versions between them: their step must take them first"
                 )
 
-    def _sample(self, key: int, context_ids: Sequence[int], *, stop: Sequence[str] = ()) -> None:
-        """Begins the next turn of an episode."""
+    def _sample(self, key: int, turn: Turn, *, num_tokens: int = 0, stop: Sequence[str] = ()) -> None:
+        """Begins a turn of an episode, after so many tokens of the response."""
         episode, batch = self._episodes[key], self._batches[self._tickets[key]]
-        tokens = [*episode.token_ids, *context_ids]
-        num_tokens = len(tokens) - len(episode.prompt_ids) if episode.turns else 0
-        number = batch.add_turn(episode.request, tokens, len(episode.turns), num_tokens, stop)
+        tokens = [*episode.sequence(turn.after), *turn.context_ids]
+        turn.number = batch.add_turn(episode.request, tokens, len(episode.turns), num_tokens, stop)
         episode.since = time.monotonic()
-        episode.turns.append(Turn(context_ids=tuple(context_ids), number=number))
-        self._numbers[number] = key
+        episode.turns.append(turn)
+        self._numbers[turn.number] = key
 
     def _step(self) -> None:
         for output in self._engine.step():
@@ -353,15 +390,15 @@ class InFlight:
         episode = self._episodes[key]
         self._waiting.discard(key)
         episode.result = answer.result
-        context = answer.context_ids
         assert self._environment is not None
-        if context is not None:
+        if answer.context_ids is not None:
             if self._is_late(key):
                 self._end_late(key)
                 return
-            used = episode.num_response_tokens + len(context) if episode.turns else 0
+            turn = episode.next_turn(answer)
+            used = episode.num_response_tokens(turn, max_prompt_tokens=self._environment.max_prompt_tokens)
             if used < self._batches[self._tickets[key]].limit:
-                self._sample(key, context, stop=answer.stop)
+                self._sample(key, turn, num_tokens=used, stop=answer.stop)
                 return
             episode.is_cut = True
             if self._environment.cut(key):

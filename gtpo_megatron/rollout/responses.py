@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.batch import ENVIRONMENT_WAIT, EpisodeResult, RolloutBatch
+from gtpo_megatron.branches import NOTHING, Branch
 from gtpo_megatron.data.routing import expert_dtype
 from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.rollout.in_flight import SampledEpisode
@@ -49,23 +50,27 @@ def to_rollout_batch(
         token_entropy=_padded([row.entropies for row in rows]) if entropies is not None else None,
         token_versions=_padded([row.versions for row in rows], torch.int64) if len(found) > 1 else None,
         routed_experts=torch.cat(list(routing)) if routing is not None else None,
+        branches=tuple(tuple(row.branches) for row in rows) if any(row.branches for row in rows) else (),
         results=tuple(_result(episode) for episode in episodes if episode.result is not None),
     )
 
 
 @dataclass(slots=True)
 class _ResponseRow:
-    """The tokens of a response, one value each."""
+    """The tokens of a response, one value each, and where they do not follow those before them."""
 
     token_ids: list[int] = field(default_factory=list)
     is_own: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list)
 
 
 def _row(episode: SampledEpisode, entropies: Mapping[int, Sequence[float]] | None) -> _ResponseRow:
     row, request = _ResponseRow(), episode.request
+    begins: list[int] = []  # by turn, the place after whose token it was sampled, and below that of its end
+    ends: list[int] = []
     for index, turn in enumerate(episode.turns):
         tokens = list(turn.completion.token_ids)
         logprobs = _logprobs(request, tokens, turn.completion)
@@ -73,7 +78,17 @@ def _row(episode: SampledEpisode, entropies: Mapping[int, Sequence[float]] | Non
         values = [0.0] * len(tokens) if entropies is None else list(entropies[turn.number])
         if len(values) < len(tokens):
             raise RolloutError(f"{_name(request)}: {len(tokens)} tokens but {len(values)} entropies")
-        context = list(turn.context_ids) if index else []  # the first one is the prompt
+        at, context = len(row.token_ids), list(turn.context_ids)
+        if index == 0:
+            follows, context = 0, []  # the prompt
+        elif turn.again is not None:
+            follows, context = begins[turn.again], []  # it is in the row
+        else:
+            follows = NOTHING if turn.after is None else ends[turn.after]
+        if follows != at:
+            row.branches.append(Branch(at, follows))
+        begins.append(at + len(context) if context else follows)
+        ends.append(at + len(context) + len(tokens))
         row.token_ids += context + tokens
         row.is_own += [False] * len(context) + [True] * len(tokens)
         row.logprobs += [0.0] * len(context) + logprobs

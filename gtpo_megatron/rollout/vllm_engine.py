@@ -319,7 +319,7 @@ class VllmEngine:
     def _take_routing(self, episodes: Sequence[SampledEpisode]) -> list[Tensor]:
         """Per response of one turn the experts of the tokens that were run, ``[n, M, k]``."""
         last = [episode.turns[-1] for episode in episodes]
-        num_tokens = [len(episode.token_ids) - 1 for episode in episodes]
+        num_tokens = [len(episode.sequence(0)) - 1 for episode in episodes]
         if self._captures_routing:
             numbers = [turn.number for turn in last]
             taken: list[Tensor] = self._llm.collective_rpc("gtpo_take_routing", args=(numbers, num_tokens))[0]

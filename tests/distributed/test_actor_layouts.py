@@ -1,12 +1,14 @@
 """One update of real Megatron ranks equals transformers with autograd, whatever the layout and the cuts."""
 
+import dataclasses
 import pickle
 
 import pytest
 import torch
 
 from gtpo_megatron.batch import RolloutShard, mask_of_lengths
-from gtpo_megatron.config.algorithm import GRPOConfig, GRPOSConfig, GTPOConfig
+from gtpo_megatron.config.algorithm import FIPOConfig, GRPOConfig, GRPOSConfig, GTPOConfig
+from gtpo_megatron.config.algorithm.base import NoLengthPenalty
 from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.data.sharding import shard_by_updates, updates_of_step
@@ -16,7 +18,8 @@ from tests.dist_utils import run_processes
 from tests.distributed.family_models import FAMILIES, make_family_model
 from tests.distributed.model_file import read_tensors, write_slices
 from tests.distributed.one_update import compare
-from tests.distributed.tiny_world import make_config, make_model, make_rewards, make_rollouts
+from tests.distributed.tiny_world import VOCAB, make_config, make_model, make_rewards, make_rollouts
+from tests.unit.branching import batch_of, random_episode
 
 pytestmark = [
     pytest.mark.megatron,
@@ -283,6 +286,33 @@ def test_rewards_of_turns_reach_the_tokens_of_their_turns(models, tmp_path, layo
         "reward": RewardConfig(),
     }
     compare(tmp_path, model, make_config(folder, LAYOUTS[layout], **fields), failed=(5,))
+
+
+def branching_rollouts():
+    """Eight responses, of which most have several sequences; one is longer than the others' micro-batches."""
+    batch = batch_of([random_episode(seed) for seed in (3, 8, 11, 14, 15, 21, 26, 30)])
+    assert sum(bool(branches) for branches in batch.branches) >= 5
+    assert int(batch.sequence_tokens.max()) > 40
+    return dataclasses.replace(batch, prompt_ids=batch.prompt_ids % VOCAB, response_ids=batch.response_ids % VOCAB)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "algorithm"),
+    [
+        ("one", GTPOConfig(entropy_axis="turn")),  # a response's sequences in different micro-batches
+        ("cp2", GTPOConfig()),
+        pytest.param("dp2", GRPOSConfig(), marks=pytest.mark.nightly),  # all of them in one
+        pytest.param("dp2", GRPOConfig(), marks=pytest.mark.nightly),
+        pytest.param("pp2_vpp2_cp2", GTPOConfig(), marks=pytest.mark.nightly),
+        pytest.param("tp2_sp", FIPOConfig(length_penalty=NoLengthPenalty()), marks=pytest.mark.nightly),
+    ],
+)
+def test_responses_that_branch(models, tmp_path, layout, algorithm):
+    folder, model = models[False]
+    fields = {"algorithm": algorithm, "environment": EnvironmentConfig(name="recipes.calculator:Calculator")}
+    config = make_config(folder, LAYOUTS[layout], micro_batch_tokens=24, reward=RewardConfig(), **fields)
+    compare(tmp_path, model, config, rollouts=branching_rollouts())
 
 
 @pytest.mark.nightly

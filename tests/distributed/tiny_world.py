@@ -100,15 +100,19 @@ def make_config(folder: Path, layout: dict, *, micro_batch_tokens: int = 30, upd
 
 
 def dense_scores(model, batch):
-    """Log-probs (with gradient) and entropies of the policy's tokens, row by row, no packing, no padding."""
+    """Log-probs (with gradient) and entropies of the policy's tokens, sequence by sequence, no packing, no padding."""
     shape = batch.response_ids.shape
     logprobs, entropy = torch.zeros(shape), torch.zeros(shape)
-    lengths = zip(batch.prompt_lengths.tolist(), batch.response_lengths.tolist(), strict=True)
-    for row, (prompt, length) in enumerate(lengths):
-        ids = torch.cat([batch.prompt_ids[row, :prompt], batch.response_ids[row, :length]])
-        scores = torch.log_softmax(model(ids[None]).logits[0], -1)[prompt - 1 : prompt + length - 1]
-        logprobs[row, :length] = scores.gather(1, ids[prompt:, None])[:, 0]
-        entropy[row, :length] = -(scores.exp() * scores).sum(-1).detach()
+    for row, prompt in enumerate(batch.prompt_lengths.tolist()):
+        for path in batch.paths(row):
+            columns = torch.cat([torch.arange(first, last) for first, last in path.stretches])
+            before = batch.prompt_ids[row, : prompt if path.has_prompt else 0]
+            ids = torch.cat([before, batch.response_ids[row, columns]])
+            scores = torch.log_softmax(model(ids[None]).logits[0], -1)
+            new = torch.arange(max(path.num_known, 0 if len(before) else 1), len(columns))
+            scores = scores[len(before) - 1 + new]
+            logprobs[row, columns[new]] = scores.gather(1, ids[len(before) + new, None])[:, 0]
+            entropy[row, columns[new]] = -(scores.exp() * scores).sum(-1).detach()
     return torch.where(batch.loss_mask, logprobs, 0.0), torch.where(batch.loss_mask, entropy, 0.0)
 
 
@@ -155,6 +159,7 @@ def dense_step(model, config, batch, rewards, ref_model=None):
         old_logprobs=logprobs.detach(),
         ref_logprobs=ref_logprobs,
         turn_rewards=rewards.turn_rewards,
+        branches=batch.branches or None,
     )
     given = {
         "old_logprobs": logprobs.detach(),

@@ -30,6 +30,8 @@ class Rules:
     sides: str = "both"
     kept: list[list[bool]] | None = None  # tokens that are compared; the others have share 1
     turns: list[list[int]] | None = None  # of each token, for the axis "turn" and the rewards of turns
+    positions: list[list[int]] | None = None  # t of each token, where it is not its place in the response: it branches
+    depths: list[list[int]] | None = None  # likewise, for the axis "turn", the turns before each token's on its path
     turn_rewards: list[list[float]] | None = None  # rho[i][k], what turn k of response i earned
     turn_coef: float = 0.0
 
@@ -58,11 +60,14 @@ def shares(H, r, g, rules):
                 result[i].append(1.0)
                 continue
             peers = [k for k in range(len(H)) if r[k] == r[i] and (rules.entropy_scope == "batch" or g[k] == g[i])]
-            if rules.axis == "position":
+            if rules.positions and rules.axis == "position":
+                at = rules.positions
+                column = [(k, u) for k in peers for u in range(len(H[k])) if at[k][u] == at[i][t]]
+            elif rules.axis == "position":
                 column = [(k, t) for k in peers if len(H[k]) > t]
             elif rules.axis == "turn":
-                spot = place_in_turn(rules.turns[i], t)
-                column = [(k, u) for k in peers for u in range(len(H[k])) if place_in_turn(rules.turns[k], u) == spot]
+                spot = place_in_turn(rules, i, t)
+                column = [(k, u) for k in peers for u in range(len(H[k])) if place_in_turn(rules, k, u) == spot]
             elif rules.axis == "response":
                 column = [(i, u) for u in range(len(row))]
             else:
@@ -73,9 +78,10 @@ def shares(H, r, g, rules):
     return result
 
 
-def place_in_turn(turns, t):
-    """Turn of token ``t``, and how many tokens of the turn are before it."""
-    return turns[t], turns[:t].count(turns[t])
+def place_in_turn(rules, i, t):
+    """Turn of token ``t`` of response ``i``, and how many tokens of the turn are before it."""
+    turns = rules.turns[i]
+    return rules.depths[i][t] if rules.depths else turns[t], turns[:t].count(turns[t])
 
 
 def relative(own, weights, geometric):

@@ -101,10 +101,7 @@ class ExpertBalance:
         """
         if self._experts is None or not self._config.has_penalties:
             return
-        index = list(rows)
-        tokens = (rollouts.prompt_lengths[index].sum() + rollouts.response_lengths[index].sum()).to(
-            cpu_platform.device()
-        )
+        tokens = rollouts.sequence_tokens[list(rows)].sum().to(cpu_platform.device())
         if self._groups.dp is not None:
             dist.all_reduce(tokens, group=self._groups.dp)
         num_tokens = max(int(tokens), 1)

@@ -20,7 +20,7 @@ from gtpo_megatron.actor.model.replayed_router import ReplayedRouter, replay_rou
 from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.data.packing import PackedMicroBatch
-from gtpo_megatron.data.routing import RoutingLayout, routing_mismatch, unpack_routing
+from gtpo_megatron.data.routing import Routing, RoutingLayout, routing_mismatch, unpack_routing
 from gtpo_megatron.distributed.groups import ParallelGroups, RankCoordinates
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.observability.metrics import Max, Metric
@@ -70,7 +70,7 @@ class RoutingReplay:
             context_size=parallel.context_parallel_size,
             sequence_size=parallel.tensor_parallel_size if parallel.sequence_parallel else 1,
         )
-        self._rows: list[Tensor] | None = None
+        self._routing: Routing | None = None
 
     def begin_scoring(self, batches: Sequence[PackedMicroBatch], rollouts: RolloutBatch) -> None:
         """Before the scoring pass: gives the routers the sampler's choices, or starts to record theirs.
@@ -84,7 +84,7 @@ class RoutingReplay:
         """
         self.release()
         if self._source == "rollout":
-            self._rows = self._sampled(rollouts)
+            self._routing = self._sampled(rollouts)
             self._tell(batches)
         else:
             for router in self._routers:
@@ -105,9 +105,9 @@ class RoutingReplay:
         self._forget_told()
         if self._source == "rollout":
             return {}
-        rows = self._recorded(batches, (rollouts.prompt_lengths + rollouts.response_lengths).tolist())
-        metrics = self._mismatch(rows, self._sampled(rollouts)) if self._compares else {}
-        self._rows = rows if self._source == "score" else None
+        routing = self._recorded(batches, rollouts)
+        metrics = self._mismatch(routing, self._sampled(rollouts)) if self._compares else {}
+        self._routing = routing if self._source == "score" else None
         return metrics
 
     def skip_scoring(self, rollouts: RolloutBatch) -> None:
@@ -118,7 +118,7 @@ class RoutingReplay:
         """
         self.release()
         if self._source == "rollout":
-            self._rows = self._sampled(rollouts)
+            self._routing = self._sampled(rollouts)
 
     def begin_update(self, batches: Sequence[PackedMicroBatch]) -> None:
         """Before the passes of an update: its micro-batches' choices are told."""
@@ -131,7 +131,7 @@ class RoutingReplay:
 
     def release(self) -> None:
         """Frees the step's choices."""
-        self._rows = None
+        self._routing = None
         self._forget_told()
 
     def _forget_told(self) -> None:
@@ -140,10 +140,10 @@ class RoutingReplay:
             router.is_recording = False
 
     def _tell(self, batches: Sequence[PackedMicroBatch]) -> None:
-        assert self._rows is not None, "scoring comes first"
+        assert self._routing is not None, "scoring comes first"
         for number, batch in enumerate(batches):
             positions = self._layout.positions(batch, self._coordinates.context_index, self._sequence_index)
-            told, is_told = (tensor[positions] for tensor in self._layout.pack(self._rows, batch))
+            told, is_told = (tensor[positions] for tensor in self._layout.pack(self._routing, batch))
             for index, router in enumerate(self._routers):
                 router.told[number] = told[:, index].contiguous(), is_told
 
@@ -151,8 +151,8 @@ class RoutingReplay:
     def _sequence_index(self) -> int:
         return self._coordinates.tensor_index if self._layout.sequence_size > 1 else 0
 
-    def _sampled(self, rollouts: RolloutBatch) -> list[Tensor]:
-        """Per response ``[n, M, k]``: the sampler's choices in this rank's layers."""
+    def _sampled(self, rollouts: RolloutBatch) -> Routing:
+        """The sampler's choices in this rank's layers; it gives none of conversations, so no response has branches."""
         routed = rollouts.routed_experts
         if routed is None:
             raise DataError("the responses carry no routing; the engine must run with rollout.returns_routing=True")
@@ -161,10 +161,11 @@ class RoutingReplay:
                 f"the sampler's routing is of {routed.shape[1]} routers with {routed.shape[2]} experts per token, the "
                 f"trainer's has {self._num_routers} with {self._layout.experts_per_token}; do both have the same model?"
             )
-        return list(torch.split(routed[:, self._places], rollouts.routed_lengths.tolist()))
+        rows = torch.split(routed[:, self._places], rollouts.routed_lengths.tolist())
+        return {(row, 0): one for row, one in enumerate(rows)}
 
-    def _recorded(self, batches: Sequence[PackedMicroBatch], lengths: Sequence[int]) -> list[Tensor]:
-        """Per response ``[n, M, k]``: the choices of all ranks that share its tokens."""
+    def _recorded(self, batches: Sequence[PackedMicroBatch], rollouts: RolloutBatch) -> Routing:
+        """The choices of all ranks that share a sequence's tokens."""
         chosen = torch.cat(
             [
                 torch.stack([router.chosen.pop(number) for router in self._routers], dim=1).to(self._layout.dtype)
@@ -174,7 +175,8 @@ class RoutingReplay:
             ]
         )
         every = _gathered(_gathered(chosen.contiguous()[None], self._groups[0]), self._groups[1]).cpu()
-        rows: dict[int, Tensor] = {}
+        lengths = {row: rollouts.sequence_lengths(row) for row in range(rollouts.num_responses)}
+        routing: dict[tuple[int, int], Tensor] = {}
         start = 0
         for batch in batches:
             count = len(batch.input_ids) // self._layout.sequence_size
@@ -182,9 +184,9 @@ class RoutingReplay:
             for rank, part in enumerate(every[:, start : start + count]):
                 context, sequence = divmod(rank, self._layout.sequence_size)
                 packed[self._layout.positions(batch, context, sequence)] = part
-            rows |= dict(zip(batch.rows, unpack_routing(packed, batch, lengths), strict=True))
+            routing |= unpack_routing(packed, batch, lengths)
             start += count
-        return [rows[row] for row in range(len(lengths))]
+        return routing
 
     def _nothing(self, batch: PackedMicroBatch) -> Tensor:
         """``[s, 0, k]``: a pipeline stage may have no layers with experts."""
@@ -192,12 +194,12 @@ class RoutingReplay:
         shape = count, 0, self._layout.experts_per_token
         return torch.zeros(shape, dtype=self._layout.dtype, device=cpu_platform.device())
 
-    def _mismatch(self, ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> dict[str, Metric]:
+    def _mismatch(self, ours: Routing, theirs: Routing) -> dict[str, Metric]:
         counts = torch.zeros(2, dtype=torch.int64, device=cpu_platform.device())
         # ranks that share sequences all hold the same rows
         if self._coordinates.tensor_index == self._coordinates.context_index == 0:
-            for mine, sampled in zip(ours, theirs, strict=True):
-                differs = routing_mismatch(mine[: len(sampled)], sampled)
+            for sequence, sampled in theirs.items():
+                differs = routing_mismatch(ours[sequence][: len(sampled)], sampled)
                 counts += torch.tensor([int(differs.sum()), differs.numel()], device=counts.device)
         dist.all_reduce(counts)
         return {"experts/routing_mismatch_frac": Max(float(counts[0]) / max(float(counts[1]), 1.0))}

@@ -74,7 +74,8 @@ def peer_sets(config: GTPOConfig, batch: CreditBatch) -> tuple[Tensor, Tensor]:
     A token is compared within its *side*, O+ or O- of its group (or of the batch), along one axis [S sec. 5]: with the
     tokens at the same ``t`` (``position``, the equations of the paper), with those at the same place in the same turn
     (``turn``), with all tokens of its response (``response``) or with all tokens of its side (``matrix``). ``t`` counts
-    the policy's own tokens, over all turns.
+    the policy's own tokens, over all turns. Of a response that branches ``t`` and the turn count along the token's
+    path, so that a set may have several tokens of it; each is a peer.
 
     Returns:
         ``[N]`` int64 in [0, K), and ``[K]`` int64 over all ranks, the same on every rank. ``K`` is sides times the
@@ -82,7 +83,7 @@ def peer_sets(config: GTPOConfig, batch: CreditBatch) -> tuple[Tensor, Tensor]:
         sides times most turns times the longest turn.
 
     Collectives: for ``turn`` one ``max`` of two numbers and one ``sum`` of ``[K]``; one ``sum`` if not all
-    tokens are shaped.
+    tokens are shaped, or if responses may branch.
     """
     table = batch.table
     side, num_sides = table.sides(spans_batch=config.entropy_scope == "batch")
@@ -90,14 +91,17 @@ def peer_sets(config: GTPOConfig, batch: CreditBatch) -> tuple[Tensor, Tensor]:
         case "position":
             longest = int(table.lengths.max()) if len(table.lengths) else 0
             peer_set = batch.position.add_(batch.on_tokens(longest * side))
+            if batch.branches is not None:  # a response may have several tokens at t, or none before its end
+                shaped = peer_set if batch.shaped_tokens is None else peer_set[batch.shaped_tokens]
+                return peer_set, batch.reduction.sum(torch.bincount(shaped, minlength=num_sides * longest))
             last = (longest * side + table.lengths - 1)[table.is_live]
             ends = torch.bincount(last, minlength=num_sides * longest).view(num_sides, longest)
             num_peers = ends.flip(1).cumsum(1).flip(1).flatten()  # a response is there at t if it ends at t or later
         case "turn":
-            turn, place = batch.turns()
-            sizes = torch.stack([turn.max() + 1, place.max() + 1]) if len(turn) else turn.new_zeros(2)
+            _, depth, place = batch.turns()
+            sizes = torch.stack([depth.max() + 1, place.max() + 1]) if len(depth) else depth.new_zeros(2)
             num_turns, longest = batch.reduction.max(sizes).tolist()
-            peer_set = (batch.on_tokens(side) * num_turns + turn) * longest + place
+            peer_set = (batch.on_tokens(side) * num_turns + depth) * longest + place
             shaped = peer_set if batch.shaped_tokens is None else peer_set[batch.shaped_tokens]
             return peer_set, batch.reduction.sum(torch.bincount(shaped, minlength=num_sides * num_turns * longest))
         case "response":

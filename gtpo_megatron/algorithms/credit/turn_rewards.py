@@ -13,7 +13,7 @@ from gtpo_megatron.errors import DataError, ShapeError
 def turn_reward(batch: CreditBatch) -> Tensor:
     """``rho[i,k]`` of the response and the turn of each token, ``[N]`` float64: not divided by the turn's length."""
     assert batch.turn_rewards is not None
-    turn, _ = batch.turns()
+    turn = batch.turns().number
     counts = torch.tensor([len(turns) for turns in batch.turn_rewards], dtype=torch.int64)
     earned = [reward for turns in batch.turn_rewards for reward in turns]
     index = batch.spread(counts.cumsum(0) - counts) + turn
@@ -36,7 +36,7 @@ def check_turn_rewards(batch: CreditBatch, *, coef: float) -> None:
         raise ShapeError(f"turn_rewards: got None, needed for turn_reward_coef={coef}")
     if len(given) != len(lengths):
         raise ShapeError(f"turn_rewards: of {len(given)} responses, expected {len(lengths)}")
-    turn, _ = batch.turns()
+    turn = batch.turns().number
     num_turns = torch.zeros(len(lengths), dtype=torch.int64, device=turn.device)
     num_turns.scatter_reduce_(0, batch.row.to(torch.int64), turn + 1, "amax")
     for row, (length, count, rewards) in enumerate(zip(lengths, num_turns.tolist(), given, strict=True)):

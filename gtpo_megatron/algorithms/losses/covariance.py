@@ -33,7 +33,7 @@ def select_clip_cov(config: ClipCovConfig, batch: CreditBatch, advantages: Tenso
     assert batch.old_logprobs is not None
     bits = batch.old_logprobs.to(torch.float32).view(torch.int32)
     seeds = content_seeds(bits, batch.row, len(batch.lengths), config.seed)
-    keys = token_hashes(seeds.index_select(0, batch.row), batch.position) >> 31
+    keys = token_hashes(seeds.index_select(0, batch.row), batch.place) >> 31
     return largest(keys, candidates, num_selected(batch, config.clip_fraction), batch.reduction)
 
 

@@ -69,7 +69,7 @@ def with_control(config: ControlConfig, batch: CreditBatch) -> CreditBatch:
 def _shuffled(batch: CreditBatch, seed: int) -> Tensor:
     """The entropies ``[N]`` of each response in an order that depends on the seed and on the response's content."""
     seeds = content_seeds(batch.entropy.to(torch.float32).view(torch.int32), batch.row, len(batch.lengths), seed)
-    keys = token_hashes(seeds.index_select(0, batch.row), batch.position)
+    keys = token_hashes(seeds.index_select(0, batch.row), batch.place)
     order = torch.argsort(keys, stable=True)
     return batch.entropy[order[torch.argsort(batch.row[order], stable=True)]]
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.batch import (
+    BRANCHES,
     ENDED_UNGRADED,
     ENVIRONMENT_SECONDS,
     ENVIRONMENT_WAIT,
@@ -57,7 +58,7 @@ def _part_means(rewards: RewardBatch) -> Metrics:
     found: Metrics = {
         f"timing/{name}" if name == ENVIRONMENT_SECONDS else f"reward/{name}_mean": Mean(float(part.sum()), len(part))
         for name, part in judged.items()
-        if len(part) and name not in (ENVIRONMENT_WAIT, REQUESTS_REFUSED, REQUESTS_UNENFORCED, ENDED_UNGRADED)
+        if len(part) and name not in (ENVIRONMENT_WAIT, REQUESTS_REFUSED, REQUESTS_UNENFORCED, ENDED_UNGRADED, BRANCHES)
     }
     if ENVIRONMENT_WAIT in rewards.parts and rewards.failed.numel():
         # the episode that ended last has all of its engine's; it may be one that hung, without a verdict
@@ -79,6 +80,8 @@ def _episode_counts(rewards: RewardBatch) -> Metrics:
     if REQUESTS_UNENFORCED in rewards.parts:
         unenforced = rewards.parts[REQUESTS_UNENFORCED].nan_to_num()
         found["rollout/requests_unenforced_count"] = Sum(int(unenforced.sum()))
+    if BRANCHES in rewards.parts:
+        found["rollout/branches_count"] = Sum(int(rewards.parts[BRANCHES].nan_to_num().sum()))
     if ENDED_UNGRADED in rewards.parts:
         ungraded = rewards.parts[ENDED_UNGRADED].nan_to_num() * ~rewards.failed
         found["rollout/responses_ungraded_count"] = Sum(int(ungraded.sum()))

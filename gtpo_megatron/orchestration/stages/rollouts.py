@@ -42,6 +42,7 @@ class RolloutHandle:
         prompt_lengths: ``[B]`` int64.
         response_lengths: ``[B]`` int64.
         own_lengths: ``[B]`` int64, number of tokens that the policy wrote.
+        sequence_tokens: ``[B]`` int64, number of tokens that a pass of the trainer reads.
         group_ids: ``[B]`` int64.
         truncated: ``[B]`` bool.
         is_multi_version: ``[B]`` bool, True if several versions of the weights generated the response.
@@ -55,6 +56,7 @@ class RolloutHandle:
     prompt_lengths: Tensor
     response_lengths: Tensor
     own_lengths: Tensor
+    sequence_tokens: Tensor
     group_ids: Tensor
     truncated: Tensor
     is_multi_version: Tensor
@@ -142,7 +144,7 @@ def shards(
     Returns:
         Per replica a function that fetches its shard, in the process that calls it.
     """
-    lengths = (rollouts.prompt_lengths + rollouts.response_lengths).tolist()
+    lengths = rollouts.sequence_tokens.tolist()
     rollouts = replace(rollouts, results=())  # of which no replica reads any
     return [
         partial(_fetch_shard, rollouts.select(rows), rows, rollouts.prompt_groups, rollouts.policy_version)

@@ -73,12 +73,8 @@ def obeys(row, *, base_url, api_key):
         raise SystemExit(3)
     if word == "text":
         return rest
-    if word == "lie":
-        messages = [
-            {"role": "user", "content": f"{what}!"},
-            {"role": "assistant", "content": "I said it"},
-            {"role": "user", "content": "?"},
-        ]
+    if word == "show":
+        messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
         client(base_url, api_key).chat.completions.create(model="any", messages=messages)
     if word == "more":
         messages = [{"role": "user", "content": what}, asked.choices[0].message, {"role": "user", "content": "more"}]
@@ -91,12 +87,12 @@ def obeys(row, *, base_url, api_key):
 
 CHILD = """
 import openai
-openai.OpenAI().chat.completions.create(model="m", messages=[{"role": "user", "content": "?"}], n=2)
+openai.OpenAI().chat.completions.create(model="m", messages=[{"role": "user", "content": "?"}], logit_bias={"1": 5})
 """
 
 
 MORE = {
-    **{"several": {"n": 2}, "scores": {"logprobs": True}, "late": {"timeout": 0.3}},
+    **{"several": {"logit_bias": {"1": 5}}, "scores": {"logprobs": True}, "late": {"timeout": 0.3}},
     **{"stop": {"stop": ["x", "y"]}, "json": {"response_format": {"type": "json_object"}}},
 }
 

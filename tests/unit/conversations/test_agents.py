@@ -90,7 +90,7 @@ def test_one_that_asks_nothing_has_failed(obedient, prompt, failure):
     [
         ("exit", "SystemExit: 3"),
         ("text is no reward", "the agent returned 'is no reward'"),
-        ("lie", "message 0 of user differs in its content from character 2 on: '!', where '' was said before"),
+        ("show", "the policy reads text alone"),
     ],
 )
 def test_what_it_does_wrong_fails_its_episode_in_one_line(obedient, content, failure):
@@ -100,7 +100,7 @@ def test_what_it_does_wrong_fails_its_episode_in_one_line(obedient, content, fai
     assert "\n" not in event.failure
 
 
-SEVERAL = "its request was refused: n=2: only 1 is possible here, since an episode is one sequence"
+SEVERAL = "its request was refused: logit_bias={'1': 5}: only {} is possible here, since the policy is trained as it is"
 
 
 @pytest.fixture(scope="module", params=["swallows", "swallows_async"])
@@ -126,7 +126,7 @@ def test_a_refusal_that_the_agent_catches_fails_its_episode(swallowing, forms):
     event = played(swallowing, forms)
     assert SEVERAL in event.failure
     assert event.num_refused == 1 + ("scores" in forms)
-    assert event.refusal.startswith("n=2")
+    assert event.refusal.startswith("logit_bias=")
     assert "the agent returned 0.0, which is no reward; its request" in event.failure
 
 
@@ -136,7 +136,7 @@ def test_a_refusal_that_a_later_turn_mends_is_counted_alone(swallowing, forms):
     event = played(swallowing, forms)
     assert (event.failure, event.reply.reward) == ("", 0.0)
     assert event.num_refused == 1 + ("scores" in forms)
-    assert event.refusal.startswith("n=2")
+    assert event.refusal.startswith("logit_bias=")
 
 
 def test_an_error_after_a_refusal_names_both(swallowing):
@@ -169,8 +169,8 @@ def test_a_reward_that_did_not_wait_for_the_last_answer_is_none(swallowing, form
 
 def test_a_refusal_that_the_client_raises_is_not_said_twice(obedient):
     opened(obedient, "go")
-    event = said(obedient, "lie")[0]
-    assert event.failure.count("was said before") == 1
+    event = said(obedient, "show")[0]
+    assert event.failure.count("the policy reads text alone") == 1
     assert event.num_refused == 1
 
 

@@ -49,7 +49,7 @@ def test_a_conversation_with_calls_in_the_form_of_openai(endpoint, exchange, thr
         return client.chat.completions.create(model="mine", messages=messages, tools=[TOOL], temperature=0.2, seed=3)
 
     first = threads.submit(create, HELLO)
-    opening = exchange.first.result(60)
+    opening = exchange.first.result(60).added
     assert [one.content for one in opening.messages] == ["hello"]
     assert opening.tools == (TOOL,)
     calls = (ToolCall(name="add", arguments={"a": "é"}), ToolCall(name="add", arguments={}, call_id="own"))
@@ -67,7 +67,7 @@ def test_a_conversation_with_calls_in_the_form_of_openai(endpoint, exchange, thr
     assert choice.message.malformed_calls == ["call 3: none"]
     results = [{"role": "tool", "tool_call_id": one.id, "content": "4"} for one in choice.message.tool_calls]
     second = threads.submit(create, [*HELLO, choice.message, *results])
-    assert following.result(60).messages == (
+    assert following.result(60).added.messages == (
         Message(role="tool", content="4", tool="add", call_id="call00001"),
         Message(role="tool", content="4", tool="add", call_id="own"),
     )
@@ -123,7 +123,7 @@ def test_an_address_that_is_none_is_answered(endpoint, exchange):
 def test_a_key_is_that_of_one_episode(endpoint, exchange, threads):
     other = endpoint.open()
     reply = asked(endpoint, other, threads)
-    assert other.first.result(60).messages[0].content == "hello"
+    assert other.first.result(60).added.messages[0].content == "hello"
     assert not exchange.first.done()
     other.answer(Message(role="assistant", content="hi"))
     assert reply.result(60)[1]["choices"][0]["message"]["content"] == "hi"
@@ -131,18 +131,26 @@ def test_a_key_is_that_of_one_episode(endpoint, exchange, threads):
     assert ask(endpoint, other, {"messages": HELLO})[0] == 401
 
 
-def test_there_is_one_request_at_a_time(endpoint, exchange, threads):
-    waiting = asked(endpoint, exchange, threads)
+def test_a_client_that_has_gone_is_replaced_by_the_same_request(endpoint, exchange, threads):
+    waiting = waiting_connection(endpoint, exchange)
     exchange.first.result(60)
-    status, body = ask(endpoint, exchange, {"messages": [{"role": "user", "content": "another"}]})
-    assert (status, body["error"]["message"]) == (
-        409,
-        "another request of this episode waits for its answer; ask one after the other",
-    )
-    again = asked(endpoint, exchange, threads)  # a client that has lost its patience
-    assert waiting.result(60)[0] == 409
+    waiting.close()
+    again = asked(endpoint, exchange, threads)
+    until(lambda: len(exchange._queue) == 0)
     exchange.answer(Message(role="assistant", content="hi"))
     assert again.result(60)[0] == 200
+
+
+def test_a_request_whose_client_goes_while_others_are_answered_is_left_out(endpoint, exchange, threads):
+    first = asked(endpoint, exchange, threads)
+    exchange.first.result(60)
+    waiting = waiting_connection(endpoint, exchange, messages=OTHER)
+    until(lambda: len(exchange._queue) == 1)
+    waiting.close()
+    until(lambda: len(exchange._queue) == 0)
+    following = exchange.answer(Message(role="assistant", content="hi"))
+    assert first.result(60)[0] == 200
+    assert (following.done(), exchange.num_refused) == (False, 0)
 
 
 def test_a_client_that_was_gone_when_it_was_answered_may_ask_the_same_again(endpoint, exchange, threads):
@@ -152,18 +160,14 @@ def test_a_client_that_was_gone_when_it_was_answered_may_ask_the_same_again(endp
     assert not following.done(), "it is no other turn"
     more = [*HELLO, {"role": "assistant", "content": "hi"}, *HELLO]
     second = asked(endpoint, exchange, threads, more)
-    assert [one.content for one in following.result(60).messages] == ["hello"]
-    assert ask(endpoint, exchange, {"messages": HELLO})[0] == 409
+    assert [one.content for one in following.result(60).added.messages] == ["hello"]
     exchange.answer(Message(role="assistant", content="again"))
     assert second.result(60)[1]["choices"][0]["message"]["content"] == "again"
-    status, body = ask(endpoint, exchange, {"messages": HELLO})
-    assert status == 400
-    assert body["error"]["message"].startswith("the request ends before message 2 of those that were said before")
     exchange.end(Ended(1.0))
     assert ask(endpoint, exchange, {"messages": more})[0] == 409
 
 
-def test_requests_at_the_same_moment_leave_one_under_way(endpoint, exchange):
+def test_requests_at_the_same_moment_are_all_answered(endpoint, exchange):
     with ThreadPoolExecutor(16) as many:
         start = threading.Barrier(16)
 
@@ -172,11 +176,20 @@ def test_requests_at_the_same_moment_leave_one_under_way(endpoint, exchange):
             return ask(endpoint, exchange, {"messages": [{"role": "user", "content": str(number)}]})
 
         replies = [many.submit(request, number) for number in range(16)]
-        exchange.first.result(60)
-        while sum(one.done() for one in replies) < 15:
-            pass
-        exchange.answer(Message(role="assistant", content="hi"))
-        assert sorted(one.result(60)[0] for one in replies) == [200] + [409] * 15
+        doing = exchange.first
+        for _ in range(16):
+            content = doing.result(60).added.messages[0].content
+            doing = exchange.answer(Message(role="assistant", content=content))
+        found = [one.result(60)[1]["choices"][0]["message"]["content"] for one in replies]
+        assert found == [str(number) for number in range(16)]
+
+
+def test_what_waits_for_others_is_refused_when_the_episode_ends(endpoint, exchange, threads):
+    waiting = [asked(endpoint, exchange, threads, one) for one in (HELLO, OTHER)]
+    exchange.first.result(60)
+    until(lambda: len(exchange._queue) == 1)
+    exchange.end(Ended(1.0))
+    assert [one.result(60)[0] for one in waiting] == [409, 409]
 
 
 def test_after_the_end_nothing_is_sampled(endpoint, exchange, threads):
@@ -196,7 +209,8 @@ def test_after_the_end_nothing_is_sampled(endpoint, exchange, threads):
         ([], "the request: is [], expected an object"),
         ({}, "messages=None: expected a list of at least one"),
         ({"messages": []}, "messages=[]: expected a list of at least one"),
-        ({"messages": HELLO, "n": 2}, "n=2: only 1 is possible here, since an episode is one sequence"),
+        ({"messages": HELLO, "n": 0}, "n=0: expected a number of answers from 1 to 128"),
+        ({"messages": HELLO, "best_of": 2}, "best_of=2: only 1 is possible here, since a turn is what was sampled"),
         ({"messages": HELLO, "stop": [5]}, "stop=[5], expected a text or a list of texts"),
         ({"messages": HELLO, "logprobs": True}, "the run keeps log-probs itself"),
         ({"messages": HELLO, "skip_special_tokens": False}, "only true is possible here"),
@@ -235,30 +249,27 @@ def test_every_refusal_is_noted_until_a_new_turn_mends_it(endpoint, exchange, th
     answered(endpoint, exchange, threads, HELLO, "hi", exchange.first)
     assert (exchange.num_refused, exchange.refusal) == (0, "")
     refused = [
-        ask(endpoint, exchange, {"messages": HELLO, "n": 2}),
+        ask(endpoint, exchange, {"messages": HELLO, "best_of": 2}),
         ask(endpoint, exchange, b"{"),
         ask(endpoint, exchange, {}, path="/v1/embeddings"),
         ask(endpoint, exchange, b"", method="GET", path="/v1/other/policy"),
         ask(endpoint, exchange, b"", method="PUT"),
         ask(endpoint, exchange, b" " * (MAX_MESSAGE_BYTES + 1)),
         ask(endpoint, exchange, b"", headers={"Content-Length": "many"}),
-        ask(endpoint, exchange, {"messages": OTHER}),
+        ask(endpoint, exchange, {"messages": OTHER, "logprobs": True}),
     ]
     assert [status for status, _ in refused] == [400, 400, 404, 404, 501, 413, 411, 400]
     assert ask(endpoint, exchange, {"messages": HELLO})[0] == 200, "the last answer again"
-    assert (exchange.num_refused, exchange.refusal.partition(":")[0]) == (8, "n=2"), "and no new turn"
+    assert (exchange.num_refused, exchange.refusal.partition(":")[0]) == (
+        8,
+        "best_of=2",
+    ), "and no new turn"
     asked(endpoint, exchange, threads, [*HELLO, {"role": "assistant", "content": "hi"}, *HELLO])
     until(lambda: exchange.refusal == "")
-    assert exchange.first_refusal.startswith("n=2")
-    another = ask(endpoint, exchange, {"messages": HELLO})
-    assert (another[0], exchange.num_refused, exchange.refusal.partition(";")[0]) == (
-        409,
-        9,
-        "another request of this episode waits for its answer",
-    )
+    assert exchange.first_refusal.startswith("best_of=2")
     exchange.end(Ended(1.0))
     assert ask(endpoint, exchange, {"messages": HELLO})[0] == 409
-    assert exchange.num_refused == 9, "nothing depends on those after the end"
+    assert exchange.num_refused == 8, "nothing depends on those after the end"
 
 
 def until(is_so):
@@ -278,23 +289,6 @@ def waiting_connection(endpoint, exchange, **more):
         {"Authorization": f"Bearer {exchange.key}"},
     )
     return connection
-
-
-@pytest.mark.parametrize("has_gone", [False, True])
-def test_a_request_that_another_has_replaced_was_refused_to_a_client_that_still_waits(endpoint, exchange, has_gone):
-    first = waiting_connection(endpoint, exchange)
-    exchange.first.result(60)
-    if has_gone:
-        first.close()
-    replaced = exchange._answer
-    second = waiting_connection(endpoint, exchange)
-    until(lambda: exchange._answer is not replaced)
-    if not has_gone:
-        assert first.getresponse().status == 409
-    exchange.answer(Message(role="assistant", content="hi"))
-    assert second.getresponse().status == 200
-    assert exchange.num_refused == (not has_gone)
-    assert exchange.refusal == ("" if has_gone else "the same was asked again; that request is answered")
 
 
 def test_a_request_that_never_ends_was_refused(endpoint, exchange, monkeypatch):
@@ -334,24 +328,11 @@ def answered(endpoint, exchange, threads, messages, content, doing):
     return following
 
 
-@pytest.mark.parametrize(
-    ("second", "said"),
-    [
-        (
-            [{"role": "assistant", "content": "hi there"}],
-            "the last message is one of the assistant",
-        ),
-        (
-            [{"role": "assistant", "content": "hi there"}, {"role": "assistant", "content": "and I"}, *HELLO],
-            "a message of the assistant was added, 'and I', for which the policy speaks",
-        ),
-    ],
-)
-def test_a_request_goes_on_where_the_last_answer_ended(endpoint, exchange, threads, second, said):
+def test_the_last_message_is_not_the_assistants(endpoint, exchange, threads):
     answered(endpoint, exchange, threads, HELLO, " hi there", exchange.first)
-    status, body = ask(endpoint, exchange, {"messages": [*HELLO, *second]})
+    status, body = ask(endpoint, exchange, {"messages": [*HELLO, {"role": "assistant", "content": "hi there"}]})
     assert status == 400
-    assert said in body["error"]["message"]
+    assert "the last message is one of the assistant" in body["error"]["message"]
 
 
 def test_what_clients_write_besides_is_read_too(endpoint, exchange, threads):
@@ -362,7 +343,7 @@ def test_what_clients_write_besides_is_read_too(endpoint, exchange, threads):
         {"role": "user", "content": "c"},
     ]
     reply = asked(endpoint, exchange, threads, opening, tool_choice="auto", top_p=None, max_tokens=5)
-    assert exchange.first.result(60).messages[0] == Message(role="system", content="Be brief.\nBe kind.")
+    assert exchange.first.result(60).added.messages[0] == Message(role="system", content="Be brief.\nBe kind.")
     exchange.answer(Message(role="assistant", content="d"))
     assert reply.result(60)[1]["choices"][0]["finish_reason"] == "stop"
 
@@ -379,7 +360,7 @@ GENERATE = "/inference/v1/generate"
 def generated(endpoint, exchange, threads, ids, said, doing):
     """An answer to tokens, and what the agent does next."""
     reply = threads.submit(ask, endpoint, exchange, {"token_ids": ids}, path=GENERATE)
-    assert doing.result(60).token_ids == tuple(ids[-1:])
+    assert doing.result(60).added.token_ids == tuple(ids[-1:])
     sampled = TurnStats(num_prompt_tokens=len(ids), num_tokens=1, token_ids=said, logprobs=(-0.5,))
     following = exchange.answer(Message(role="assistant", sampled=sampled))
     return reply.result(60)[1], following
@@ -399,18 +380,21 @@ def test_tokens_go_on_from_what_was_sampled(endpoint, exchange, threads):
         }
     ]
     assert first["usage"]["total_tokens"] == 2
-    for ids, said in (
-        ([7, 9, 9], "from token 1 on the request differs from the 2 that were said before"),
-        ([7, 8], "no token after the 2"),
-    ):
-        status, body = ask(endpoint, exchange, {"token_ids": ids}, path=GENERATE)
-        assert (status, said in body["error"]["message"]) == (400, True)
     assert "goes on with token ids" in ask(endpoint, exchange, {"messages": HELLO})[1]["error"]["message"]
     repeated = ask(endpoint, exchange, {"token_ids": [7]}, path=GENERATE)[1]
     assert repeated["choices"] == first["choices"]
-    generated(endpoint, exchange, threads, [7, 8, 9], (1,), following)
-    status, body = ask(endpoint, exchange, {"token_ids": [7]}, path=GENERATE)
-    assert (status, body["error"]["message"].partition(" the request")[0]) == (400, "from token 1 on")
+    following = generated(endpoint, exchange, threads, [7, 8, 9], (1,), following)[1]
+    for ids, after, is_again in (
+        ([7, 8, 9, 1, 2], 1, False),
+        ([7, 8, 9], 1, True),
+        ([7, 8, 4, 4], 0, False),
+        ([7, 5], None, False),
+    ):
+        reply = threads.submit(ask, endpoint, exchange, {"token_ids": ids}, path=GENERATE)
+        step = following.result(60)
+        assert (step.after, step.is_again) == (after, is_again)
+        following = exchange.answer(Message(role="assistant", sampled=TurnStats(token_ids=(3,), logprobs=(-1.0,))))
+        assert reply.result(60)[0] == 200
 
 
 def test_messages_do_not_go_on_as_tokens(endpoint, exchange, threads):

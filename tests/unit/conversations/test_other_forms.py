@@ -40,7 +40,7 @@ def answered(exchange, threads, request, turn, doing):
     if not doing.done():
         reply.result()  # raises what went wrong
     following = exchange.answer(turn)
-    return reply.result(60), doing.result(0), following
+    return reply.result(60), doing.result(0).added, following
 
 
 def refused(endpoint, exchange, path, body):
@@ -403,7 +403,7 @@ def test_a_damaged_body_is_read_or_refused(read):
     for _ in range(3000):
         try:
             asked = read(damaged(damaged(BODIES[read], random), random)).asked
-            Exchange()._added_messages(asked)
+            Exchange()._next_step(asked)
         except DataError as problem:
             problems.append(str(problem))
     assert 1000 < len(problems) < 2900

@@ -20,7 +20,7 @@ def answered(endpoint, exchange, threads, body, turn, doing):
     following = exchange.answer(turn)
     status, found = reply.result(60)
     assert status == 200
-    return found, doing.result(), following
+    return found, doing.result().added, following
 
 
 def said(text):
@@ -92,7 +92,8 @@ def test_what_is_not_enforced_is_taken_and_counted(endpoint, exchange, threads, 
 @pytest.mark.parametrize(
     "body",
     [
-        *({"n": 2}, {"best_of": 2}, {"logprobs": True}, {"top_logprobs": 5}, {"logit_bias": {"1": 5}}, {"echo": True}),
+        *({"n": 0}, {"n": 129}, {"n": True}, {"best_of": 2}, {"logprobs": True}, {"top_logprobs": 5}),
+        *({"logit_bias": {"1": 5}}, {"echo": True}),
         *({"modalities": ["audio"]}, {"functions": [{"name": "add"}]}, {"function_call": {"name": "add"}}),
         *({"stop_token_ids": [5]}, {"skip_special_tokens": False}, {"add_generation_prompt": False}),
         *({"chat_template_kwargs": {"a": 1}}, {"structured_outputs": {"json": {}}}, {"web_search_options": {"a": 1}}),
@@ -101,7 +102,8 @@ def test_what_is_not_enforced_is_taken_and_counted(endpoint, exchange, threads, 
     ids=json.dumps,
 )
 def test_what_an_episode_cannot_have_is_refused_by_its_key(endpoint, exchange, body):
-    assert refusal(endpoint, exchange, {"messages": HELLO, **body}).partition("=")[0].endswith(next(iter(body)))
+    found = refusal(endpoint, exchange, {"messages": HELLO, **body})
+    assert found.split("=")[0].split(" is ")[0].endswith(next(iter(body)))
     assert exchange.refusal
 
 
@@ -118,7 +120,7 @@ def test_texts_that_end_the_turn_are_its_own_and_not_in_the_answer(endpoint, exc
     ids = {"token_ids": [7], "sampling_params": {"stop": "\n"}}
     other = endpoint.open()
     reply = threads.submit(ask, endpoint, other, ids, path="/inference/v1/generate")
-    assert other.first.result(60).stop == ("\n",)
+    assert other.first.result(60).added.stop == ("\n",)
     other.answer(Message(role="assistant"))
     assert reply.result(60)[0] == 200
 
@@ -186,44 +188,138 @@ def test_a_turn_of_the_policy_is_known_by_its_place(endpoint, exchange, threads,
     assert [one.content for one in added.messages] == ["hello"]
 
 
+def said_dict(text):
+    return {"role": "assistant", "content": text}
+
+
 FEW = [
     {"role": "system", "content": "Be brief. " * 20},
     *HELLO,
     {"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "add", "arguments": '{"a": 1}'}}]},
     {"role": "tool", "tool_call_id": "x", "content": "1"},
 ]
-END = "; a request repeats all that was said and goes on, since an episode is one sequence of tokens"
 
 
 def changed(place, **keys):
     return [*FEW[:place], {**FEW[place], **keys}, *FEW[place + 1 :]]
 
 
+NEW = {"role": "user", "content": "new"}
+OTHER_CALL = [{"id": "x", "function": {"name": "add", "arguments": '{"a": 2}'}}]
+
+
 @pytest.mark.parametrize(
-    ("messages", "why"),
+    "messages",
     [
-        (
-            changed(0, content="Be brief. " * 19 + "Be long."),
-            "message 0 of system differs in its content from character 193 on: 'long.', where 'brief. ' was said",
-        ),
-        (changed(1, role="system"), "message 1 is 'hello' of system, where 'hello' of user was said before"),
-        (
-            changed(2, tool_calls=[{"id": "x", "function": {"name": "add", "arguments": '{"a": 2}'}}]),
-            "message 2 of assistant differs in tool_calls: (ToolCall(name='add', arguments={'a': 2}",
-        ),
-        (changed(2, audio={"id": 5}), "message 2: a message has audio={'id': 5}, which the policy would not read"),
-        (changed(3, content="2"), "message 3 of tool differs in its content: '2', where '1' was said before"),
-        (FEW[1:], "message 0 is 'hello' of user, where 'Be brief. "),
-        (FEW[:2], "the request ends before message 2 of those that were said before, '' of assistant"),
-        (FEW[:1], "message 1 of user differs in its content: 'new', where 'hello' was said before"),
+        [*changed(0, content="Be long."), NEW],
+        [*changed(1, role="system"), NEW],
+        [*changed(2, tool_calls=OTHER_CALL), NEW],
+        [*changed(3, content="2"), NEW],
+        [*FEW[1:], NEW],
+        FEW[:2],
+        [*FEW[:1], NEW],
+        [*FEW, said_dict("hi"), said_dict("that nobody sampled"), NEW],
     ],
 )
-def test_a_history_that_is_rewritten_is_a_branch_and_the_refusal_says_where(endpoint, exchange, threads, messages, why):
+def test_a_history_that_is_rewritten_begins_a_new_sequence(endpoint, exchange, threads, messages):
+    _, _, following = answered(endpoint, exchange, threads, {"messages": FEW}, said("hi"), exchange.first)
+    _, added, following = answered(endpoint, exchange, threads, {"messages": messages}, said("you"), following)
+    assert [(one.role, one.content) for one in added.messages] == [
+        (one["role"], one.get("content", "")) for one in messages
+    ]
+    first = [*FEW, said_dict("hi"), *HELLO]
+    _, added, following = answered(endpoint, exchange, threads, {"messages": first}, said("3"), following)
+    assert [one.content for one in added.messages] == ["hello"], "the first one goes on"
+    again = [*messages, said_dict("you"), *HELLO]
+    _, added, _ = answered(endpoint, exchange, threads, {"messages": again}, said("4"), following)
+    assert [one.content for one in added.messages] == ["hello"], "and so does the new one"
+    assert exchange.num_refused == 0
+
+
+def test_what_cannot_be_read_begins_no_sequence(endpoint, exchange, threads):
     answered(endpoint, exchange, threads, {"messages": FEW}, said("hi"), exchange.first)
-    new = [] if messages == FEW[:2] else [{"role": "user", "content": "new"}]
-    found = refusal(endpoint, exchange, {"messages": [*messages, *new]})
-    assert found.startswith(why)
-    assert found.endswith(END)
+    found = refusal(endpoint, exchange, {"messages": [*changed(2, audio={"id": 5}), NEW]})
+    assert found == "a message has audio={'id': 5}, which the policy would not read"
+
+
+def step_of(endpoint, exchange, threads, body, turn, doing):
+    """What the policy is to answer, and what the agent does next."""
+    reply = threads.submit(ask, endpoint, exchange, body)
+    until(lambda: reply.done() or doing.done())
+    assert not reply.done(), reply.result()
+    following = exchange.answer(turn)
+    assert reply.result(60)[0] == 200
+    return doing.result(), following
+
+
+def test_a_tree_of_requests(endpoint, exchange, threads):
+    """Turn 0; 1 and 2 after it, 2 by another question; 3 after 1; 4 in the place of 2; 5 after 4; a sub-agent."""
+
+    def step(*messages, turn, following, **more):
+        body = {"messages": list(messages), **more}
+        return step_of(endpoint, exchange, threads, body, said(turn), following)
+
+    begin = [*HELLO, said_dict("t0")]
+    sub = [{"role": "system", "content": "A helper."}, *HELLO]
+    first, following = step(*HELLO, turn="t0", following=exchange.first)
+    assert (first.after, first.is_again) == (None, False)
+    found = []
+    for messages, turn, more in (
+        ([*begin, user("a")], "t1", {}),
+        ([*begin, user("b")], "t2", {}),
+        ([*begin, user("a"), said_dict("t1"), user("c")], "t3", {}),
+        ([*begin, user("b")], "t4", {"stop": "x"}),
+        ([*begin, user("b"), said_dict("t4"), user("d")], "t5", {}),
+        ([*begin, user("b"), said_dict("t2"), user("d")], "t6", {}),
+        (sub, "s0", {}),
+        ([*sub, said_dict("s0"), user("e")], "s1", {}),
+        (HELLO, "t00", {}),
+    ):
+        one, following = step(*messages, turn=turn, following=following, **more)
+        found.append((one.after, one.is_again, [message.content for message in one.added.messages]))
+    assert found == [
+        (0, False, ["a"]),
+        (0, False, ["b"]),
+        (1, False, ["c"]),
+        (2, True, []),
+        (4, False, ["d"]),
+        (2, False, ["d"]),
+        (None, False, ["A helper.", "hello"]),
+        (7, False, ["e"]),
+        (0, True, []),
+    ]
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def test_several_answers_are_turns_of_their_own(endpoint, exchange, threads):
+    body = {"messages": HELLO, "n": 3}
+    reply = threads.submit(ask, endpoint, exchange, body)
+    doing, steps = exchange.first, []
+    for turn in ("a", "b", "c"):
+        steps.append(doing.result(60))
+        doing = exchange.answer(said(turn))
+    found = reply.result(60)[1]
+    assert [(one["index"], one["message"]["content"]) for one in found["choices"]] == [(0, "a"), (1, "b"), (2, "c")]
+    assert [(one.after, one.is_again) for one in steps] == [(None, False), (0, True), (1, True)]
+    on, _ = step_of(endpoint, exchange, threads, {"messages": [*HELLO, said_dict("b"), *HELLO]}, said("d"), doing)
+    assert (on.after, on.is_again) == (1, False)
+
+
+def test_requests_of_one_moment_are_answered_one_after_the_other(endpoint, exchange, threads):
+    """Also the same one: each of its clients is there, so each gets an answer of its own."""
+    replies = [threads.submit(ask, endpoint, exchange, {"messages": [user(text)]}) for text in ("a", "b", "a", "a")]
+    doing, found = exchange.first, []
+    for number in range(4):
+        step = doing.result(60)
+        found.append(step.added.messages[0].content if step.added.messages else "again")
+        doing = exchange.answer(said(f"t{number}"))
+    contents = [one.result(60)[1]["choices"][0]["message"]["content"] for one in replies]
+    assert sorted(contents) == ["t0", "t1", "t2", "t3"]
+    assert sorted(found) == ["a", "again", "again", "b"]
+    assert exchange.num_refused == 0
 
 
 def test_tools_may_be_missing_or_in_another_order_later(endpoint, exchange, threads):
@@ -236,9 +332,9 @@ def test_tools_may_be_missing_or_in_another_order_later(endpoint, exchange, thre
         body = {"messages": history, **tools}
         following = answered(endpoint, exchange, threads, body, said("hi"), following)[2]
     other = {"type": "function", "function": {"name": "sub", "description": "Subtracts."}}
-    assert refusal(endpoint, exchange, {"messages": [*history, *HELLO], "tools": [other]}) == (
-        "the tools are others than in the first request: 'add' is missing, 'sub' is described otherwise"
-    )
+    body = {"messages": [*history, *HELLO], "tools": [other]}
+    step, _ = step_of(endpoint, exchange, threads, body, said("hi"), following)
+    assert (step.after, step.added.tools) == (None, (other,)), "they are in the prompt"
 
 
 # ------------------------------------------------------------------------------------------------- calls and streams
@@ -318,35 +414,18 @@ def test_a_turn_with_a_call_that_cannot_be_read_is_given_back_as_text(endpoint, 
 
 
 # -------------------------------------------------------------------------------------------------- the same again
-def test_the_same_request_is_answered_twice_and_then_refused(endpoint, exchange, threads):
+def test_the_same_request_is_answered_twice_and_then_anew(endpoint, exchange, threads):
     first = {"messages": HELLO, "temperature": 0.1}
     _, _, following = answered(endpoint, exchange, threads, first, said("hi"), exchange.first)
     again = {"messages": HELLO, "temperature": 0.9, "stream": False}
     assert ask(endpoint, exchange, again)[1]["choices"][0]["message"]["content"] == "hi"
-    for _ in range(2):
-        assert refusal(endpoint, exchange, again) == (
-            "the same was asked once more, after 2 answers to it; another sample for it would be a branch, and an "
-            "episode is one sequence"
-        )
-    assert (exchange.num_refused, following.done()) == (2, False)
-    more = {"messages": [*HELLO, *HELLO]}
-    answered(endpoint, exchange, threads, more, said("you"), following)
+    step, following = step_of(endpoint, exchange, threads, again, said("other"), following)
+    assert (step.after, step.is_again) == (0, True)
+    assert ask(endpoint, exchange, again)[1]["choices"][0]["message"]["content"] == "other"
+    more = {"messages": [*HELLO, said_dict("hi"), *HELLO]}
+    step, _ = step_of(endpoint, exchange, threads, more, said("you"), following)
+    assert (step.after, exchange.num_refused) == (0, 0), "by the words of the turn, since both have one place"
     assert ask(endpoint, exchange, more)[0] == 200, "every answer may be lost once"
-    assert refusal(endpoint, exchange, more).startswith("the same was asked once more")
-    assert refusal(endpoint, exchange, {"messages": [*more["messages"], said_dict("you")]})
-
-
-def said_dict(text):
-    return {"role": "assistant", "content": text}
-
-
-def test_another_sample_with_another_stop_is_a_branch(endpoint, exchange, threads):
-    answered(endpoint, exchange, threads, {"messages": HELLO}, said("hi"), exchange.first)
-    found = refusal(endpoint, exchange, {"messages": HELLO, "stop": "x"})
-    assert found == (
-        "the request has 1 messages, none after the 2 that were said before; another answer to the same would be a "
-        "branch, and an episode is one sequence"
-    )
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -364,7 +443,7 @@ def test_answers_to_clients_that_had_gone_do_not_count(endpoint, exchange, threa
     exchange.answer(said("hi"))
     assert connection.getresponse().status == 200
     assert ask(endpoint, exchange, {"messages": HELLO})[0] == 200
-    assert refusal(endpoint, exchange, {"messages": HELLO}).startswith("the same was asked once more")
+    assert exchange._num_given == 2
 
 
 def test_a_client_that_goes_before_its_answer_may_ask_again_each_time(endpoint, exchange):
@@ -375,7 +454,7 @@ def test_a_client_that_goes_before_its_answer_may_ask_again_each_time(endpoint, 
     until(lambda: exchange._num_given == 0)
     for _ in range(2):
         assert ask(endpoint, exchange, {"messages": HELLO})[0] == 200
-    assert refusal(endpoint, exchange, {"messages": HELLO})
+    assert exchange._num_given == 2
 
 
 # --------------------------------------------------------------------------------------------------------- addresses

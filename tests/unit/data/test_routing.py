@@ -43,7 +43,8 @@ def test_what_ranks_record_of_one_cut_is_replayed_on_another(context_size, seque
     lengths = [9, 1, 14, 6, 3, 20]
     batch = make_batch(lengths)
     totals = (batch.prompt_lengths + batch.response_lengths).tolist()
-    truth = [experts(total, row) for row, total in enumerate(totals)]
+    truth = {(row, 0): experts(total, row) for row, total in enumerate(totals)}
+    sequence_lengths = {row: [total] for row, total in enumerate(totals)}
     layout = make_layout(context_size=context_size, sequence_size=sequence_size)
     pack_layout = PackLayout(
         context_size=context_size,
@@ -52,44 +53,44 @@ def test_what_ranks_record_of_one_cut_is_replayed_on_another(context_size, seque
     )
     ranks = [(c, s) for c in range(context_size) for s in range(sequence_size)]
 
-    recorded: dict[int, torch.Tensor] = {}
+    recorded = {}
     for micro in micro_batches(batch, range(len(lengths)), budget_tokens=40, layout=pack_layout):
         whole = torch.full((int(micro.cu_seqlens[-1]), NUM_ROUTERS, PER_TOKEN), 255, dtype=torch.uint8)
         for rank in ranks:
             positions = layout.positions(micro, *rank)
             whole[positions] = layout.pack(truth, micro)[0][positions]
         assert not (whole == 255).any(), "every packed token is on one rank"
-        recorded |= dict(zip(micro.rows, unpack_routing(whole, micro, totals), strict=True))
-    rows = [recorded[row] for row in range(len(lengths))]
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(rows, truth, strict=True))
+        recorded |= unpack_routing(whole, micro, sequence_lengths)
+    assert recorded.keys() == truth.keys()
+    assert all(torch.equal(recorded[sequence], one) for sequence, one in truth.items())
 
     chosen = [4, 0, 5]
     for micro in micro_batches(batch, chosen, budget_tokens=25, layout=pack_layout):
         starts = micro.cu_seqlens.tolist()
         for rank in ranks:
             positions = layout.positions(micro, *rank)
-            told, is_told = (tensor[positions] for tensor in layout.pack(rows, micro))
+            told, is_told = (tensor[positions] for tensor in layout.pack(recorded, micro))
             for position, experts_of_token, has_routing in zip(positions.tolist(), told, is_told, strict=True):
                 sequence = max(i for i, start in enumerate(starts[:-1]) if start <= position)
                 row = micro.rows[sequence]
                 offset = position - starts[sequence]
                 assert has_routing == (offset < totals[row])
-                assert not has_routing or torch.equal(experts_of_token, truth[row][offset])
+                assert not has_routing or torch.equal(experts_of_token, truth[row, 0][offset])
 
 
 def test_a_token_that_the_sampler_has_not_run_has_no_routing():
     batch = make_batch([5])
     (micro,) = micro_batches(batch, [0], budget_tokens=100)
-    rows = [experts(int(batch.routed_lengths[0]), 0)]
-    told, is_told = make_layout().pack(rows, micro)
-    assert torch.equal(told[:-1], rows[0])
-    assert is_told.tolist() == [True] * len(rows[0]) + [False]
+    sampled = experts(int(batch.routed_lengths[0]), 0)
+    told, is_told = make_layout().pack({(0, 0): sampled}, micro)
+    assert torch.equal(told[:-1], sampled)
+    assert is_told.tolist() == [True] * len(sampled) + [False]
 
 
 def test_an_empty_micro_batch_has_padding_only():
     batch = make_batch([2])
     micro = micro_batches(batch, [], budget_tokens=8, layout=PackLayout(multiple=4))[0]
-    told, is_told = make_layout().pack([], micro)
+    told, is_told = make_layout().pack({}, micro)
     assert told.shape == (4, NUM_ROUTERS, PER_TOKEN)
     assert not is_told.any()
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from gtpo_megatron.batch import EpisodeResult
 from gtpo_megatron.errors import RolloutError, WeightSyncError
 from gtpo_megatron.rollout.in_flight import InFlight, TurnAnswer
 from gtpo_megatron.rollout.requests import SampleRequest
+from gtpo_megatron.rollout.responses import to_rollout_batch
 
 
 class Engine:
@@ -153,20 +155,28 @@ class TurnEngine:
             SimpleNamespace(
                 request_id=str(number),
                 finished=True,
-                outputs=[SimpleNamespace(token_ids=[100 + number], finish_reason="stop")],
+                outputs=[
+                    SimpleNamespace(
+                        token_ids=[100 + number],
+                        finish_reason="stop",
+                        logprobs=SimpleNamespace(token_ids=[100 + number], logprobs=[-float(number)]),
+                        weight_versions=[SimpleNamespace(version="5", start=0, end=1)],
+                    )
+                ],
             )
             for number in ended
         ]
 
 
 class Script:
-    """An environment whose answers are given by sample: token ids, or None for the end; ``late`` ones take a look.
+    """An environment whose answers are given by sample: token ids, None for the end, or fields of a `TurnAnswer`;
+    ``late`` ones take a look.
 
     Those of ``graded`` say their reward when a limit has ended them.
     """
 
     def __init__(self, *answers, in_rounds=True, late=(), stops=(), limit_s=math.inf, graded=()):
-        self.limit_s = limit_s
+        self.limit_s, self.max_prompt_tokens = limit_s, 4
         self._graded = graded
         self.asked = []
         self._stops = list(stops)
@@ -200,7 +210,10 @@ class Script:
     def _say(self, episode):
         sample = self._samples[episode]
         context = self._answers[sample].pop(0)
-        answer = TurnAnswer(context_ids=context, result=EpisodeResult(reward=float(sample)))
+        more = {}
+        if isinstance(context, dict):
+            context, more = (), context
+        answer = TurnAnswer(**{"context_ids": context, "result": EpisodeResult(reward=float(sample)), **more})
         if self._stops:
             answer = dataclasses.replace(answer, stop=self._stops.pop(0))
         self._late.get(sample, self._ready)[episode] = answer
@@ -224,13 +237,72 @@ def played(script, engine=None, *, num=2, limit=99):
     return engine, in_flight.take(ticket)
 
 
+def whole(episode):
+    """All tokens of an episode without branches."""
+    return episode.sequence(len(episode.turns) - 1 if episode.turns else None)
+
+
 def test_a_turn_goes_on_from_all_tokens_before_it():
     engine, (first, second) = played(Script([(7, 8), (9,), None], [(6,), None]))
     assert engine.steps == [{0: (0, (7, 8), 0, 0), 1: (1, (6,), 0, 0)}, {2: (0, (7, 8, 100, 9), 1, 2)}]
-    assert (first.prompt_ids, first.token_ids, first.num_response_tokens) == ((7, 8), [7, 8, 100, 9, 102], 3)
-    assert (second.prompt_ids, second.token_ids) == ((6,), [6, 101])
+    assert (first.prompt_ids, first.sequence(1)) == ((7, 8), [7, 8, 100, 9, 102])
+    assert (second.prompt_ids, second.sequence(0)) == ((6,), [6, 101])
     assert (first.result.reward, second.result.reward) == (0.0, 1.0)
     assert [first.is_cut, second.is_cut] == [False, False]
+
+
+FRESH = {"context_ids": (1, 2, 3, 4, 5), "is_fresh": True}
+AGAIN, ON = ({"is_again": True, "after": number} for number in (0, 1)), {"context_ids": (9,), "after": 0}
+
+
+def test_turns_go_on_from_any_turn():
+    """``0``; after it ``1``; another after 0; one in the place of 0, one in the place of 1; a fresh one, and on."""
+    again, again_later = AGAIN
+    answers = [(7, 8), (6,), ON, again, again_later, FRESH, (3,), {"is_again": True, "after": 5}, None]
+    engine, (episode,) = played(Script(answers), num=1)
+    assert [step for steps in engine.steps for step in steps.values()] == [
+        (0, (7, 8), 0, 0),
+        (0, (7, 8, 100, 6), 1, 2),
+        (0, (7, 8, 100, 9), 2, 2),
+        (0, (7, 8), 3, 0),
+        (0, (7, 8, 100, 6), 4, 2),
+        (0, (1, 2, 3, 4, 5), 5, 1),  # a token more than prompts have
+        (0, (1, 2, 3, 4, 5, 105, 3), 6, 3),
+        (0, (1, 2, 3, 4, 5), 7, 1),
+    ]
+    batch = to_rollout_batch([episode], version=5, entropies=None)
+    assert batch.branches == (
+        ((3, 1), (5, 0), (6, 2), (7, -1), (15, 12)),  # the response is 100 6 101 9 102 103 104 1..5 105 3 106 107
+    )
+    assert batch.response_ids.tolist() == [[100, 6, 101, 9, 102, 103, 104, 1, 2, 3, 4, 5, 105, 3, 106, 107]]
+    assert batch.loss_mask[0].nonzero().flatten().tolist() == [0, 2, 4, 5, 6, 12, 14, 15]
+    assert batch.rollout_logprobs[batch.loss_mask].tolist() == [-float(number) for number in range(8)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_row_has_what_the_engine_was_given(seed):
+    draw = random.Random(seed)
+    answers = [(7, 8)]
+    for number in range(1, 9):
+        kind = draw.choice(["on", "again", "fresh"])
+        after = draw.randrange(number)
+        answers.append(
+            {
+                "on": {"context_ids": tuple(range(10 * number, 10 * number + draw.randint(1, 3))), "after": after},
+                "again": {"is_again": True, "after": after},
+                "fresh": {"context_ids": tuple(range(10 * number, 10 * number + 3)), "is_fresh": True},
+            }[kind]
+        )
+    engine, (episode,) = played(Script([*answers, None]), num=1)
+    given = [[*tokens, 100 + number] for steps in engine.steps for number, (_, tokens, _, _) in sorted(steps.items())]
+    batch = to_rollout_batch([episode], version=5, entropies=None)
+    found = []
+    for path in batch.paths(0):
+        ids = [int(batch.response_ids[0, place]) for first, last in path.stretches for place in range(first, last)]
+        found.append([*((7, 8) if path.has_prompt else ()), *ids])
+    assert all(any(path[: len(one)] == one for path in found) for one in given)
+    assert all(path in given for path in found)
+    assert batch.loss_mask.sum() == 9
 
 
 def test_an_answer_says_which_texts_end_the_next_turn():
@@ -281,7 +353,7 @@ def test_seconds_in_which_nothing_is_sampled_are_those_of_the_episodes_that_live
 def test_an_answer_that_does_not_fit_ends_the_episode():
     script = Script([(7,), (9, 9), (9,), None], [(6,), None])
     _, (first, second) = played(script, limit=5)
-    assert (first.token_ids, first.is_cut) == ([7, 100, 9, 9, 102], True)  # one more, and there is no token for a turn
+    assert (whole(first), first.is_cut) == ([7, 100, 9, 9, 102], True)  # one more, and there is no token for a turn
     assert not second.is_cut
     assert sorted(script.forgotten) == [0, 1]
 
@@ -325,7 +397,7 @@ def test_an_episode_whose_environment_takes_too_long_fails_alone(clock, in_round
 
     script.turn_ended = hangs
     _, (first, second) = played(script)
-    assert (first.result.failure, first.token_ids, asked) == ("too long", [7, 100], [0])
+    assert (first.result.failure, whole(first), asked) == ("too long", [7, 100], [0])
     assert (second.result.failure, len(second.turns), second.is_cut) == ("", 3, False)
     assert second.own_s <= 6.0 < clock[0]
     assert sorted(script.forgotten) == [0, 1]
@@ -349,15 +421,15 @@ def test_an_episode_out_of_time_is_asked_for_its_reward_between_calls(clock, whe
 
     engine.step, script.answers = slow_step, slow_answers
     _, (only,) = played(script, engine, num=1)
-    assert (only.result.failure, only.result.reward, only.token_ids) == (failure, reward, [7, 100])
+    assert (only.result.failure, only.result.reward, whole(only)) == (failure, reward, [7, 100])
     assert only.is_cut
     assert script.asked == [when == "answered"]
 
 
 def test_an_episode_that_could_not_begin_has_no_turn():
     _, (first, second) = played(Script([None], [(6,), None]))
-    assert (first.turns, first.prompt_ids, first.token_ids, first.num_response_tokens) == ([], (1,), [], 0)
-    assert second.token_ids == [6, 100]
+    assert (first.turns, first.prompt_ids, whole(first)) == ([], (1,), [])
+    assert whole(second) == [6, 100]
 
 
 def test_others_are_sampled_while_an_environment_thinks():
@@ -378,8 +450,8 @@ def test_an_environment_that_ends_while_a_turn_is_sampled_ends_the_episode_after
     script._ready[0] = TurnAnswer(context_ids=None, result=EpisodeResult(failure="its process ended"))
     assert in_flight.advance(limit_s=math.inf) == [ticket]
     first, second = in_flight.take(ticket)
-    assert (first.token_ids, first.result.failure) == ([7, 100], "its process ended")
-    assert second.token_ids == [6, 101, 5, 102]
+    assert (whole(first), first.result.failure) == ([7, 100], "its process ended")
+    assert whole(second) == [6, 101, 5, 102]
 
 
 def test_an_aborted_episode_is_forgotten_whatever_it_waits_for():

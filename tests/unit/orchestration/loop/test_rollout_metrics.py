@@ -20,6 +20,7 @@ def handle(group_ids, lengths, truncated=None, version=3, num_multi_version=0):
         prompt_lengths=torch.full((len(lengths),), 5),
         response_lengths=torch.tensor(lengths),
         own_lengths=torch.tensor(lengths),
+        sequence_tokens=torch.tensor(lengths) + 5,
         group_ids=torch.tensor(group_ids),
         truncated=torch.tensor(truncated or [False] * len(lengths)),
         is_multi_version=torch.arange(len(lengths)) < num_multi_version,
