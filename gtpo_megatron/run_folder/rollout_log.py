@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gtpo_megatron.atomic_file import write_file
-from gtpo_megatron.errors import DataError
+from gtpo_megatron.branches import Branch, check_within
+from gtpo_megatron.errors import DataError, ShapeError
 from gtpo_megatron.run_folder.metrics_file import all_finite, finite
 from gtpo_megatron.untrusted.json_text import parse_json
 from gtpo_megatron.untrusted.text import numbered_lines, printable, shown
@@ -53,6 +54,7 @@ class RolloutRecord:
         shaped_rewards: ``|o|`` values.
         advantages: ``|o|`` values.
         foreign_spans: first and last-plus-one token of each range that the policy did not write.
+        branches: where tokens do not follow those before them.
         reward: raw outcome reward.
         truncated: whether the length limit cut the response.
         reward_failed: whether the reward function gave no verdict.
@@ -76,6 +78,7 @@ class RolloutRecord:
     answer: str = ""
     problem_id: str = ""
     foreign_spans: Sequence[Sequence[int]] = ()
+    branches: Sequence[Branch] = ()
     parts: Mapping[str, float] = field(default_factory=dict)
     info: str = ""
 
@@ -86,6 +89,7 @@ class RolloutRecord:
                     f"rollout record of group {self.group_id}: {name} has {len(getattr(self, name))} values for "
                     f"{len(self.tokens)} tokens; give one a token, without padding"
                 )
+        check_within(self.branches, len(self.tokens))
         ends = [0, *(end for span in self.foreign_spans for end in span), len(self.tokens)]
         if any(len(span) != 2 for span in self.foreign_spans) or ends != sorted(ends):
             raise DataError(
@@ -200,7 +204,7 @@ def iter_rollouts(path: Path) -> Iterator[RolloutRecord]:
     for number, line in numbered_lines(path):
         try:
             record = _record(parse_json(line, "its line", half_pairs=True))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, ShapeError) as error:
             raise DataError(f"{printable(path)}:{number}: not a rollout record ({error}); remove the file") from error
         yield record
 
@@ -222,12 +226,13 @@ def _record(row: Any) -> RolloutRecord:
             raise DataError(f"{name} is {shown(value)}, expected a list of finite numbers")
         if name == "tokens" and not (isinstance(value, list) and set(map(type, value)) <= {str}):
             raise DataError(f"tokens is {shown(value)}, expected a list of strings")
-        if name == "foreign_spans" and not _are_pairs(value):
-            raise DataError(f"foreign_spans is {shown(value)}, expected pairs of integers")
+        if name in ("foreign_spans", "branches") and not _are_pairs(value):
+            raise DataError(f"{name} is {shown(value)}, expected pairs of integers")
         if name == "parts" and not _are_parts(value):
             raise DataError(f"parts is {shown(value)}, expected an object of finite numbers")
         if name == "reward" and finite(value) is None:
             raise DataError(f"reward is {shown(value)}, expected a finite number")
+    values["branches"] = tuple(Branch(*pair) for pair in values.get("branches", ()))
     return RolloutRecord(**values)
 
 
@@ -247,7 +252,7 @@ def _plain(record: RolloutRecord) -> dict[str, Any]:
     for name in _PER_TOKEN:
         row[name] = [_rounded(value) for value in row[name]]
     row["parts"] = {name: part for name, part in record.parts.items() if math.isfinite(part)}
-    for name in ("parts", "info", "problem_id"):
+    for name in ("parts", "info", "problem_id", "branches"):
         if not row[name]:
             del row[name]
     row["reward"] = float(record.reward) if math.isfinite(record.reward) else None

@@ -21,6 +21,7 @@ ONE_PROCESS = ["--cluster.mode", "local", "--parallel.num-ranks", "1", "--parall
 CALCULATOR = "recipes.calculator:Calculator"
 AGENT = str(Path(__file__).parents[2] / "examples/own_agent/agent.py:agent")
 TOKEN_AGENT = "tests.integration.token_agent:agent"
+BRANCHING_AGENT = "tests.integration.branching_agent:agent"
 TURN_REWARD_COEF = 0.5
 
 
@@ -88,6 +89,50 @@ def test_an_agent_that_knows_only_an_endpoint_is_trained_as_the_environment_is(b
         key for row, other in pairs for key in row if row[key] != other.get(key, 0)
     }  # counts of an agent alone
     assert differing <= {"reward/tool_errors_mean"}  # an agent does not say that a call has failed
+
+
+def assert_branches(rows):
+    for row in rows:
+        assert row["rollout/branches_count"] > 0
+        assert row["rollout/requests_refused_count"] == row["rollout/reward_failed_count"] == 0
+        assert row["sync/logprob_gap_mean"] < 1e-5
+        assert row["optimizer/grad_norm"] > 0
+
+
+@pytest.mark.slow
+@LEAVINGS
+def test_episodes_that_branch_are_trained(tmp_path):
+    rows = rows_in_one_process(tmp_path / "run", "--environment.name", BRANCHING_AGENT, *SHAPES)
+    assert_branches(rows[1:])
+    records = list(iter_rollouts(tmp_path / "run" / "rollouts" / "step_000002.jsonl"))
+    assert any(len(record.branches) == 4 for record in records)
+
+
+SHAPES = (
+    "--environment.max-turns",
+    "8",
+    "--algorithm.one-sided-groups",
+    "keep",
+    "--algorithm.turn-reward-coef",
+    str(TURN_REWARD_COEF),
+)
+"""All turns of an episode, and a gradient also where all answers are wrong."""
+
+
+@pytest.mark.nightly
+@LEAVINGS
+def test_a_killed_run_whose_episodes_branch_equals_an_unbroken_one(tmp_path):
+    """On ranks of their own, by turns; what is saved are prompts and weights, so nothing of a tree."""
+    options = ("--environment.name", BRANCHING_AGENT, "--algorithm.entropy-axis", "turn", *SHAPES)
+    whole = Run(tmp_path / "whole", *options, recipe=RECIPE, num_steps=3)
+    whole.succeed()
+    broken = Run(tmp_path / "broken", *options, recipe=RECIPE, num_steps=3)
+    broken.wait_for(r"step 2/3")
+    broken.kill()
+    Run(tmp_path / "broken", *options, "--resume", recipe=RECIPE, num_steps=3).succeed()
+    rows = steps(whole.folder)
+    assert steps(tmp_path / "broken") == rows
+    assert_branches(rows[1:])
 
 
 @pytest.mark.nightly

@@ -128,6 +128,53 @@ def test_a_conversation_without_room_for_another_turn_is_cut(host, problems):
     assert bool(is_cut.any())
 
 
+@pytest.fixture(scope="module")
+def branching(problems):
+    """The episodes of an agent that branches, twice; see its page for the four branches of each."""
+    name = "tests.integration.branching_agent:agent"
+    environment = EnvironmentConfig(name=name, num_workers=1, max_turns=8)
+    host = EngineHost(CONFIG, model=MODEL, conversation=TALK | {"environment": environment})
+    found = [host.generate(requests(problems[:4], 4), SAMPLING) for _ in range(2)]
+    host.close()
+    return found
+
+
+def test_every_sequence_of_an_episode_that_branches_is_scored_as_it_was_sampled(branching):
+    """By transformers, over each sequence alone."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+    batch, _ = branching
+    assert [len(branches) for branches in batch.branches].count(4) >= 12, "some end early, by a limit"
+    num_seen = 0
+    for row in range(batch.num_responses):
+        for path in batch.paths(row):
+            places = torch.cat([torch.arange(first, last) for first, last in path.stretches])
+            prompt = batch.prompt_ids[row, : int(batch.prompt_lengths[row]) * path.has_prompt]
+            ids = torch.cat([prompt, batch.response_ids[row, places]])
+            with torch.no_grad():
+                logprobs = (model(ids[None]).logits[0, :-1].double() / SAMPLING.temperature).log_softmax(-1)
+            own = batch.loss_mask[row, places].nonzero()[:, 0]
+            sampled = logprobs[len(prompt) + own - 1].gather(1, ids[len(prompt) + own, None])[:, 0]
+            entropy = -(logprobs.exp() * logprobs).sum(-1)[len(prompt) + own - 1]
+            for wanted, name in ((sampled, "rollout_logprobs"), (entropy, "token_entropy")):
+                found = getattr(batch, name)[row, places[own]].double()
+                torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+            num_seen += int((own >= path.num_known).sum())
+    assert num_seen == int(batch.loss_mask.sum())
+
+
+def test_an_episode_that_branches_comes_again(branching):
+    first, again = branching
+    assert first.branches == again.branches
+    for name in ("prompt_ids", "response_ids", "loss_mask", "rollout_logprobs", "token_entropy"):
+        assert torch.equal(getattr(again, name), getattr(first, name)), name
+    rewards = episode_rewards(first.results)
+    assert not rewards.failed.any()
+    assert rewards.parts["branches"].max() == 4
+    assert rewards.parts["requests_refused"].tolist() == [0.0] * first.num_responses
+
+
 STOPS = """
 from gtpo_megatron.conversations.messages import Message, Opening, Reply
 

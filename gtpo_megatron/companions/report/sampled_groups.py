@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from gtpo_megatron.branches import Branch
 from gtpo_megatron.companions.evaluate.scores import are_correct
 from gtpo_megatron.companions.report.packed import packed
 from gtpo_megatron.errors import DataError
@@ -58,6 +59,7 @@ class ShownResponse:
         entropy: entropies of the policy's tokens, nats, as of :func:`packed`.
         tokens: text of all tokens.
         foreign: indices of the tokens that the policy did not write, in ascending order.
+        branches: index of the token at which each begins, and end of the tokens that it follows, as of ``Branch``.
         shaped_rewards: shaped rewards of the policy's tokens, packed.
         advantages: advantages of the policy's tokens, packed.
     """
@@ -74,6 +76,7 @@ class ShownResponse:
     entropy: bytes
     tokens: list[str]
     foreign: list[int]
+    branches: list[Branch]
     shaped_rewards: bytes
     advantages: bytes
 
@@ -219,6 +222,7 @@ def _shown(record: RolloutRecord, kind: TokenKind, *, max_info: int) -> ShownRes
         entropy=packed(entropy[own]),
         tokens=[sys.intern(token) for token in shown_tokens],
         foreign=shown_foreign,
+        branches=[branch for branch in record.branches if branch.start < MAX_TOKENS],
         shaped_rewards=packed(shaped[own]),
         advantages=packed(advantages[own]),
     )

@@ -139,6 +139,7 @@ def _plain_response(response: ShownResponse, num_tokens: int, words: dict[str, i
     foreign = [index for index in response.foreign if index < num_tokens]
     num_own = len(indices) - len(foreign)
     plain |= {view: as_text(getattr(response, view)[: BYTES * num_own]) for view in _VIEWS}
+    plain["branches"] = [branch for branch in response.branches if branch.start < num_tokens]
     return plain | {"foreign": foreign, "tokens": as_text(np.asarray(indices, dtype=np.int64).astype("<u2").tobytes())}
 
 

@@ -108,6 +108,7 @@ class StepLog:
             token_entropy=batch.token_entropy[row, :length].tolist(),
             shaped_rewards=batch.shaped_rewards[row, :length].tolist(),
             advantages=batch.advantages[row, :length].tolist(),
+            branches=sampled.branches[row] if sampled.branches else (),
             foreign_spans=foreign_spans(sampled.loss_mask[row, :length].tolist()),
             reward=float(rewards.rewards[whole_row]),
             truncated=bool(sampled.truncated[row]),

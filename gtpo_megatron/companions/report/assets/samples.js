@@ -104,25 +104,50 @@ const sampledGroups = (draw) => {
 
   /** What the reader has unfolded, by run, group, response and turn; it stays so when the page is drawn anew. */
   const unfolded = new Set();
-  /** A conversation: the policy's turns, and between them what others said, folded where it is long and the search finds nothing in it. */
+  /** What a branch follows, in words: it begins anew, or goes on after a turn, or is another answer to what that has read. */
+  function followed(after, turns) {
+    if (after < 0) return "a new sequence";
+    const owns = turns.filter((one) => !one.isForeign);
+    const last = owns.findIndex((one) => one.end === after) + 1;
+    return last ? `after turn ${last}` : `another answer in place of turn ${owns.findIndex((one) => one.begin === after) + 1}`;
+  }
+
+  /** A conversation: the policy's turns, and between them what others said, folded where it is long and the search finds nothing in it.
+      One that branches has its turns numbered, and each branch stands further in than what it follows. */
   function turnsOf(response, scales, name) {
-    const turns = [];
-    for (const token of tokensOf(response, scales)) {
-      const isForeign = token.classList.contains("foreign");
-      if (turns.at(-1)?.isForeign !== isForeign) turns.push({ isForeign, tokens: [] });
+    const turns = [], branches = new Map(response.branches);
+    let depth = 0;
+    tokensOf(response, scales).forEach((token, at) => {
+      const isForeign = token.classList.contains("foreign"), after = branches.get(at);
+      if (after !== undefined || turns.at(-1)?.isForeign !== isForeign) {
+        const from = turns.find((one) => one.begin < after && after <= one.end);
+        if (after !== undefined) depth = after > 0 && from ? from.depth + 1 : 0;
+        turns.push({ isForeign, depth, begin: at, tokens: [], label: after === undefined ? "" : followed(after, turns) });
+      }
       turns.at(-1).tokens.push(token);
-    }
-    return turns.map(({ isForeign, tokens }, at) => {
-      const made = element("div", isForeign ? "others" : "turn");
-      made.append(...tokens);
-      if (!isForeign || tokens.length <= NUM_OPEN) return made;
-      const folded = element("details", "others"), text = made.textContent.replace(/[\s↵]+/g, " ").trim(), key = `${name}.${at}`;
-      const summary = element("summary", "", `${number(tokens.length)} tokens by others: ${text.length > 60 ? `${text.slice(0, 60)}…` : text}`);
-      folded.open = unfolded.has(key) || tokens.some((token) => token.classList.contains("hit"));
-      summary.onclick = () => (folded.open ? unfolded.delete(key) : unfolded.add(key)); // before it changes
-      folded.append(summary, ...tokens);
-      return folded;
+      turns.at(-1).end = at + 1;
     });
+    let place = 0;
+    return turns.flatMap((turn, at) => {
+      const drawn = [drawnTurn(turn, `${name}.${at}`)];
+      place += !turn.isForeign;
+      if (branches.size && !turn.isForeign) drawn.unshift(element("div", "label", `turn ${place}`));
+      if (turn.label) drawn.unshift(element("div", "branch", turn.label));
+      for (const one of drawn) one.style.marginLeft = `${20 * turn.depth}px`;
+      return drawn;
+    });
+  }
+
+  function drawnTurn({ isForeign, tokens }, key) {
+    const made = element("div", isForeign ? "others" : "turn");
+    made.append(...tokens);
+    if (!isForeign || tokens.length <= NUM_OPEN) return made;
+    const folded = element("details", "others"), text = made.textContent.replace(/[\s↵]+/g, " ").trim();
+    const summary = element("summary", "", `${number(tokens.length)} tokens by others: ${text.length > 60 ? `${text.slice(0, 60)}…` : text}`);
+    folded.open = unfolded.has(key) || tokens.some((token) => token.classList.contains("hit"));
+    summary.onclick = () => (folded.open ? unfolded.delete(key) : unfolded.add(key)); // before it changes
+    folded.append(summary, ...tokens);
+    return folded;
   }
 
   /** What the reward said: each test with its status, then all else; a text that was cut is shown as it is. */
