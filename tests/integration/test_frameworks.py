@@ -98,7 +98,7 @@ def played(child, framework, how, turns):
         for turn in turns:
             read.append("\n".join(one.content for one in messages))
             reply = episode.step(turn)
-            messages = reply.messages
+            messages = reply.messages if reply.opening is None else reply.opening.messages
         assert episode.num_refused == 0, episode.first_refusal
         assert reply.done, messages
         return read, reply.reward
@@ -137,18 +137,13 @@ PLAYS = [(framework, "whole", case) for framework in FRAMEWORKS for case in CASE
 PLAYS += [(framework, "stream", case) for framework in FRAMEWORKS for case in STREAMED]
 PLAYS += [("openai_agents", "chat", case) for case in CASES]
 PLAYS += [("openai_agents", "chat stream", case) for case in STREAMED]
-MERGED = ("an argument is missing", "an unknown tool")
-"""smolagents leaves such a turn out, and appends the error to the user's message before it."""
 
 
 @pytest.mark.parametrize(
     ("framework", "how", "case"), [pytest.param(*one, marks=pytest.mark.xdist_group(one[0])) for one in PLAYS]
 )
 def test_an_agent_of_a_framework_plays_as_it_comes(children, framework, how, case):
-    if framework == "smolagents" and case in MERGED:
-        with pytest.raises(RuntimeError, match=r"message 1 of user differs in its content .* on: .\\nError:"):
-            played(children(framework), framework, how, CASES[case])
-        return
+    # smolagents leaves a turn with a call out that it rejects, and appends the error to the user's message: a branch
     read, reward = played(children(framework), framework, how, CASES[case])
     assert len(read) == len(CASES[case])
     assert "12 * 7 + 5" in read[0]
@@ -176,28 +171,32 @@ def test_smolagents_code_agent_runs_what_the_policy_writes(children):
     assert reward == 1.0
 
 
-THOUGHT = """[[ ## next_thought ## ]]
-Multiply.
+def thought(tool, **arguments):
+    fields = {"next_thought": "So.", "next_tool_name": tool, "next_tool_args": json.dumps(arguments)}
+    return say(written(fields))
 
-[[ ## next_tool_name ## ]]
-multiply
 
-[[ ## next_tool_args ## ]]
-{"a": 12, "b": 7}
+def written(fields):
+    """Fields as DSPy has a model write them."""
+    return "\n\n".join(f"[[ ## {name} ## ]]\n{value}" for name, value in (*fields.items(), ("completed", "")))
 
-[[ ## completed ## ]]"""
+
+REACT = [thought("multiply", a=12, b=7), thought("finish"), say(written({"reasoning": "So.", "answer": 89}))]
 
 
 @pytest.mark.parametrize(
-    ("package", "agent", "turn", "why"),
+    ("package", "agent", "turns"),
     [
-        pytest.param("dspy", "dspy", say(THOUGHT), "message 1 of user", marks=pytest.mark.xdist_group("dspy")),
+        pytest.param("dspy", "dspy", REACT, marks=pytest.mark.xdist_group("dspy")),
         pytest.param(
-            *("openai_agents", "handoff", call("transfer_to_other"), "message 0 of system"),
+            *("openai_agents", "handoff", [call("transfer_to_other"), ANSWER]),
             marks=pytest.mark.xdist_group("openai_agents"),
         ),
     ],
 )
-def test_one_that_rewrites_what_others_have_said_is_refused(children, package, agent, turn, why):
-    with pytest.raises(RuntimeError, match=f"{why} differs in its content"):
-        played(children(package), agent, "", [turn, turn])
+def test_one_that_rewrites_what_was_said_begins_a_new_sequence(children, package, agent, turns):
+    """ReAct writes its trajectory into the user's message; an agent that is handed over to has its own instructions."""
+    read, reward = played(children(package), agent, "", turns)
+    assert all("12 * 7 + 5" in one for one in read)
+    assert package != "dspy" or "84" in read[1]
+    assert reward == 1.0

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from gtpo_megatron.branches import Branch
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.run_folder.rollout_log import (
     RolloutLog,
@@ -147,10 +148,25 @@ def test_spans_outside_the_response_are_refused(spans):
         record(foreign_spans=spans)
 
 
-@pytest.mark.parametrize("spans", [3, [1], [[0, "1"]], [[0, 1.5]], {"0": 1}])
-def test_spans_of_another_type_are_refused(tmp_path, spans):
+def test_branches_are_written_and_read_back_where_there_are_some(tmp_path):
+    branches = (Branch(1, 0), Branch(2, -1))
+    path = write(tmp_path, 1, [record(branches=branches), record()])
+    assert ["branches" in json.loads(line) for line in path.read_text().split("\n")[:2]] == [True, False]
+    assert [one.branches for one in iter_rollouts(path)] == [branches, ()]
+
+
+@pytest.mark.parametrize("name", ["foreign_spans", "branches"])
+@pytest.mark.parametrize("pairs", [3, [1], [[0, "1"]], [[0, 1.5]], {"0": 1}])
+def test_pairs_of_another_type_are_refused(tmp_path, name, pairs):
     path = write(tmp_path, 1, [record()])
-    row = json.loads(path.read_text()) | {"foreign_spans": spans}
+    row = json.loads(path.read_text()) | {name: pairs}
     path.write_text(json.dumps(row) + "\n")
-    with pytest.raises(DataError, match="foreign_spans is .*, expected pairs of integers"):
+    with pytest.raises(DataError, match=f"{name} is .*, expected pairs of integers"):
+        list(iter_rollouts(path))
+
+
+def test_branches_outside_the_response_are_refused(tmp_path):
+    path = write(tmp_path, 1, [record()])
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"branches": [[9, 0]]}) + "\n")
+    with pytest.raises(DataError, match=r"branches \[\(9, 0\)\] of a response of 3 tokens"):
         list(iter_rollouts(path))

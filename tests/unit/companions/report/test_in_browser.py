@@ -8,6 +8,7 @@ from html import unescape
 
 import pytest
 
+from gtpo_megatron.branches import Branch
 from gtpo_megatron.companions.report.page import write_report
 from gtpo_megatron.run_folder.rollout_log import RolloutLog
 from tests.unit.companions.report.run_folders import make_run, response
@@ -239,6 +240,37 @@ def test_others_words_stand_between_the_turns(tmp_path):
         "after": "false",
         "kept": "true",
     }
+
+
+TREE = """
+  facts.tree = all(".response[data-place='1'] .tokens > *")
+    .map((each) => words(each.textContent) + "@" + parseInt(each.style.marginLeft)).join("|");
+"""
+
+
+@pytest.mark.slow
+def test_an_episode_that_branches_is_drawn_as_a_tree(tmp_path):
+    """Turn 2 in the place of 1; a sub-agent's 3; 4 after 1, and 5 after 4 without anything between."""
+    tokens = ("a", "b", "sub", "?", "c", "and?", "d", "e", "f")
+    own = [token in "abcdef" for token in tokens]
+    mixed = replace(
+        response(0, 1.0, tokens=tokens),
+        **{name: [1.0 * mine for mine in own] for name in ("token_entropy", "shaped_rewards", "advantages")},
+        foreign_spans=[(2, 4), (5, 6)],
+        branches=(Branch(1, 0), Branch(2, -1), Branch(5, 1), Branch(7, 6)),
+    )
+    run = make_run(tmp_path / "run", num_steps=2, responses=False)
+    RolloutLog(run, groups_per_step=1).write(2, [mixed, response(0, 0.0)])
+    write_report([run], tmp_path / "report.html")
+    facts, console = browse(tmp_path, reader=TREE)
+    assert console == []
+    assert facts["tree"].split("|") == [
+        *("turn_1@0", "a@0"),
+        *("another_answer_in_place_of_turn_1@0", "turn_2@0", "b@0"),
+        *("a_new_sequence@0", "sub?@0", "turn_3@0", "c@0"),
+        *("after_turn_1@20", "and?@20", "turn_4@20", "d@20"),
+        *("another_answer_in_place_of_turn_4@40", "turn_5@40", "ef@40"),
+    ]
 
 
 AXES = """
