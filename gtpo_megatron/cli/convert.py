@@ -146,17 +146,41 @@ class GGUFToHF:
         print_sentence(console, cost)
 
 
+@configuration
+class Dequantize:
+    """Makes a folder in Hugging Face format of one with quantized weights; training reads these without it.
+
+    Attributes:
+        src: folder with weights of FP8, MXFP4, or compressed-tensors' integers.
+        dst: folder to make, of bfloat16; must not exist, or be empty.
+        shard_mib: size of the largest safetensors file.
+    """
+
+    src: tyro.conf.Positional[Path]
+    dst: tyro.conf.Positional[Path]
+    shard_mib: PositiveInt = 5120
+
+    def run(self, console: Console) -> None:
+        """Converts."""
+        from gtpo_megatron.cli.conversion import progress_bar
+        from gtpo_megatron.weights.conversion import dequantize
+
+        with progress_bar(console) as bar:
+            dequantize(self.src, self.dst, progress=bar, shard_bytes=self.shard_mib << 20)
+
+
 Conversion = (
     Annotated[HFToMegatron, tyro.conf.subcommand("hf-to-megatron")]
     | Annotated[MegatronToHF, tyro.conf.subcommand("megatron-to-hf")]
     | Annotated[MegatronToPeft, tyro.conf.subcommand("megatron-to-peft")]
     | Annotated[GGUFToHF, tyro.conf.subcommand("gguf-to-hf")]
+    | Annotated[Dequantize, tyro.conf.subcommand("dequantize")]
 )
 
 
 def run(arguments: Sequence[str]) -> int:
     """``convert KIND SRC DST``."""
-    conversion: HFToMegatron | MegatronToHF | MegatronToPeft | GGUFToHF = parse_options(
+    conversion: HFToMegatron | MegatronToHF | MegatronToPeft | GGUFToHF | Dequantize = parse_options(
         Conversion,  # type: ignore[arg-type]  # a union, of which tyro makes subcommands
         arguments,
         program="gtpo-megatron convert",
@@ -168,7 +192,7 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def convert(conversion: HFToMegatron | MegatronToHF | MegatronToPeft | GGUFToHF, console: Console) -> None:
+def convert(conversion: HFToMegatron | MegatronToHF | MegatronToPeft | GGUFToHF | Dequantize, console: Console) -> None:
     """Converts with a progress bar, and says where the result is.
 
     Raises:
@@ -193,7 +217,9 @@ COMMAND = Command(
   convert megatron-to-peft SRC DST [--model DIR] [--no-verify]
                     a folder in peft's format of the adapters of a run
   convert gguf-to-hf FILE DST [--dtype float32|bfloat16]
-                    a Hugging Face folder of a GGUF file: its rounded weights""",
+                    a Hugging Face folder of a GGUF file: its rounded weights
+  convert dequantize SRC DST [--shard-mib N]
+                    a folder of bfloat16 of one in FP8, MXFP4 or INT4""",
     run=run,
     options=Conversion,
 )

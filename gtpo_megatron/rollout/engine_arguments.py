@@ -9,6 +9,7 @@ from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.rollout.cache_size import STATE_DTYPE
 from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.quantization import KEY as QUANTIZATION
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core runs in this process
@@ -116,6 +117,8 @@ def llm_arguments(
         "seed": seed,
         "logits_processors": None,
     }
+    if architecture.is_quantized:  # what is pushed is not, and fits no layers of fewer bits
+        arguments["hf_overrides"] |= {QUANTIZATION: None}
     if config.entropy_source == "rollout":
         arguments["logits_processors"] = [GPU_ENTROPY_PROCESSOR if on_gpu else ENTROPY_PROCESSOR]
     if on_gpu and config.placement == "colocated":

@@ -177,6 +177,11 @@ def check_adapters(adapter: AdapterConfig, architecture: Architecture, model: Pa
             "adapter.push='adapters' with a mixture of experts: vLLM's CPU build has no experts beside adapters; use "
             "push='merged'"
         )
+    if architecture.is_quantized:
+        raise ConfigError(
+            f"adapter.push='adapters' with model.path={model}: vLLM would read its quantized weights as they are, and "
+            f"the trainer reads them as bfloat16; use push='merged'"
+        )
     if converted_weights(model) is not None:
         raise ConfigError(
             f"adapter.push='adapters' with model.path={model}: vLLM reads the frozen weights itself, and "

@@ -91,7 +91,8 @@ class VllmEngine:
             cache_mib = log_cpu_cache(config, architecture, max_tokens=max_sequence_tokens)
             if num_threads:
                 torch.set_num_threads(num_threads)  # vLLM's worker, which is built now, forbids it
-        reads_weights = (adapter.pushes_alone or not awaits_push) and converted_weights(Path(model_path)) is None
+        is_readable = converted_weights(Path(model_path)) is None and not architecture.is_quantized
+        reads_weights = (adapter.pushes_alone or not awaits_push) and is_readable
         arguments = llm_arguments(
             config,
             architecture,

@@ -1,7 +1,7 @@
 """The shape of a model, read from the ``config.json`` of a Hugging Face folder."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
@@ -20,6 +20,7 @@ from gtpo_megatron.weights.experts import (
     qwen3_next_experts,
 )
 from gtpo_megatron.weights.model_shape import DeltaNet, LatentAttention, ModelShape
+from gtpo_megatron.weights.quantization import quantization_of
 from gtpo_megatron.weights.rope import (
     RopeKind,
     RopeScaling,
@@ -48,6 +49,7 @@ class Architecture(ModelShape):
             of the second half of those that are rotated.
         unrotated_layers: numbers of the layers in which nothing is rotated.
         norms_from_one: the factor of a norm is ``1 + w``, but for that inside a delta net.
+        is_quantized: the folder has quantized weights, which are read as bfloat16; of no meaning for the model.
     """
 
     family: str
@@ -58,6 +60,7 @@ class Architecture(ModelShape):
     rotates_neighbours: bool = False
     unrotated_layers: tuple[int, ...] = ()
     norms_from_one: bool = False
+    is_quantized: bool = field(default=False, compare=False)
 
     @property
     def rotary_size(self) -> int:
@@ -191,11 +194,6 @@ _MISSING = {
 
 _UNSUPPORTED = (
     ("use_sliding_window", "train with full attention"),
-    (
-        "quantization_config",
-        "give the folder of the unquantized model, or of FP8 blocks, as DeepSeek V3 has them, or MXFP4, as gpt-oss has "
-        "it, one cast to bfloat16",
-    ),
     ("attention_out_bias", "no name table has a bias on the output projection"),
     ("attention_bias", "no name table has a bias on the output projection"),
     ("use_bias", "no name table has a bias on every projection"),
@@ -266,6 +264,8 @@ def _family(path: Path, fields: Fields) -> _Family:
 
 
 def _refuse_unsupported(path: Path, fields: Fields, family: _Family) -> None:
+    if fields.get("is_causal", bool, True) is False:
+        raise ConfigError(f"{path}: is_causal=false is not supported: it attends to tokens that are yet to be sampled")
     for key, remedy in _UNSUPPORTED:
         if fields.raw.get(key) and not ((family.own_switches or family.has_sinks) and key == "attention_bias"):
             is_on = f"{key}=true" if fields.raw[key] is True else key
@@ -436,6 +436,7 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
         has_output_gate=family.has_delta,
         delta=_delta(path, fields, num_layers) if family.has_delta else None,
         norms_from_one=family.has_delta,
+        is_quantized=quantization_of(fields, path) is not None,
         rope_scaling=scaling,
         rotary_fraction=fraction,
         rotates_neighbours=family.rotates_neighbours,

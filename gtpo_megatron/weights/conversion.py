@@ -5,7 +5,7 @@ A converted folder has everything of the Hugging Face folder but its weights, an
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -110,6 +110,52 @@ def _chunk_tensor(weights: WeightFolder, chunk: CheckpointChunk, dtype: torch.dt
     return tensor
 
 
+def dequantize(source: Path, target: Path, *, progress: ConversionProgress, shard_bytes: int = SHARD_BYTES) -> None:
+    """Writes a folder of quantized weights as one of bfloat16; tensors that are not quantized stay as they are.
+
+    Args:
+        source: Hugging Face format, safetensors.
+        target: folder to create; it appears only if the conversion succeeds.
+        progress: receives the bytes of every tensor.
+        shard_bytes: size of the largest file.
+
+    Raises:
+        ConfigError: ``source`` is unusable or not quantized, or ``target`` is not empty.
+        WeightMappingError: the tensors are not exactly those of the architecture.
+        CheckpointError: the disk is full or not writable.
+    """
+    arch = read_architecture(source)
+    if not arch.is_quantized:
+        raise ConfigError(f"{source}: its weights are not quantized; there is nothing to do")
+    shapes = hf_shapes(arch)
+    with WeightFolder(source) as weights:
+        weights.check(shapes)
+        parts = _stored_parts(shapes, arch)
+        sizes = {
+            name: sum(torch.Size(shapes[part]).numel() * weights.tensors[part].dtype.itemsize for part in its_parts)
+            for name, its_parts in parts.items()
+        }
+
+        def read(names: Sequence[str]) -> dict[str, Tensor]:
+            found: dict[str, Tensor] = {}
+            for name in names:
+                tensors = [weights.whole(part).reshape(shapes[part]) for part in parts[name]]
+                found[name] = stacked(name, tensors).contiguous()
+                progress.advance(found[name].nbytes)
+            return found
+
+        with written_aside(target, num_bytes=sum(sizes.values())) as scratch:
+            progress.start(sum(sizes.values()))
+            copy_companions(source, scratch, dtype_name="bfloat16")
+            warn_without_tokenizer(source)
+            write_shards(scratch, sizes, read, shard_bytes=shard_bytes)
+
+
+def _stored_parts(shapes: Mapping[str, tuple[int, ...]], arch: Architecture) -> dict[str, list[str]]:
+    """The tensors of a folder, and which of the tables' tensors each is made of."""
+    return stacks(shapes) if arch.experts is not None and arch.experts.clamp else {name: [name] for name in shapes}
+
+
 def megatron_to_hf(
     checkpoint: Path,
     model: Path,
@@ -148,7 +194,7 @@ def megatron_to_hf(
             stored = MergedModel(_open_model(model, arch, closing), adapters)
         else:
             stored = MegatronCheckpoint(checkpoint, arch)
-        parts = stacks(shapes) if arch.experts is not None and arch.experts.clamp else {name: [name] for name in shapes}
+        parts = _stored_parts(shapes, arch)
         sizes = {
             name: sum(torch.Size(shapes[part]).numel() * stored.dtypes[part].itemsize for part in its_parts)
             for name, its_parts in parts.items()

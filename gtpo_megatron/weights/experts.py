@@ -158,11 +158,12 @@ def glm4_moe_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
 
 
 def glm4_moe_lite_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
-    """The experts of a ``Glm4MoeLiteForCausalLM``: those of GLM-4.5.
+    """The experts of a ``Glm4MoeLiteForCausalLM``: those of GLM-4.5, whose class has another default of the scaling.
 
     vLLM reads ``first_k_dense_replace``, transformers ``mlp_layer_types``; the hub's folder has the former.
     """
     first = fields.get("first_k_dense_replace", int)
+    fields.get("routed_scaling_factor", float)
     kinds = ["dense" if number < first else "sparse" for number in range(num_layers)]
     if fields.get("mlp_layer_types", list[str], kinds) != kinds:
         raise ConfigError(f"{path}: mlp_layer_types does not fit first_k_dense_replace={first}")
@@ -174,8 +175,8 @@ def deepseek_v3_experts(path: Path, fields: Fields, num_layers: int) -> Experts 
     if fields.get("first_k_dense_replace", int) >= num_layers:
         return None
     _check_router(path, fields, scoring_func="sigmoid", topk_method="noaux_tc")
-    for key in ("n_group", "topk_group"):
-        fields.get(key, int)  # transformers has other defaults than for GLM-4.5
+    for key, of_type in (("n_group", int), ("topk_group", int), ("routed_scaling_factor", float)):
+        fields.get(key, of_type)  # transformers has other defaults than for GLM-4.5
     return glm4_moe_experts(path, fields, num_layers)
 
 

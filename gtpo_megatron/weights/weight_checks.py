@@ -80,7 +80,7 @@ def check_same_architecture(folder: Path, arch: Architecture) -> None:
     if not (folder / "config.json").is_file():
         raise ConfigError(f"reference.path={printable(folder)} has no config.json; give a model folder")
     found = dataclasses.replace(read_architecture(folder), max_positions=arch.max_positions)
-    for name in ("family", *(part.name for part in dataclasses.fields(arch))):
+    for name in ("family", *(part.name for part in dataclasses.fields(arch) if part.compare)):
         ours, theirs = getattr(arch, name), getattr(found, name)
         if ours != theirs:
             raise ConfigError(

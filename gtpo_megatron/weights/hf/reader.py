@@ -17,8 +17,10 @@ from gtpo_megatron.errors import ConfigError, WeightMappingError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import read_json
 from gtpo_megatron.untrusted.text import bare_name, check_file, printable
+from gtpo_megatron.weights.hf.quantized import RAW_DTYPES, Packed, RawTensor, quantized_tensors
 from gtpo_megatron.weights.hf.stacked_experts import STACKED, Inside, part_of, parts_inside
 from gtpo_megatron.weights.param_mapping import Box, SliceCopy, as_matrix
+from gtpo_megatron.weights.quantization import quantization_of
 
 logger = logging.getLogger(__name__)
 
@@ -103,12 +105,13 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """File, shape and dtype of a stored tensor, and where it is inside another one, if it is."""
+    """File, shape and dtype of a stored tensor; where it is inside another one, if it is; and how it is quantized."""
 
     path: Path
     shape: tuple[int, ...]
     dtype: torch.dtype
     inside: Inside | None = None
+    packed: Packed | None = None
 
 
 class WeightFolder:
@@ -123,20 +126,16 @@ class WeightFolder:
         self.folder = folder
         self._open: dict[Path, Any] = {}
         self._num_read = 0
-        self.tensors: dict[str, StoredTensor] = {}
+        self._raw: dict[str, RawTensor] = {}
         for path in weight_files(folder):
             file = self._file(path)
             for name in file.keys():  # noqa: SIM118 - no mapping
                 entry = file.get_slice(name)
-                if entry.get_dtype() not in DTYPES:
-                    raise WeightMappingError(
-                        f"{path}: {name} is {entry.get_dtype()}; expected one of {', '.join(DTYPES)}: weights that are "
-                        f"not quantized"
-                    )
-                self.tensors[name] = StoredTensor(path, tuple(entry.get_shape()), DTYPES[entry.get_dtype()])
+                self._raw[name] = RawTensor(path, entry.get_dtype(), tuple(entry.get_shape()))
+        self.tensors = self._readable()
         if (folder / INDEX_FILE).exists():
             promised = _weight_map(folder / INDEX_FILE)
-            wrong = [n for n, f in promised.items() if n not in self.tensors or self.tensors[n].path.name != f]
+            wrong = [n for n, f in promised.items() if n not in self._raw or self._raw[n].path.name != f]
             if wrong:
                 raise WeightMappingError(
                     f"{folder / INDEX_FILE} promises {wrong[0]} in {promised[wrong[0]]}, which does not hold it "
@@ -161,6 +160,29 @@ class WeightFolder:
                 raise ConfigError(f"{path} cannot be read: {printable(error)}; fetch it again") from error
         return self._open[path]
 
+    def _readable(self) -> dict[str, StoredTensor]:
+        """The tensors by the names that an unquantized folder has for them."""
+        config = self.folder / "config.json"
+        how = None
+        if config.is_file():
+            how = quantization_of(Fields(read_json(config, error=ConfigError), str(config), ConfigError), config)
+        packed, used = ({}, set()) if how is None else quantized_tensors(self._raw, how)
+        found: dict[str, StoredTensor] = {}
+        for name, raw in self._raw.items():
+            if name in used:
+                continue
+            if raw.dtype not in DTYPES:
+                known = f"expected one of {', '.join(DTYPES)}"
+                hint = "" if how or raw.dtype not in RAW_DTYPES else ", or a quantization_config in config.json"
+                raise WeightMappingError(f"{raw.path}: {name} is {raw.dtype}; {known}{hint}")
+            found[name] = StoredTensor(raw.path, raw.shape, DTYPES[raw.dtype])
+        for name, (shape, form) in packed.items():
+            if name in found:
+                raise WeightMappingError(f"{self.folder}: {name} is there both quantized and not")
+            where = next(self._raw[one].path for one in (name, f"{name}_blocks", f"{name}_packed") if one in self._raw)
+            found[name] = StoredTensor(where, shape, torch.bfloat16, packed=form)
+        return found
+
     def _split_experts(self) -> None:
         """Replaces tensors of all experts by the matrices in them, under the names of folders that store these."""
         found = {name: whole for name, whole in self.tensors.items() if name.endswith(STACKED)}
@@ -171,7 +193,8 @@ class WeightFolder:
             if twice := min(self.tensors.keys() & parts.keys(), default=""):
                 raise WeightMappingError(f"{whole.path}: {name} has {twice}, which is there by itself, too")
             self.tensors |= {
-                part: StoredTensor(whole.path, shape, whole.dtype, inside) for part, (shape, inside) in parts.items()
+                part: StoredTensor(whole.path, shape, whole.dtype, inside, whole.packed)
+                for part, (shape, inside) in parts.items()
             }
 
     def read(self, name: str, box: Box) -> Tensor:
@@ -182,7 +205,9 @@ class WeightFolder:
             self._num_read = 0
         rows, columns = box.slices
         found: Tensor
-        if (at := stored.inside) is not None:
+        if stored.packed is not None:
+            found = self._read_packed(stored.packed, stored.inside, rows, columns)
+        elif (at := stored.inside) is not None:
             view, whole = self._file(stored.path).get_slice(at.name), slice(at.expert, at.expert + 1)
             if at.is_turned:
                 rows = slice(at.count * rows.start, at.count * rows.stop)
@@ -196,6 +221,22 @@ class WeightFolder:
             found = view[rows] if len(stored.shape) == 1 else view[rows, columns]
         self._num_read += found.nbytes
         return as_matrix(found)
+
+    def whole(self, name: str) -> Tensor:
+        """All of a tensor, as a matrix."""
+        num_rows, *others = self.tensors[name].shape
+        return self.read(name, Box(0, num_rows, 0, math.prod(others)))
+
+    def _read_packed(self, packed: Packed, at: Inside | None, rows: slice, columns: slice) -> Tensor:
+        """A box of a quantized matrix; of one in a tensor of all experts, its rows stand between the other's."""
+
+        def opened(name: str) -> Any:
+            return self._file(self._raw[name].path).get_slice(name)
+
+        if at is None:
+            return packed.read(opened, rows, columns)
+        whole = slice(at.count * rows.start, at.count * rows.stop)
+        return packed.read(opened, whole, columns, expert=at.expert)[at.number :: at.count]
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raises WeightMappingError unless the folder holds exactly these tensors.
