@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gtpo_megatron.branches import Branch, Path, check_within, paths
+from gtpo_megatron.branches import NOTHING, Branch, Path, check_within, paths
 from gtpo_megatron.errors import ShapeError
 
 
@@ -162,8 +162,10 @@ class RolloutBatch:
         for name in ("results", "branches"):
             if (found := getattr(self, name)) and len(found) != self.num_responses:
                 raise ShapeError(f"{name} of {len(found)} responses, expected {self.num_responses}")
-        for branches, length in zip(self.branches, self.response_lengths.tolist(), strict=False):
+        for row, (branches, length) in enumerate(zip(self.branches, self.response_lengths.tolist(), strict=False)):
             check_within(branches, length)
+            if wrong := [start for start, after in branches if after == NOTHING and self.loss_mask[row, start]]:
+                raise ShapeError(f"a branch at {wrong[0]} follows nothing and begins with the policy's token, {row=}")
         if self.routed_experts is not None:
             num_run = int(self.routed_lengths.sum())
             if self.routed_experts.ndim != 3 or len(self.routed_experts) != num_run:

@@ -147,12 +147,21 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
 def _penalties(config: AlgorithmConfig, batch: CreditBatch, truncated: Tensor | None) -> Tensor:
     """``[R]`` float64, for the length of each response and for its divergence from the reference policy.
 
-    Collectives: one gather for each of the two that the configuration has.
+    Collectives: one gather for each of the two that the configuration has, and one more if responses may branch.
     """
     is_cut = None
     if truncated is not None and not isinstance(config.length_penalty, NoLengthPenalty):
         is_cut = batch.reduction.gather(truncated.to(torch.int64))[0] > 0
-    penalties = length_penalties(config.length_penalty, batch.table, is_cut)
+    penalties = length_penalties(config.length_penalty, _longest_paths(config, batch), is_cut)
     if config.reference_kl.in_reward:
         penalties = penalties + reference_penalties(config.reference_kl, batch)
     return penalties
+
+
+def _longest_paths(config: AlgorithmConfig, batch: CreditBatch) -> ResponseTable:
+    """The table with the longest path of each response as its length, since a limit is one of a sequence."""
+    if batch.branches is None or isinstance(config.length_penalty, NoLengthPenalty):
+        return batch.table
+    longest = torch.zeros_like(batch.lengths)
+    longest.scatter_reduce_(0, batch.row.to(torch.int64).cpu(), batch.position.cpu() + 1, "amax")
+    return replace(batch.table, lengths=batch.reduction.gather(longest)[0])

@@ -186,6 +186,8 @@ class CreditBatch:
 
         They are those before it in its response; of one with branches, those before it on its path.
         """
+        if not any(self.branches or ()):
+            return self.place
         return self._on_path(self.place, self.response_mask.cumsum(1))
 
     def turns(self) -> Turns:
@@ -212,8 +214,6 @@ class CreditBatch:
             counts: ``[N]`` int64, how many there are before it in its response.
             up_to: ``[B, T]`` int64, how many there are in the response up to each place, with it.
         """
-        if not any(self.branches or ()):
-            return counts
         counts = counts.clone()
         ends = torch.cumsum(self.lengths, 0).tolist()
         for row, branches in enumerate(self.branches or ()):

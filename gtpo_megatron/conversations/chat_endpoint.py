@@ -10,6 +10,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
@@ -19,8 +20,8 @@ from urllib.parse import unquote
 import psutil
 
 from gtpo_megatron.conversations.chat_form import chat_answer, chat_request_from, error_body
-from gtpo_megatron.conversations.exchange import Exchange
-from gtpo_megatron.conversations.messages import MAX_MESSAGE_BYTES
+from gtpo_megatron.conversations.exchange import Asked, Exchange
+from gtpo_megatron.conversations.messages import MAX_MESSAGE_BYTES, Message
 from gtpo_megatron.conversations.messages_form import messages_answer, messages_request_from
 from gtpo_megatron.conversations.responses_form import responses_answer, responses_request_from
 from gtpo_megatron.conversations.token_form import token_answer, token_request_from
@@ -183,10 +184,8 @@ class _Handler(BaseHTTPRequestHandler):
         request_from, answer = form
         try:
             request = request_from(parse_json(body, "the request", half_pairs=True))
-            turns = [
-                exchange.ask(request.asked, has_gone=self._has_gone, is_another=place > 0)
-                for place in range(request.asked.num_answers)
-            ]
+            if not (turns := self._turns(exchange, request.asked)):
+                return
             said = answer(*turns, request=request, number=next(self.server.numbers))
         except StageOrderError as error:
             self._refuse(HTTPStatus.CONFLICT, str(error))
@@ -198,7 +197,17 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             is_stream = isinstance(said, str)
             if not (self._send(HTTPStatus.OK, "text/event-stream", said) if is_stream else self._say(said)):
-                exchange.was_lost(request.asked)
+                exchange.was_lost(turns)
+
+    def _turns(self, exchange: Exchange, asked: Asked) -> list[Message]:
+        """As many turns of the policy as are asked for; none if the client goes before the last one."""
+        turns = [exchange.ask(asked, has_gone=self._has_gone, is_another=asked.num_answers > 1)]
+        for _ in range(1, asked.num_answers):
+            if self._has_gone():
+                exchange.was_lost(turns)
+                return []
+            turns.append(exchange.ask(replace(asked, is_enforced=True), has_gone=self._has_gone, is_another=True))
+        return turns
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
         """Refuses what is not even looked at: another method, a line that is too long."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from gtpo_megatron.conversations.exchange import Asked
+from gtpo_megatron.conversations.exchange import Asked, before_stop, told_text
 from gtpo_megatron.conversations.messages import Message, Opening, TurnStats
 from gtpo_megatron.conversations.openai_form import KEYS, message_from, opening_from
 from gtpo_megatron.errors import DataError
@@ -234,7 +234,7 @@ def spoken_turn(turn: Message, stop: Sequence[str]) -> dict[str, Any]:
         }
         for call in turn.tool_calls
     ]
-    content, reasoning = (_before(text, stop) for text in (turn.raw_text or turn.content, turn.reasoning))
+    content, reasoning = told_text(turn, stop), before_stop(turn.reasoning, stop)
     return {
         "role": "assistant",
         "content": content if content or not calls else None,
@@ -242,17 +242,6 @@ def spoken_turn(turn: Message, stop: Sequence[str]) -> dict[str, Any]:
         **({"malformed_calls": list(turn.malformed_calls)} if turn.malformed_calls else {}),
         **({"tool_calls": calls} if calls else {}),
     }
-
-
-def _before(text: str, stop: Sequence[str]) -> str:
-    """A text up to the first of the texts that end a turn, as OpenAI gives it."""
-    ended_by = stop_in(text, stop)
-    return text[: text.index(ended_by)] if ended_by else text
-
-
-def stop_in(text: str, stop: Sequence[str]) -> str:
-    """The first in a text of the texts that end a turn; "": none is there."""
-    return min((one for one in stop if one in text), key=text.index, default="")
 
 
 def is_cut(turn: Message) -> bool:

@@ -15,9 +15,9 @@ from gtpo_megatron.untrusted.text import shown
 KEY_BYTES = 32
 """Random bytes of a key."""
 
-MAX_GIVEN = 2
-"""Times that an answer is given: a request may be repeated once, since the network may have lost the answer. If it
-comes again, another answer is wanted."""
+MAX_REPEATED = 1
+"""Times that a request may be repeated right after its answer and get the same one, since the network may have lost it.
+If it comes again, another answer is wanted."""
 
 LOOK_S = 1.0
 """Between two looks whether the client that is answered before is still there."""
@@ -68,11 +68,16 @@ Next = Step | Ended
 """What an agent does next: it asks, or it ends."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class _Turn:
     """A turn of the policy, and what it was sampled after.
 
     Attributes:
+        asked: the request that it answers; None: of none yet.
+        answer: it.
+        told: its text as its client has it.
+        is_lost: whether its client had gone when it was answered.
+        is_continued: whether a later turn goes on from it.
         said: all messages, the turn included.
         own: places of the policy's turns among them.
         tools: tools of the sequence.
@@ -80,6 +85,11 @@ class _Turn:
         num_ids_before: how many of them are not the turn's.
     """
 
+    asked: Opening | None = None
+    answer: Message | None = None
+    told: str = ""
+    is_lost: bool = False
+    is_continued: bool = False
     said: tuple[Message, ...] = ()
     own: frozenset[int] = frozenset()
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -95,9 +105,9 @@ class Exchange:
 
     A request goes on from the turn whose history it repeats: all messages that were said up to it, unchanged and in
     their order. Between them, where the policy was asked, stands at most one message of the assistant. It is the
-    policy's turn by its place: its words, calls and keys are not looked at, since the tokens stay as they were sampled;
-    they only choose between turns with one history. A request that repeats no turn's history begins a new sequence,
-    of which all is read as it stands.
+    policy's turn by its place, whatever its words, calls and keys say, since the tokens stay as they were sampled; they
+    only choose between turns with one history. A request that repeats no turn's history begins a new sequence, of which
+    all is read as it stands; so does one with other words in the place of a turn that was gone on from already.
 
     Attributes:
         key: API key of the agent's requests.
@@ -116,24 +126,26 @@ class Exchange:
         self.first_refusal = self.refusal = ""
         self.was_left = False
         self._changed = threading.Condition()
-        self._queue: deque[tuple[object, Opening]] = deque()  # requests that wait for those before them
+        self._queue: deque[tuple[int, Opening]] = deque()  # requests that wait for those before them
+        self._num_came = self._num_at_refusal = self._num_at_answer = 0  # requests so far, and at the last of these
         self._ended: Ended | None = None
-        self._asked: Opening | None = None  # the request that waits for its answer
+        self._asked: Opening | None = None  # the request that waits for its answer, and its number
+        self._number = 0
         self._has_gone: Callable[[], bool] = _never  # whether its client has
         self._answer: Future[Message] = Future()
         self._step = Step(added=Opening())  # what it asks, and below what it will be a turn after
         self._base = _Turn()
-        self._answered: tuple[Opening, Message] | None = None  # the last request that was, and its answer
-        self._num_given = 0  # times that this answer was given to a client that was there
+        self._repeated: list[Opening] = []  # requests that got the answer before once more
         self._turns: list[_Turn] = []
         self._num_calls = 0
 
     def ask(self, asked: Asked, *, has_gone: "Callable[[], bool] | None" = None, is_another: bool = False) -> Message:
         """The policy's answer to all that was said; waits for it, and for those to earlier requests.
 
-        A client that has waited too long may ask the same again: then the newer request is answered. If the answer was
-        just given, it gets the same one: once, or as often as its client had gone (:meth:`was_lost`). While the client
-        of the same request still waits, and after that, the same again is a request for another answer.
+        A client that has waited too long may ask the same again: then the newer request is answered. An answer whose
+        client had gone (:meth:`was_lost`) is given to the next one that asks the same; and so is, once, the answer that
+        was just given. Else, and while the client of the same request still waits, the same again is a request for
+        another answer.
 
         Args:
             asked: the request.
@@ -146,14 +158,18 @@ class Exchange:
         """
         opening, has_gone = asked.opening, has_gone or _never
         with self._changed:
-            is_another |= self._wait(opening, has_gone)
+            self._num_came += 1
+            number = self._num_came
+            is_another |= self._wait(number, opening, has_gone)
             if self._asked is None:
-                said, answered = self._answered or (None, None)
-                if answered and said == opening and self._num_given < MAX_GIVEN and not is_another:
-                    self._num_given += 1
-                    return answered
+                if (given := self._given(opening, is_another=is_another)) is not None:
+                    return given
                 self._step, self._base = self._next_step(asked)
-                self._asked, self._answer, self.refusal = opening, Future(), ""
+                if self._step.after is not None and not self._step.is_again:
+                    self._turns[self._step.after].is_continued = True
+                self._asked, self._number, self._answer = opening, number, Future()
+                if number > self._num_at_refusal:
+                    self.refusal = ""
                 self.num_unenforced += not asked.is_enforced
                 self._next.set_result(self._step)
             else:
@@ -162,13 +178,26 @@ class Exchange:
             self._has_gone, answer = has_gone, self._answer
         return answer.result()
 
-    def _wait(self, opening: Opening, has_gone: Callable[[], bool]) -> bool:
+    def _given(self, opening: Opening, *, is_another: bool) -> Message | None:
+        """The answer that was given to the same request, where it may have been lost."""
+        for turn in self._turns:
+            if turn.is_lost and turn.asked == opening:
+                turn.is_lost = False
+                return turn.answer
+        if is_another or not self._turns or self._turns[-1].asked != opening:
+            return None
+        if self._repeated.count(opening) >= MAX_REPEATED:
+            return None
+        self._repeated.append(opening)
+        return self._turns[-1].answer
+
+    def _wait(self, number: int, opening: Opening, has_gone: Callable[[], bool]) -> bool:
         """Until no request waits, or the one that does is the same and its client has gone.
 
         Returns:
             Whether a client that is there has asked the same.
         """
-        me = (object(), opening)
+        me = (number, opening)
         is_another = any(other == opening for _, other in self._queue)
         self._queue.append(me)
         try:
@@ -187,11 +216,11 @@ class Exchange:
             raise StageOrderError("the episode has ended; nothing more is sampled for it")
         return is_another
 
-    def was_lost(self, asked: Asked) -> None:
-        """Notes that the client had gone when it was answered: it may ask the same again."""
+    def was_lost(self, answers: Sequence[Message]) -> None:
+        """Notes that the client had gone when it was given these: it may ask the same again."""
         with self._changed:
-            if self._answered is not None and asked.opening == self._answered[0]:
-                self._num_given -= 1
+            for turn in self._turns:
+                turn.is_lost |= any(turn.answer is one for one in answers)
 
     def refused(self, why: str) -> None:
         """Notes that a request was refused; after the end nothing depends on one any more.
@@ -202,6 +231,7 @@ class Exchange:
         with self._changed:
             if self._ended is None:
                 self.num_refused += 1
+                self._num_at_refusal = self._num_came
                 self.first_refusal = self.first_refusal or why
                 self.refusal = self.refusal or why
 
@@ -209,20 +239,21 @@ class Exchange:
         """Answers the request that waits; returns what the agent does next."""
         with self._changed:
             message = self._with_ids(message)
+            assert self._asked is not None or self._ended is not None, "an answer is to a request"
             base = self._base
+            turn = _Turn(asked=self._asked, answer=message, tools=base.tools)
             if base.ids:
-                ids = base.ids + (message.sampled.token_ids if message.sampled else ())
-                self._turns.append(replace(base, ids=ids, num_ids_before=len(base.ids)))
+                turn.ids = base.ids + (message.sampled.token_ids if message.sampled else ())
+                turn.num_ids_before = len(base.ids)
             else:
-                self._turns.append(
-                    replace(base, said=(*base.said, message), own=base.own | {len(base.said)}),
-                )
+                turn.said, turn.own = (*base.said, message), base.own | {len(base.said)}
+                turn.told = told_text(message, self._step.added.stop)
+            self._turns.append(turn)
+            self._num_at_answer = self._num_came
             self._next = _future()
             if self._ended is not None:
                 self._next.set_result(self._ended)
             else:
-                assert self._asked is not None, "an answer is to a request"
-                self._answered, self._num_given = (self._asked, message), 1
                 self._answer.set_result(message)
             self._asked = None
             self._changed.notify_all()
@@ -235,7 +266,8 @@ class Exchange:
                 return
             self._ended = how
             if self._asked is not None:
-                self.was_left = True
+                # one that came beside another that was answered, and was given up, is no last request
+                self.was_left = self._number > self._num_at_answer
                 self._answer.set_exception(StageOrderError("the episode has ended, by a limit or a failure"))
             elif not self._next.done():
                 self._next.set_result(how)
@@ -254,15 +286,16 @@ class Exchange:
 
     def _step_of_tokens(self, opening: Opening) -> tuple[Step, _Turn]:
         ids = opening.token_ids
-        before = [(turn.num_ids_before, number) for number, turn in enumerate(self._turns)]
-        for size, number in sorted(before, reverse=True):
-            turn = self._turns[number]
-            if ids == turn.ids[:size]:
+        for number, turn in reversed(list(enumerate(self._turns))):
+            if ids == turn.ids[: turn.num_ids_before]:
                 return Step(added=replace(opening, token_ids=()), after=number, is_again=True), _Turn(ids=ids)
-            if len(ids) > len(turn.ids) and ids[: len(turn.ids)] == turn.ids:
-                added = replace(opening, token_ids=ids[len(turn.ids) :])
-                return Step(added=added, after=number), _Turn(ids=ids)
-        return Step(added=opening), _Turn(ids=ids)
+        found = [(len(turn.ids), number) for number, turn in enumerate(self._turns) if ids[: len(turn.ids)] == turn.ids]
+        if not found:
+            return Step(added=opening), _Turn(ids=ids)
+        size, number = max(found)
+        if size == len(ids):
+            raise DataError(f"the request has no token after the {size} that were said before")
+        return Step(added=replace(opening, token_ids=ids[size:]), after=number), _Turn(ids=ids)
 
     def _step_of_messages(self, asked: Asked) -> tuple[Step, _Turn]:
         opening, unread = asked.opening, asked.unread
@@ -273,38 +306,55 @@ class Exchange:
             said = tuple(_with_names((), opening.messages))
             added = replace(opening, messages=said)
             return Step(added=added), _Turn(said=said, tools=opening.tools)
-        (_, size), number = max(found)
+        (_, _, size), number = max(found)
         turn = self._turns[number]
         if size == len(opening.messages):
-            base = replace(turn, said=turn.said[:-1], own=turn.own - {len(turn.said) - 1})
+            own = turn.own - {len(turn.said) - 1}
+            base = _Turn(said=turn.said[:-1], own=own, tools=turn.tools)
             return Step(added=replace(opening, messages=()), after=number, is_again=True), base
         messages = tuple(_with_names(turn.said, opening.messages[size:]))
-        base = replace(turn, said=(*turn.said, *messages))
+        base = _Turn(said=(*turn.said, *messages), own=turn.own, tools=turn.tools)
         return Step(added=replace(opening, messages=messages), after=number), base
 
-    def _history(self, number: int, asked: Asked) -> tuple[int, int] | None:
+    def _history(self, number: int, asked: Asked) -> tuple[int, int, int] | None:
         """How well a request fits to a turn's history.
 
         Returns:
-            How many of the policy's turns in it the request tells word for word, and how many of its messages are that
-            history; None: it does not go on from that turn.
+            Minus how many results of tools it has behind the turn whose calls were not said, how many of the policy's
+            turns it tells as they were told, and how many of its messages are the history; None: it does not go on from
+            that turn.
         """
         turn, messages = self._turns[number], asked.opening.messages
         place = num_alike = 0
+        is_told = True
         for index, said in enumerate(turn.said):
             if index in turn.own:
                 if place < len(messages) and messages[place].role == "assistant":
-                    num_alike += messages[place].content == said.content
+                    is_told = self._is_told(turn, index, messages[place])
+                    num_alike += is_told
                     place += 1
                 continue
             if place == len(messages) or place in asked.unread or _differs(said, messages[place]):
                 return None
             place += 1
-        if any(one.role == "assistant" for one in messages[place:]):
+        added = messages[place:]
+        results = [one for one in added if one.role == "tool"]
+        if any(one.role == "assistant" for one in added) or (turn.is_continued and not (is_told or results)):
             return None
         if asked.opening.tools and _by_name(asked.opening.tools) != _by_name(turn.tools):
             return None
-        return num_alike, place
+        ids = {call.call_id for said in turn.said for call in said.tool_calls}
+        if any(not one.tool and one.call_id not in ids for one in results):
+            return None
+        return -sum(one.call_id not in ids for one in results), num_alike, place
+
+    def _is_told(self, turn: _Turn, index: int, now: Message) -> bool:
+        """Whether a message tells the policy's turn at a place as the endpoint has told it."""
+        said = turn.said[index]
+        told = next((one.told for one in self._turns if one.answer is said), said.content)
+        calls = [[(call.call_id, call.name) for call in one.tool_calls] for one in (said, now)]
+        is_thought_told = not now.reasoning or now.reasoning.strip() == said.reasoning.strip()
+        return now.content.strip() == told.strip() and calls[0] == calls[1] and is_thought_told
 
     def _with_ids(self, message: Message) -> Message:
         """A turn whose calls all have ids of their own, by which results name them.
@@ -328,6 +378,22 @@ def _future() -> "Future[Next]":
     made: Future[Next] = Future()
     made.set_running_or_notify_cancel()
     return made
+
+
+def told_text(turn: Message, stop: Sequence[str]) -> str:
+    """The text of a turn as clients have it: up to what ended it, and all of it if a call cannot be read."""
+    return before_stop(turn.raw_text or turn.content, stop)
+
+
+def before_stop(text: str, stop: Sequence[str]) -> str:
+    """A text up to the first of the texts that end a turn, as OpenAI gives it."""
+    ended_by = stop_in(text, stop)
+    return text[: text.index(ended_by)] if ended_by else text
+
+
+def stop_in(text: str, stop: Sequence[str]) -> str:
+    """The first in a text of the texts that end a turn; "": none is there."""
+    return min((one for one in stop if one in text), key=text.index, default="")
 
 
 def _never() -> bool:

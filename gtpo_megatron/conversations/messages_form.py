@@ -13,9 +13,9 @@ from gtpo_megatron.conversations.chat_form import (
     is_cut,
     named_events,
     spoken_turn,
-    stop_in,
     usage_of,
 )
+from gtpo_megatron.conversations.exchange import stop_in
 from gtpo_megatron.conversations.messages import Message
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.untrusted.fields import Fields

@@ -96,14 +96,7 @@ def reply_from(returned: object, where: str) -> Reply:
     if messages and token_ids:
         raise DataError(f"{where} returned both token ids and messages; expected one of them")
     opening = None if returned.opening is None else opening_from(returned.opening, where)
-    is_other = opening is not None or returned.is_again is True
-    if is_other and (returned.done or messages or token_ids):
-        raise DataError(f"{where} returned an opening or is_again beside done or messages; expected one of them")
-    if not (returned.done or messages or token_ids or is_other):
-        raise DataError(f"{where} returned neither done nor a message: the policy would have nothing to answer")
-    after: Any = returned.after
-    if not (after is None or (isinstance(after, int) and not isinstance(after, bool) and after >= 0)):
-        raise DataError(f"{where} returned after={shown(after)}; expected the number of a turn, from 0, or None")
+    _check_branch(returned, has_messages=bool(messages or token_ids), where=where)
     if any(message.role == "assistant" for message in messages):
         raise DataError(f"{where} returned a message of the assistant, for which the policy speaks")
     return Reply(
@@ -113,11 +106,30 @@ def reply_from(returned: object, where: str) -> Reply:
         num_tool_errors=int(errors),
         token_ids=token_ids,
         stop=_checked_stop(returned.stop, where),
-        after=after,
-        is_again=returned.is_again is True,
+        after=returned.after,
+        is_again=returned.is_again,
         opening=opening,
         parts=reward.parts,
     )
+
+
+def _check_branch(returned: Reply, *, has_messages: bool, where: str) -> None:
+    """Raises DataError unless a reply says one thing about what the policy reads next."""
+    after: Any = returned.after  # the user's, whatever the annotation says
+    if not isinstance(returned.is_again, bool):
+        raise DataError(f"{where} returned is_again={shown(returned.is_again)}; expected True or False")
+    if not (after is None or (isinstance(after, int) and not isinstance(after, bool) and after >= 0)):
+        raise DataError(f"{where} returned after={shown(after)}; expected the number of a turn, from 0, or None")
+    has_opening = returned.opening is not None
+    num_said = sum((returned.done, has_messages, has_opening, returned.is_again))
+    if not num_said:
+        raise DataError(f"{where} returned neither done nor a message: the policy would have nothing to answer")
+    if num_said > 1:
+        raise DataError(f"{where} returned several of done, messages, is_again and an opening; expected one of them")
+    if after is not None and (returned.done or has_opening):
+        raise DataError(f"{where} returned after={after} beside done or an opening, which follow no turn")
+    if has_opening and returned.stop:
+        raise DataError(f"{where} returned stop beside an opening, which has its own")
 
 
 def token_ids_from(value: object, where: str) -> tuple[int, ...]:

@@ -50,11 +50,16 @@ async def _played(console: Console, name: str, row_json: str, turns: Sequence[st
     for tool in opening.tools:
         print_sentence(console, f"tool: {tool['function']}")
     _say(console, opening.messages)
-    for turn in turns:
+    for number, turn in enumerate(turns):
         message = _message(turn)
         _say(console, [message])
         reply = await episode.step(message)
-        _say(console, reply.messages)
+        after = number if reply.after is None else reply.after
+        if reply.is_again or after != number:
+            print_sentence(console, f"  {'again, in place of' if reply.is_again else 'after'} turn {after + 1}:")
+        if reply.opening is not None:
+            print_sentence(console, "  a new sequence:")
+        _say(console, reply.messages if reply.opening is None else reply.opening.messages)
         parts = "".join(f", {part} {value:g}" for part, value in reply.parts.items())
         errors = f", {reply.num_tool_errors} calls failed" if reply.num_tool_errors else ""
         print_sentence(console, f"  reward {reply.reward:g}{parts}{errors}{', done' if reply.done else ''}")

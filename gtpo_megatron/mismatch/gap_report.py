@@ -164,7 +164,9 @@ def _token(
 ) -> GapToken:
     prompt_length, response_length = int(rollouts.prompt_lengths[place]), int(rollouts.response_lengths[place])
     response = rollouts.response_ids[place, :response_length].tolist()
-    before = rollouts.prompt_ids[place, :prompt_length].tolist() + response[:position]
+    path = next(path for path in rollouts.paths(place) if any(a <= position < b for a, b in path.new_stretches))
+    on_path = [one for first, last in path.stretches for one in range(first, last) if one < position]
+    before = rollouts.prompt_ids[place, : prompt_length * path.has_prompt].tolist() + [response[one] for one in on_path]
     versions = rollouts.token_versions
     return GapToken(
         row=rows[place],

@@ -59,6 +59,7 @@ class _EpisodeState:
         tools: tools that the policy may call in the next turn.
         num_tokens: tokens that it reads before that.
         num_branches: turns that did not go on from the one before them.
+        is_branch: whether the next turn will not.
         writes_tokens: whether the environment writes tokens instead of messages.
         has_ended: whether the environment has ended, so that it takes no more calls.
         is_ungraded: whether the environment's reward, which comes at the end, has not come; None: turns may have
@@ -81,6 +82,7 @@ class _EpisodeState:
     num_unenforced: int | None = None
     refusal: str = ""
     num_branches: int = 0
+    is_branch: bool = False
     reward: float = 0.0
     turn_rewards: list[float] = field(default_factory=list)
     num_tool_errors: int = 0
@@ -177,6 +179,7 @@ class EnvironmentTurns:
         state, token_ids = self._states[episode], tuple(completion.token_ids)
         is_cut = completion.finish_reason == "length"
         sampled = TurnStats(num_prompt_tokens=state.num_tokens, num_tokens=len(token_ids), is_cut=is_cut)
+        state.num_branches += state.is_branch
         state.turns.append(_Turn(token_ids=token_ids, tools=state.tools, num_before=state.num_tokens))
         if state.has_ended or not is_asked:  # with its process, while the turn was sampled; the answer is there already
             return
@@ -276,12 +279,15 @@ class EnvironmentTurns:
             raise DataError(f"the reply is to turn {number} of {state.num_turns}, counted from 0")
         turn = state.turns[number]
         if reply.opening is not None:
-            state.num_branches += 1
+            if bool(reply.opening.token_ids) != state.writes_tokens:
+                kind = "token ids" if state.writes_tokens else "messages"
+                raise DataError(f"the episode began with {kind}; its openings have {kind}")
+            state.is_branch = True
             tokens = self._known(reply.opening.token_ids) or self._bridge.opening(reply.opening)
             state.tools, state.num_tokens = reply.opening.tools, len(tokens)
             stop = self._found_by_vllm(reply.opening.stop)
             return TurnAnswer(context_ids=tokens, result=state.result(), stop=stop, is_fresh=True)
-        state.num_branches += reply.is_again or number != state.num_turns - 1
+        state.is_branch = reply.is_again or number != state.num_turns - 1
         stop, state.tools, state.num_tokens = self._found_by_vllm(reply.stop), turn.tools, turn.num_before
         if reply.is_again:
             return TurnAnswer(context_ids=(), result=state.result(), stop=stop, after=number, is_again=True)

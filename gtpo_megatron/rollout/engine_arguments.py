@@ -3,6 +3,8 @@
 Pure functions of the configuration, the model and the device; nothing here imports vLLM.
 """
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from gtpo_megatron.config.adapter import AdapterConfig
@@ -117,8 +119,8 @@ def llm_arguments(
         "seed": seed,
         "logits_processors": None,
     }
-    if architecture.is_quantized:  # what is pushed is not, and fits no layers of fewer bits
-        arguments["hf_overrides"] |= {QUANTIZATION: None}
+    if architecture.is_quantized:
+        arguments["hf_overrides"] = partial(_unquantized, overrides=arguments["hf_overrides"])
     if config.entropy_source == "rollout":
         arguments["logits_processors"] = [GPU_ENTROPY_PROCESSOR if on_gpu else ENTROPY_PROCESSOR]
     if on_gpu and config.placement == "colocated":
@@ -130,3 +132,10 @@ def llm_arguments(
             "lora_target_modules": list(adapter.targets),  # without them vLLM would wrap experts too
         }
     return arguments
+
+
+def _unquantized(config: Any, *, overrides: Mapping[str, Any]) -> Any:
+    """VLLM's configuration of a model of 16 bits: what is pushed is not quantized, and fits no layers of fewer bits."""
+    delattr(config, QUANTIZATION)
+    config.update(dict(overrides))
+    return config

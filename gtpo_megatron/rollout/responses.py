@@ -101,7 +101,9 @@ def _is_truncated(episode: SampledEpisode) -> bool:
     if episode.is_cut:
         return True
     # an environment may go on after a turn that was cut
-    return bool(episode.turns) and episode.turns[-1].completion.finish_reason == "length"
+    followed = {turn.after for turn in episode.turns}
+    ends = [turn for number, turn in enumerate(episode.turns) if number not in followed]
+    return any(turn.completion.finish_reason == "length" for turn in ends)
 
 
 def _result(episode: SampledEpisode) -> EpisodeResult:

@@ -79,7 +79,7 @@ def memory_sharing(engine):
             engine.sleep(keep_weights=keep_weights)
 
     return MemorySharing(
-        types.SimpleNamespace(onload=lambda: None, offload=lambda: None),
+        types.SimpleNamespace(run_on_all=lambda _stage, _function: []),
         types.SimpleNamespace(sleep=sleep, wake=engine.wake),
         is_colocated=True,
         timers=StageTimers(),

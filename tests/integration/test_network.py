@@ -139,6 +139,7 @@ def node(tmp_path):
         **dict.fromkeys(("RUN_DIR", "LAUNCH_DIR", "LOG_DIR", "SUBMIT_DIR"), tmp_path),
         **{"CONFIG": "none", "PYTHON": python, "IMAGE": "", "NETWORK_INTERFACE": interface, "GPUS_PER_NODE": 0},
         **{"RAY_CPUS": 1, "OBJECT_STORE_BYTES": 100 << 20, "RAY_PORT": 0, "START_DEADLINE_S": 300},
+        "SUBMIT_COMMIT": "5e0c1d2b3a4f",
     }
     lines = [f"export {name}={shlex.quote(str(value))}" for name, value in settings.items()] + ["JOB_ENV=()"]
     (tmp_path / "settings.sh").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -74,7 +74,7 @@ def test_whole(tmp_path):
 @pytest.mark.nightly
 def test_limits_that_are_exceeded_fail_and_the_rest_goes_on(tmp_path):
     """No log-probs agree to 1e-30 nats."""
-    limits = ["--weight-sync.mismatch.mean-nats", "1e-30"]
+    limits = ["--weight-sync.mismatch.scaled-nats", "1e-30"]
     status, text, report = preflight(tmp_path / "out", "--only", "logprobs", "checkpoint", *limits, *SMALL)
     assert status == 1
     assert not report["passed"]

@@ -83,14 +83,18 @@ def peer_sets(config: GTPOConfig, batch: CreditBatch) -> tuple[Tensor, Tensor]:
         sides times most turns times the longest turn.
 
     Collectives: for ``turn`` one ``max`` of two numbers and one ``sum`` of ``[K]``; one ``sum`` if not all
-    tokens are shaped, or if responses may branch.
+    tokens are shaped; if responses may branch one ``max`` and one ``sum`` for ``position``.
     """
     table = batch.table
     side, num_sides = table.sides(spans_batch=config.entropy_scope == "batch")
     match config.entropy_axis:
         case "position":
+            position = batch.position
             longest = int(table.lengths.max()) if len(table.lengths) else 0
-            peer_set = batch.position.add_(batch.on_tokens(longest * side))
+            if batch.branches is not None:
+                most = position.max()[None] + 1 if len(position) else position.new_zeros(1)
+                longest = int(batch.reduction.max(most))
+            peer_set = position.add_(batch.on_tokens(longest * side))
             if batch.branches is not None:  # a response may have several tokens at t, or none before its end
                 shaped = peer_set if batch.shaped_tokens is None else peer_set[batch.shaped_tokens]
                 return peer_set, batch.reduction.sum(torch.bincount(shaped, minlength=num_sides * longest))

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gtpo_megatron.batch import ENVIRONMENT_SECONDS, ENVIRONMENT_WAIT, Problem, PromptBatch, RewardBatch, RolloutBatch
+from gtpo_megatron.branches import Branch
 from gtpo_megatron.observability.metrics import Max, Mean, Metric, Min, Sum, is_deterministic
 from gtpo_megatron.orchestration.loop.sampling import SampledStep
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
@@ -23,7 +24,7 @@ def to_plain(sampled: SampledStep, rollouts: RolloutBatch) -> dict[str, Any]:
     return {
         "problems": [problem_to_plain(problem) for problem in sampled.prompts.problems],
         "group_ids": list(sampled.prompts.group_ids),
-        "rollouts": asdict(rollouts),
+        "rollouts": asdict(rollouts) | {"branches": [[tuple(one) for one in row] for row in rollouts.branches]},
         "rewards": rewards,
         "metrics": {
             name: (type(metric).__name__, asdict(metric))
@@ -39,10 +40,14 @@ def from_plain(plain: dict[str, Any], hold: Callable[[RolloutBatch], RolloutHand
     problems = tuple(problem_from_plain(fields) for fields in plain["problems"])
     return SampledStep(
         prompts=PromptBatch(problems=problems, group_ids=tuple(plain["group_ids"])),
-        rollouts=hold(RolloutBatch(**plain["rollouts"])),
+        rollouts=hold(RolloutBatch(**plain["rollouts"] | {"branches": _branches(plain["rollouts"])})),
         rewards=RewardBatch(**plain["rewards"]),
         metrics=metrics,
     )
+
+
+def _branches(plain: dict[str, Any]) -> tuple[tuple[Branch, ...], ...]:
+    return tuple(tuple(Branch(*one) for one in row) for row in plain.get("branches", ()))
 
 
 def problem_to_plain(problem: Problem) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The endpoint over HTTP, without workers: keys, one request at a time, what is refused and how."""
+"""The endpoint over HTTP, without workers: keys, requests of one moment, what is refused and how."""
 
 import http.client
 import io

@@ -5,6 +5,7 @@ import json
 import openai
 import pytest
 
+from gtpo_megatron.conversations.exchange import Ended
 from gtpo_megatron.conversations.messages import Message, ToolCall
 from tests.unit.conversations.test_chat_endpoint import HELLO, TOOL, ask, until, waiting_connection
 
@@ -311,6 +312,7 @@ def test_several_answers_are_turns_of_their_own(endpoint, exchange, threads):
 def test_requests_of_one_moment_are_answered_one_after_the_other(endpoint, exchange, threads):
     """Also the same one: each of its clients is there, so each gets an answer of its own."""
     replies = [threads.submit(ask, endpoint, exchange, {"messages": [user(text)]}) for text in ("a", "b", "a", "a")]
+    until(lambda: len(exchange._queue) == 3)
     doing, found = exchange.first, []
     for number in range(4):
         step = doing.result(60)
@@ -419,13 +421,13 @@ def test_the_same_request_is_answered_twice_and_then_anew(endpoint, exchange, th
     _, _, following = answered(endpoint, exchange, threads, first, said("hi"), exchange.first)
     again = {"messages": HELLO, "temperature": 0.9, "stream": False}
     assert ask(endpoint, exchange, again)[1]["choices"][0]["message"]["content"] == "hi"
-    step, following = step_of(endpoint, exchange, threads, again, said("other"), following)
-    assert (step.after, step.is_again) == (0, True)
-    assert ask(endpoint, exchange, again)[1]["choices"][0]["message"]["content"] == "other"
-    more = {"messages": [*HELLO, said_dict("hi"), *HELLO]}
+    for turn in ("other", "third"):
+        step, following = step_of(endpoint, exchange, threads, again, said(turn), following)
+        assert (step.after, step.is_again) == (0 if turn == "other" else 1, True)
+    more = {"messages": [*HELLO, said_dict("other"), *HELLO]}
     step, _ = step_of(endpoint, exchange, threads, more, said("you"), following)
-    assert (step.after, exchange.num_refused) == (0, 0), "by the words of the turn, since both have one place"
-    assert ask(endpoint, exchange, more)[0] == 200, "every answer may be lost once"
+    assert (step.after, exchange.num_refused) == (1, 0), "by the words of the turn, since all have one place"
+    assert ask(endpoint, exchange, more)[0] == 200, "every request may be repeated once"
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -442,19 +444,124 @@ def test_answers_to_clients_that_had_gone_do_not_count(endpoint, exchange, threa
             connection.close()
     exchange.answer(said("hi"))
     assert connection.getresponse().status == 200
-    assert ask(endpoint, exchange, {"messages": HELLO})[0] == 200
-    assert exchange._num_given == 2
+    assert len(exchange._turns) == 1
 
 
-def test_a_client_that_goes_before_its_answer_may_ask_again_each_time(endpoint, exchange):
+def test_a_client_that_goes_before_its_answer_may_ask_again_each_time(endpoint, exchange, threads):
     gone = waiting_connection(endpoint, exchange)
     exchange.first.result(60)
     gone.close()
-    exchange.answer(said("hi"))
-    until(lambda: exchange._num_given == 0)
+    following = exchange.answer(said("hi"))
+    until(lambda: exchange._turns[0].is_lost)
+    step, following = step_of(endpoint, exchange, threads, {"messages": [user("else")]}, said("x"), following)
     for _ in range(2):
-        assert ask(endpoint, exchange, {"messages": HELLO})[0] == 200
-    assert exchange._num_given == 2
+        assert ask(endpoint, exchange, {"messages": HELLO})[1]["choices"][0]["message"]["content"] == "hi"
+        exchange._turns[0].is_lost = True
+    exchange._turns[0].is_lost = False
+    step, _ = step_of(endpoint, exchange, threads, {"messages": HELLO}, said("another"), following)
+    assert (step.after, step.is_again) == (0, True)
+
+
+def test_answers_that_are_lost_of_several_are_given_before_others_are_sampled(endpoint, exchange, threads):
+    connection = waiting_connection(endpoint, exchange, n=4)
+    exchange.first.result(60)
+    following = exchange.answer(said("0"))
+    following.result(60)
+    connection.close()
+    following = exchange.answer(said("1"))
+    until(lambda: exchange._turns[1].is_lost)
+    assert not following.done(), "nothing is sampled for nobody"
+    reply = threads.submit(ask, endpoint, exchange, {"messages": HELLO, "n": 3})
+    step = following.result(60)
+    exchange.answer(said("2"))
+    assert (step.after, step.is_again) == (1, True)
+    assert [one["message"]["content"] for one in reply.result(60)[1]["choices"]] == ["0", "1", "2"]
+
+
+# ------------------------------------------------------------------------------------------------- of several parents
+def test_results_go_on_from_the_turn_that_has_their_calls(endpoint, exchange, threads):
+    """Two turns that say nothing but calls; Messages and Responses, too, name a result by its call alone."""
+    body = {"messages": HELLO, "n": 2, "tools": [TOOL]}
+    reply = threads.submit(ask, endpoint, exchange, body)
+    doing = exchange.first
+    for number in (1, 2):
+        doing.result(60)
+        call = ToolCall(name="add", arguments={"a": number})
+        doing = exchange.answer(Message(role="assistant", tool_calls=(call,)))
+    choices = [one["message"] for one in reply.result(60)[1]["choices"]]
+    for number, told in enumerate((choices[0], {"role": "assistant", "content": ""}), start=1):
+        result = {"role": "tool", "tool_call_id": choices[0]["tool_calls"][0]["id"], "content": str(number)}
+        body = {"messages": [*HELLO, told, result]}
+        step, doing = step_of(endpoint, exchange, threads, body, said("done"), doing)
+        assert (step.after, step.added.messages[0].tool) == (0, "add")
+
+
+UNREAD = Message(role="assistant", content="a", malformed_calls=("no JSON",), raw_text="a <call>{")
+
+
+@pytest.mark.parametrize(
+    ("turns", "more", "repeated"),
+    [
+        ((said("x = 1</code>"), said("x = 2</code>")), {"stop": ["</code>"]}, said_dict("x = 1")),
+        ((UNREAD, said("a")), {}, said_dict("a <call>{")),
+        ((said("a \n"), said("b")), {}, said_dict("a")),
+        (
+            tuple(Message(role="assistant", content="a", reasoning=one) for one in "pq"),
+            {},
+            said_dict("a") | {"reasoning_content": "p"},
+        ),
+    ],
+    ids=["stop", "a call that cannot be read", "white space", "reasoning"],
+)
+def test_a_turn_is_known_as_it_was_told(endpoint, exchange, threads, turns, more, repeated):
+    reply = threads.submit(ask, endpoint, exchange, {"messages": HELLO, "n": 2, **more})
+    doing = exchange.first
+    for turn in turns:
+        doing.result(60)
+        doing = exchange.answer(turn)
+    assert reply.result(60)[0] == 200
+    body = {"messages": [*HELLO, repeated, *HELLO], **more}
+    assert step_of(endpoint, exchange, threads, body, said("on"), doing)[0].after == 0
+
+
+def test_other_words_in_the_place_of_a_turn_that_was_gone_on_from_are_read(endpoint, exchange, threads):
+    """A history that was compacted into a message of the assistant."""
+    _, _, following = answered(endpoint, exchange, threads, {"messages": HELLO}, said("a0"), exchange.first)
+    more = [*HELLO, said_dict("reworded"), *HELLO]
+    step, following = step_of(endpoint, exchange, threads, {"messages": more}, said("a1"), following)
+    assert step.after == 0
+    compacted = [*HELLO, said_dict("All so far: X=7"), user("go on")]
+    step, _ = step_of(endpoint, exchange, threads, {"messages": compacted}, said("a2"), following)
+    assert (step.after, [one.content for one in step.added.messages]) == (None, ["hello", "All so far: X=7", "go on"])
+
+
+# ------------------------------------------------------------------------------------------------- of several at once
+def test_one_that_is_given_up_beside_an_answer_is_no_last_request(endpoint, exchange, threads):
+    first = threads.submit(ask, endpoint, exchange, {"messages": [user("a")]})
+    exchange.first.result(60)
+    other = waiting_connection(endpoint, exchange, messages=[user("b")])
+    until(lambda: len(exchange._queue) == 1)
+    following = exchange.answer(said("won"))
+    following.result(60)
+    other.close()
+    assert first.result(60)[0] == 200
+    exchange.end(Ended(1.0))
+    assert not exchange.was_left
+
+
+def test_a_refusal_is_mended_by_a_request_that_comes_after_it(endpoint, exchange, threads):
+    first = threads.submit(ask, endpoint, exchange, {"messages": [user("a")]})
+    exchange.first.result(60)
+    second = threads.submit(ask, endpoint, exchange, {"messages": [user("b")]})
+    until(lambda: len(exchange._queue) == 1)
+    refusal(endpoint, exchange, {"messages": [user("c")], "logprobs": True})
+    following = exchange.answer(said("1"))
+    following.result(60)
+    following = exchange.answer(said("2"))
+    assert (first.result(60)[0], second.result(60)[0]) == (200, 200)
+    assert exchange.refusal.startswith("logprobs")
+    step_of(endpoint, exchange, threads, {"messages": [user("d")]}, said("3"), following)
+    assert exchange.refusal == ""
 
 
 # --------------------------------------------------------------------------------------------------------- addresses

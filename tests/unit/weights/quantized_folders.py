@@ -38,10 +38,10 @@ FP8_ROWS = {
 }
 
 
-def make_folder(folder, kind):
+def make_folder(folder, kind, **changes):
     """A model of bfloat16, then quantized in place; returns what it was quantized from."""
     family = MIXTURES["gpt_oss"] if kind == "mxfp4" else FAMILIES["qwen3_untied"]
-    make_family_model(folder, replace(family, changes={**family.changes, **SIZES}), dtype=torch.bfloat16)
+    make_family_model(folder, replace(family, changes={**family.changes, **SIZES, **changes}), dtype=torch.bfloat16)
     path = folder / "model.safetensors"
     before = load_file(path)
     after = {}

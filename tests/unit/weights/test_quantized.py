@@ -42,7 +42,7 @@ def read_whole(folder):
 
 def by_transformers(folder, kind):
     model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=BY_TRANSFORMERS[kind](), dtype="bfloat16")
-    found = {name: tensor for name, tensor in model.state_dict().items()}
+    found = dict(model.state_dict())
     for name in [name for name in found if ".experts." in name]:  # gpt-oss's, of all experts
         whole = found.pop(name)
         layer, _, part = name.rpartition(".")
