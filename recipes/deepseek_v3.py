@@ -1,8 +1,8 @@
 """DeepSeek-V3-Base, multi-latent attention and experts, in the paper's setting on 256 B300s of 288 GB.
 
 Model and GPUs are ours. An engine lies on one node, and the weights are 158 GiB of each of its eight GPUs: smaller ones
-do not hold them. The hub's folder has weights in FP8: give one that is cast to bfloat16. ``recipes/math_run.py`` has
-what is not said here, each value marked as the paper's or ours.
+do not hold them. The hub's folder, whose weights are FP8, is read as bfloat16. ``recipes/math_run.py`` has what is not
+said here, each value marked as the paper's or ours.
 """
 
 from gtpo_megatron.config.run import RunConfig

@@ -1,7 +1,7 @@
 """gpt-oss-20b, sinks, alternating windows and biased experts, in the paper's setting on one node of 8 GPUs of 80 GB.
 
-Model and GPUs are ours. The hub's folder has experts in MXFP4, and the run needs one that is cast to bfloat16:
-docs/model_families.md says how. ``recipes/math_run.py`` has what is not said here, marked as the paper's or ours.
+Model and GPUs are ours. The hub's folder, whose experts are MXFP4, is read as bfloat16.
+``recipes/math_run.py`` has what is not said here, marked as the paper's or ours.
 
 IT THINKS, AND RESPONSES ARE CUT AT THE PAPER'S 4,096 TOKENS, at the template's own effort (medium) many of them; one
 without an answer is wrong. Short thoughts: ``--data.template-options '{"reasoning_effort": "low"}'``. The planner has
