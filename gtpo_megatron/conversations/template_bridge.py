@@ -81,7 +81,8 @@ class TemplateBridge:
     and writes the JSON of tool calls anew, GLM's and Llama's cut white space off, Mistral's moves the tools to the last
     question. The policy then reads what it has said itself, which a server that renders every request anew would have
     hidden or changed. In exchange a history that goes on is one sequence: each log-prob is of the tokens that the
-    sampler had before it, and no prefix is computed twice. docs/conversations_reference.md has the differences by family.
+    sampler had before it, and no prefix is computed twice. docs/conversations_reference.md has the differences by
+    family.
 
     Args:
         tokenizer: tokenizer with a chat template.

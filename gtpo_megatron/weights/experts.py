@@ -119,6 +119,31 @@ def _qwen3_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     return tuple(number not in dense and (number + 1) % step == 0 for number in range(num_layers))
 
 
+def qwen2_moe_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
+    """The experts of a ``Qwen2MoeForCausalLM``: Qwen3-MoE's, and a shared one with a gate."""
+    if not fields.get("qkv_bias", bool, True):
+        raise ConfigError(f"{path}: qkv_bias=false is not supported; expected true")
+    plain = qwen3_moe_experts(path, fields, num_layers)
+    shared = fields.get("shared_expert_intermediate_size", int, at_least=1)
+    return replace(plain, shared_ffn_size=shared, has_shared_gate=True)
+
+
+def mixtral_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
+    """The experts of a ``MixtralForCausalLM``: softmax over the chosen ones, in every layer."""
+    if noise := fields.get("router_jitter_noise", float, 0.0):
+        raise ConfigError(f"{path}: router_jitter_noise={noise:g} is not supported; expected 0")
+    return _checked(
+        path,
+        Experts(
+            num_experts=_num_experts(path, fields, "num_local_experts"),
+            experts_per_token=fields.get("num_experts_per_tok", int, at_least=1),
+            ffn_size=fields.get("intermediate_size", int, at_least=1),
+            layers=(True,) * num_layers,
+            normalised=True,
+        ),
+    )
+
+
 def qwen3_next_experts(path: Path, fields: Fields, num_layers: int) -> Experts | None:
     """The experts of a ``Qwen3NextForCausalLM``: Qwen3-MoE's, and a shared one with a gate.
 
@@ -177,6 +202,16 @@ def deepseek_v3_experts(path: Path, fields: Fields, num_layers: int) -> Experts 
     _check_router(path, fields, scoring_func="sigmoid", topk_method="noaux_tc")
     for key, of_type in (("n_group", int), ("topk_group", int), ("routed_scaling_factor", float)):
         fields.get(key, of_type)  # transformers has other defaults than for GLM-4.5
+    return glm4_moe_experts(path, fields, num_layers)
+
+
+def dots1_experts(path: Path, fields: Fields, num_layers: int) -> Experts | None:
+    """The experts of a ``Dots1ForCausalLM``: those of GLM-4.5, whose class has other defaults; None: all are dense."""
+    if fields.get("first_k_dense_replace", int) >= num_layers:
+        return None
+    _check_router(path, fields, scoring_func="sigmoid", topk_method="noaux_tc")
+    for key, of_type in (("n_shared_experts", int), ("norm_topk_prob", bool)):
+        fields.get(key, of_type)
     return glm4_moe_experts(path, fields, num_layers)
 
 

@@ -160,6 +160,18 @@ def gated_mlp_or_experts(arch: Architecture, layer: Layer) -> Iterator[ParamMapp
         )
 
 
+def numbered_experts(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
+    """Router and the rank's experts, whose gate, down and up projections are called w1, w2 and w3."""
+    experts, here, there = arch.experts, f"{layer.here}.mlp", f"{layer.there}.block_sparse_moe"
+    assert experts is not None  # the family says so
+    yield Replicated(f"{here}.router.weight", f"{there}.gate.weight", experts.num_experts, arch.hidden_size)
+    for local, expert in enumerate(layer.experts):
+        mine, its = f"{here}.experts.local_experts.{local}", f"{there}.experts.{expert}"
+        sizes = experts.ffn_size, arch.hidden_size, expert
+        yield GatedMLP(f"{mine}.linear_fc1.weight", f"{its}.w1.weight", f"{its}.w3.weight", *sizes)
+        yield RowParallel(f"{mine}.linear_fc2.weight", f"{its}.w2.weight", arch.hidden_size, experts.ffn_size, expert)
+
+
 def biased_experts(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
     """Router and the rank's experts, all with biases; a folder has experts as ``hf/stacked_experts.py`` says."""
     experts, here, there = arch.experts, f"{layer.here}.mlp", f"{layer.there}.mlp"
@@ -216,8 +228,10 @@ LAYER_TABLES: dict[str, tuple[LayerRows, ...]] = {
     "phi3": (layer_norms, partial(attention, names=("qkv",) * 3), partial(gated_mlp, names=("gate_up",) * 2)),
     # Qwen3-MoE: 30B-A3B, 235B-A22B
     "qwen3_moe": (layer_norms, attention, qk_norms, gated_mlp_or_experts),
-    # GLM-4.5, 4.5-Air, 4.6: their first layers are dense
+    # GLM-4.5, 4.5-Air, 4.6: their first layers are dense; Qwen1.5 and 2 with experts; dots.llm1
     "glm4_moe": (layer_norms, attention, qkv_bias, qk_norms, gated_mlp_or_experts),
+    # Mixtral 8x7B, 8x22B
+    "mixtral": (layer_norms, attention, numbered_experts),
     # DeepSeek V2-Lite, V3, R1; Moonlight, Kimi K2; GLM-4.7-Flash: multi-latent attention, first layers dense
     "deepseek": (layer_norms, latent_attention, gated_mlp_or_experts),
     # Qwen3-Next: gated delta nets in three of four layers

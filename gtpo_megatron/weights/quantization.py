@@ -75,8 +75,8 @@ def _compressed(given: Fields, where: Path) -> Quantization:
     form = given.get("format", str, "")
     groups = [group for group in given.get("config_groups", dict, {}).values() if isinstance(group, dict)]
     weights = [Fields(group.get("weights") or {}, f"{where}: {KEY}", ConfigError) for group in groups]
-    found = {(one.get("type", str, ""), one.get("num_bits", int, 0)) for one in weights}
-    if form in ("float-quantized", "naive-quantized") and found == {("float", 8)}:
+    found = {(one.get("type", str, "int"), one.get("num_bits", int, 8)) for one in weights}  # its defaults
+    if form == "float-quantized" and found <= {("float", 8)}:
         return Quantization("fp8")
     is_plain = all(one.get("symmetric", bool, True) and not one.raw.get("actorder") for one in weights)
     if form == "pack-quantized" and found in ({("int", 4)}, {("int", 8)}) and is_plain:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import transformers
 
-from tests.distributed.family_models import GPT_OSS
+from tests.distributed.family_models import DOTS1, GPT_OSS
 from tests.distributed.tiny_world import VOCAB
 
 LATENTS = {
@@ -88,6 +88,12 @@ EXPERT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rms_norm_eps": 1e-2,  # or that of a first output, which is next to nothing, would magnify every rounding
         },
     ),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {"num_experts": 8, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 24, "decoder_sparse_step": 2},
+    ),
+    "dots1": ("Dots1", {**DOTS1, "n_routed_experts": 8, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2}),
+    "mixtral": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 16}),
     "gpt_oss": ("GptOss", {**GPT_OSS, "intermediate_size": 16, "num_local_experts": 8, "num_experts_per_tok": 4}),
 }
 """Family -> its classes in transformers, less ``Config`` and ``ForCausalLM``; changes to the shared configuration."""

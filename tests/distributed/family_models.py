@@ -63,6 +63,20 @@ DEEPSEEK = {
 }
 """Multi-latent attention whose values are narrower than keys."""
 
+DOTS1 = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 1,
+    "sliding_window": None,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+}
+"""Qwen3's attention, DeepSeek V3's experts."""
+
 GPT_OSS = {
     "num_experts_per_tok": 2,
     "sliding_window": 4,
@@ -150,6 +164,17 @@ MIXTURES = {
             "attention_bias": True,
         },
     ),
+    "qwen2_moe": FamilyModel(
+        "Qwen2Moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 24,
+        },
+    ),
+    "dots1": FamilyModel("Dots1", {**DOTS1, "head_dim": 8}),
+    "mixtral": FamilyModel("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16}),
     "deepseek_v3": FamilyModel("DeepseekV3", {**DEEPSEEK, "q_lora_rank": 12, "num_mtp_layers": 0}),
     "glm4_moe_lite": FamilyModel("Glm4MoeLite", {**DEEPSEEK, "q_lora_rank": 12}),
     "qwen3_next": FamilyModel(

@@ -5,7 +5,7 @@ import contextlib
 import torch
 
 
-def by_folder_names(parameters):
+def by_folder_names(parameters, *, is_mixtral=False):
     """Weights, or their gradients, by the names of the tables, which have experts one by one where a model stacks them.
 
     gpt-oss has biases, and its experts transposed, gate and up projection in turns.
@@ -32,7 +32,13 @@ def by_folder_names(parameters):
         for expert, weight in enumerate(tensor):
             for part, piece in zip(parts, weight.chunk(len(parts)), strict=True):
                 found[f"{stem}.{expert}.{part}.weight"] = piece
-    return found
+    return {_as_mixtral(name): tensor for name, tensor in found.items()} if is_mixtral else found
+
+
+def _as_mixtral(name):
+    for ours, its in (("mlp", "block_sparse_moe"), ("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")):
+        name = name.replace(f".{ours}.", f".{its}.")
+    return name
 
 
 def _routers(model):

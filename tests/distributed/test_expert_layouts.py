@@ -80,6 +80,9 @@ IN_THE_GATE = {
     "qwen3_moe": ("ep2", "ep2_cp2", "ep2_pp2_tp2", "ep2_cp2_tp2_dp2"),
     "deepseek_v3": ("tp2_etp1_ep2",),
     "deepseek_v2": ("one",),
+    "qwen2_moe": ("ep2",),
+    "dots1": ("tp2_etp1_ep2",),
+    "mixtral": ("ep2_cp2",),
 }
 CASES = [
     pytest.param(family, name, marks=marks(family, name))

@@ -120,7 +120,7 @@ def named_weights(model):
     """A model's weights by the names of its folder."""
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     biases = {name: buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")}
-    return by_folder_names(parameters) | biases
+    return by_folder_names(parameters, is_mixtral=model.config.model_type == "mixtral") | biases
 
 
 def router_penalty(balance, routed, loads, model_config):
@@ -186,7 +186,8 @@ def dense_step(model, config, batch, rewards, ref_model=None):
     (loss + penalty).backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_grad)
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    gradients = by_folder_names({name: parameter.grad.clone() for name, parameter in trained.items()})
+    found = {name: parameter.grad.clone() for name, parameter in trained.items()}
+    gradients = by_folder_names(found, is_mixtral=model.config.model_type == "mixtral")
     optimizer.step()
     biases = [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
     for bias, counted in zip(biases, loads, strict=False):

@@ -111,7 +111,9 @@ def hub_tensors(reference):
     """Every tensor by its name in the tables; in memory transformers holds all experts of a layer in one."""
     from tests.distributed.mixtures import by_folder_names
 
-    return {name: tensor.double() for name, tensor in by_folder_names(reference.state_dict()).items()}
+    is_mixtral = reference.config.model_type == "mixtral"
+    found = by_folder_names(reference.state_dict(), is_mixtral=is_mixtral)
+    return {name: tensor.double() for name, tensor in found.items()}
 
 
 def memory_of_all():

@@ -14,6 +14,8 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Dots1Config,
+    Dots1ForCausalLM,
     Ernie4_5Config,
     Ernie4_5ForCausalLM,
     Glm4MoeConfig,
@@ -26,10 +28,14 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -41,6 +47,8 @@ from transformers import (
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
+
+from tests.distributed.family_models import DOTS1
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
@@ -57,6 +65,9 @@ FAMILIES = {
     "phi4": (Phi3Config, Phi3ForCausalLM),
     "phi4_mini": (Phi3Config, Phi3ForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM),
+    "dots1": (Dots1Config, Dots1ForCausalLM),
+    "mixtral": (MixtralConfig, MixtralForCausalLM),
     "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
     "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
@@ -104,6 +115,14 @@ CHANGES = {
         },
     },
     "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True},
+    "qwen2_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 64,
+    },
+    "dots1": {**DOTS1, "n_routed_experts": 8, "moe_intermediate_size": 48},
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "qwen3_next": {
         "linear_num_key_heads": 2,
         "linear_num_value_heads": 4,
@@ -230,6 +249,9 @@ def test_pushed_weights_are_the_ones_that_answer(tmp_path, family, tied, sampler
     ("family", "sampler_tp"),
     [
         ("qwen3_moe", 2),
+        ("qwen2_moe", 2),
+        ("dots1", 2),
+        ("mixtral", 2),
         ("glm4_moe", 1),
         ("glm4_moe", 2),
         ("deepseek_v3", 2),
