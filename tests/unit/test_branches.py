@@ -10,6 +10,7 @@ from gtpo_megatron.algorithms.token_batch import CreditBatch, ResponseTable, own
 from gtpo_megatron.batch import take_rows
 from gtpo_megatron.branches import NOTHING, Branch, Path, check_within, paths
 from gtpo_megatron.config.algorithm import GTPOConfig
+from gtpo_megatron.config.algorithm.base import SoftOverlongPenalty
 from gtpo_megatron.data.packing import PackLayout, micro_batches
 from gtpo_megatron.errors import ShapeError
 from tests.reference.credit import Rules, gtpo
@@ -138,6 +139,24 @@ def test_gtpo_is_what_the_scalar_loops_say(axis, with_shaped):
     assert found.advantages[batch.loss_mask].tolist() == pytest.approx(
         [a for row in advantages for a in row], rel=1e-5, abs=1e-6
     )
+
+
+def test_a_length_penalty_hears_of_the_longest_path():
+    """Two answers of 40 tokens to one prompt are none of 80."""
+    penalty = SoftOverlongPenalty(max_tokens=100, buffer_tokens=40)
+    config = GTPOConfig(length_penalty=penalty)
+    found = [
+        assign_credit(
+            config,
+            rewards=torch.tensor([1.0, 0.0]),
+            token_entropy=torch.ones(2, 80),
+            response_mask=torch.ones(2, 80, dtype=torch.bool),
+            group_ids=torch.zeros(2, dtype=torch.int64),
+            branches=branches,
+        ).shaped_rewards[0, 0]
+        for branches in (None, [[Branch(40, 0)], []])
+    ]
+    assert found[1] - found[0] == pytest.approx(0.5)
 
 
 def test_rows_keep_their_branches_where_they_are_gathered():

@@ -39,6 +39,7 @@ def shaped_rewards(truncated):
     train_batch, _ = credit_batch(
         SimpleNamespace(
             algorithm=dataclasses.replace(config.algorithm, length_penalty=ramp),
+            environment=config.environment,
             rollout=config.rollout,
             update=config.update,
         ),

@@ -18,7 +18,7 @@ from gtpo_megatron.conversations.messages import (
     reply_json,
     reply_of_json,
 )
-from gtpo_megatron.conversations.openai_form import message_from, opening_from
+from gtpo_megatron.conversations.openai_form import message_from, opening_from, reply_from
 from gtpo_megatron.errors import ConfigError, DataError
 
 HERE = "tests.unit.conversations.environments"
@@ -195,3 +195,27 @@ def test_openings_and_replies_survive_the_pipe():
     reply = Reply(messages=(Message(role="user"),), reward=-0.1, num_tool_errors=2, parts={"a": 1.0})
     assert reply_of_json(reply_json(reply)) == reply
     assert {one.name for one in dataclasses.fields(Reply)} == reply_json(reply).keys()
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"done": True, "after": 7}, "after=7 beside done or an opening"),
+        ({"opening": Opening(token_ids=(1,)), "after": 0}, "after=0 beside done or an opening"),
+        ({"opening": Opening(token_ids=(1,)), "is_again": True}, "several of done, messages, is_again and an opening"),
+        ({"messages": (Message(role="user"),), "is_again": True}, "several of done, messages, is_again"),
+        ({"is_again": 1}, "is_again=1; expected True or False"),
+        ({"is_again": True, "after": -1}, "after=-1; expected the number of a turn"),
+        ({"opening": Opening(token_ids=(1,)), "stop": ("x",)}, "stop beside an opening, which has its own"),
+        ({}, "neither done nor a message"),
+    ],
+)
+def test_a_reply_says_one_thing_about_what_comes_next(fields, why):
+    with pytest.raises(DataError, match=why):
+        reply_from(Reply(**fields), "an environment")
+
+
+def test_a_reply_that_branches_crosses_a_pipe():
+    for fields in ({"is_again": True, "after": 2}, {"opening": Opening(messages=(Message(role="user", content="a"),))}):
+        reply = reply_from(Reply(**fields), "an environment")
+        assert reply_of_json(json.loads(json.dumps(reply_json(reply)))) == reply

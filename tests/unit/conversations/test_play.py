@@ -45,9 +45,12 @@ def test_the_agent_is_played(capsys):
 
 def test_refused_requests_of_an_agent_are_said(capsys):
     assert main(["tests.unit.conversations.agents:swallows", '{"prompt": "several ask"}', "hi"]) == 0
-    assert "  reward 0, done\n  requests refused so far: 1; the first: n=2: only 1" in capsys.readouterr().out
+    assert (
+        "  reward 0, done\n  requests refused so far: 1; the first: logit_bias={'1': 5}: only {}"
+        in capsys.readouterr().out
+    )
     assert main(["tests.unit.conversations.agents:swallows", '{"prompt": "ask several"}', "hi"]) == 1
-    assert "which is no reward; its request was refused: n=2: only 1" in capsys.readouterr().out
+    assert "which is no reward; its request was refused: logit_bias={'1': 5}: only {}" in capsys.readouterr().out
 
 
 def test_the_pages_in_the_docs_work(capsys, tmp_path):

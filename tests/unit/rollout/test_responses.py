@@ -81,6 +81,21 @@ def test_every_token_has_the_version_of_the_weights_that_sampled_it():
     assert batch.is_multi_version.tolist() == [True, False]
 
 
+@pytest.mark.parametrize("reasons", [("length", "stop"), ("stop", "length"), ("stop", "stop")])
+def test_a_response_is_cut_if_one_of_its_sequences_is(reasons):
+    """The second turn begins anew, so that nothing follows the first."""
+    turns = [
+        Turn(context_ids=(1, 2), number=number, completion=completion((7 + number,), reason=reason))
+        for number, reason in enumerate(reasons)
+    ]
+    batch = to_rollout_batch([SampledEpisode(request=REQUESTS[0], turns=turns)], version=3, entropies=None)
+    assert batch.truncated.tolist() == ["length" in reasons]
+    assert batch.branches == (((1, -1),),)
+    turns[1].after = 0
+    batch = to_rollout_batch([SampledEpisode(request=REQUESTS[0], turns=turns)], version=3, entropies=None)
+    assert batch.truncated.tolist() == [reasons[1] == "length"], "it went on after the first"
+
+
 @pytest.mark.parametrize(("spans", "num"), [([], 0), ([span(3, 0, 1)], 1)])
 def test_tokens_of_unknown_weights_are_refused(spans, num):
     with pytest.raises(RolloutError, match=f"response 2 of group 5: 2 tokens, {num} of them with a policy version"):

@@ -287,10 +287,11 @@ def test_rotary_frequencies_equal_those_of_transformers(tmp_path, rope):
         ({"architectures": None}, "architecture 'none' has no name table"),
         ({"architectures": "Qwen2ForCausalLM"}, "architectures is 'Qwen2ForCausalLM', expected a list"),
         (
-            {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8},
+            {"architectures": ["PhiMoEForCausalLM"], "num_local_experts": 8},
             r"is a mixture of experts \(num_local_experts=8\) without a name table; known with experts: Qwen3MoeFor",
         ),
-        ({"architectures": ["Qwen2MoeForCausalLM"], "n_routed_experts": 256}, "is a mixture of experts"),
+        ({"architectures": ["DeepseekForCausalLM"], "n_routed_experts": 256}, "is a mixture of experts"),
+        ({"is_causal": False}, "is_causal=false is not supported"),
         ({"architectures": ["DeepseekV32ForCausalLM"]}, "DeepseekV32.* needs what is not there: sparse attention"),
         (
             {"architectures": ["Olmo3ForCausalLM"]},
@@ -301,7 +302,7 @@ def test_rotary_frequencies_equal_those_of_transformers(tmp_path, rope):
         ({"architectures": ["Phi3ForCausalLM"], "sliding_window": 0}, "sliding_window is 0, expected from 1"),
         ({"use_sliding_window": True}, "use_sliding_window=true is not supported; train with full attention"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has 'sliding_attention'"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is not supported; give the folder of"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized by 'gptq' are not read"),
         ({"architectures": ["LlamaForCausalLM"], "attention_bias": True}, "attention_bias=true is not supported"),
         ({"architectures": ["LlamaForCausalLM"], "mlp_bias": True}, "mlp_bias=true is not supported"),
         (
@@ -386,7 +387,7 @@ V2_LITE = {
             "'linear' is not supported; expected 'default' or 'yarn'",
         ),
         ({"rope_scaling": {"type": "yarn", **YARN, "attention_factor": 1.0}}, "attention_factor is not supported here"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "one cast to bfloat16"),
+        ({"routed_scaling_factor": None}, "lacks routed_scaling_factor"),
         (V2_LITE | {"topk_method": "group_limited_greedy"}, "topk_method='group_limited_greedy' is not supported"),
         (V2_LITE | {"norm_topk_prob": True}, "norm_topk_prob=true is not supported; vLLM heeds it"),
         (

@@ -68,7 +68,7 @@ def test_gpt_oss_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"quantization_config": {"quant_method": "mxfp4"}}, "MXFP4, as gpt-oss has it, one cast to bfloat16"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantized by 'awq' are not read"),
         ({"attention_bias": False}, "attention_bias=False is not supported; expected True"),
         ({"layer_types": ["full_attention"] * 24}, "layer_types=.* is not supported; expected .'sliding_attention', "),
         ({"layer_types": ["full_attention", "sliding_attention"] * 12}, "layer_types=.* is not supported"),

@@ -36,6 +36,7 @@ TRAITS = {
         "qkv_bias": True,
         "experts": replace(EXPERTS, layers=(False, True, True, True), shared_ffn_size=8, has_bias=True),
     },
+    "mixtral": {"experts": EXPERTS},
     "gpt_oss": {"qkv_bias": True, "has_sinks": True, "experts": replace(EXPERTS, clamp=7.0)},
     "qwen3_next": {
         "qk_norm": True,

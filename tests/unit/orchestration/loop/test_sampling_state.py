@@ -5,6 +5,7 @@ import io
 import torch
 
 from gtpo_megatron.batch import EpisodeResult, Problem, PromptBatch, RewardBatch, RolloutBatch, mask_of_lengths
+from gtpo_megatron.branches import Branch
 from gtpo_megatron.observability.metrics import Mean
 from gtpo_megatron.orchestration.loop.sampling import SampledStep
 from gtpo_megatron.orchestration.loop.sampling_state import from_plain, to_plain
@@ -20,10 +21,11 @@ def test_columns_and_parts_survive_a_checkpoint():
     rollouts = RolloutBatch(
         prompt_ids=torch.ones(1, 2, dtype=torch.int64),
         prompt_lengths=torch.tensor([2]),
-        response_ids=torch.ones(1, 1, dtype=torch.int64),
-        response_lengths=torch.tensor([1]),
-        loss_mask=mask_of_lengths(torch.tensor([1]), 1),
-        rollout_logprobs=torch.zeros(1, 1),
+        response_ids=torch.ones(1, 2, dtype=torch.int64),
+        response_lengths=torch.tensor([2]),
+        loss_mask=mask_of_lengths(torch.tensor([2]), 2),
+        rollout_logprobs=torch.zeros(1, 2),
+        branches=((Branch(1, 0),),),
         group_ids=torch.tensor([5]),
         truncated=torch.zeros(1, dtype=torch.bool),
         policy_version=0,
@@ -48,6 +50,8 @@ def test_columns_and_parts_survive_a_checkpoint():
     file.seek(0)
     found = from_plain(torch.load(file, weights_only=True), RolloutHandle.of)
     assert found.prompts == sampled.prompts
+    assert found.rollouts.fetch().branches == rollouts.branches
+    assert found.rollouts.fetch().paths(0) == rollouts.paths(0)
     assert found.rewards.info == rewards.info
     assert found.rewards.turn_rewards == rewards.turn_rewards
     assert torch.equal(found.rewards.parts["t"], rewards.parts["t"])
