@@ -136,6 +136,7 @@ def llm_arguments(
 
 def _unquantized(config: Any, *, overrides: Mapping[str, Any]) -> Any:
     """VLLM's configuration of a model of 16 bits: what is pushed is not quantized, and fits no layers of fewer bits."""
-    delattr(config, QUANTIZATION)
+    if hasattr(config, QUANTIZATION):  # vLLM asks more than once
+        delattr(config, QUANTIZATION)
     config.update(dict(overrides))
     return config

@@ -330,9 +330,9 @@ def test_refused_requests_of_an_agent_are_in_its_outcome(made, tokenizer):
         "several scores ask": 2.0,
         "ask": 0.0,
     }
-    assert "which is no reward; its request was refused: n=2" in found["ask several"].failure
+    assert "which is no reward; its request was refused: logit_bias=" in found["ask several"].failure
     assert (found["several scores ask"].failure, found["ask"].refusal) == ("", "")
-    assert found["several scores ask"].refusal.startswith("n=2")
+    assert found["several scores ask"].refusal.startswith("logit_bias=")
 
 
 STOPS = """
