@@ -167,7 +167,7 @@ class Exchange:
                 self._step, self._base = self._next_step(asked)
                 if self._step.after is not None and not self._step.is_again:
                     self._turns[self._step.after].is_continued = True
-                self._asked, self._number, self._answer = opening, number, Future()
+                self._asked, self._answer = opening, Future()
                 if number > self._num_at_refusal:
                     self.refusal = ""
                 self.num_unenforced += not asked.is_enforced
@@ -175,7 +175,7 @@ class Exchange:
             else:
                 self._answer.set_exception(StageOrderError("the same was asked again; that request is answered"))
                 self._answer = Future()
-            self._has_gone, answer = has_gone, self._answer
+            self._number, self._has_gone, answer = number, has_gone, self._answer
         return answer.result()
 
     def _given(self, opening: Opening, *, is_another: bool) -> Message | None:
