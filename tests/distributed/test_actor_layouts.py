@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from gtpo_megatron.batch import RolloutShard, mask_of_lengths
-from gtpo_megatron.config.algorithm import FIPOConfig, GRPOConfig, GRPOSConfig, GTPOConfig
-from gtpo_megatron.config.algorithm.base import NoLengthPenalty
+from gtpo_megatron.config.algorithm import GRPOConfig, GRPOSConfig, GTPOConfig
 from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.data.sharding import shard_by_updates, updates_of_step
@@ -305,7 +304,7 @@ def branching_rollouts():
         pytest.param("dp2", GRPOSConfig(), marks=pytest.mark.nightly),  # all of them in one
         pytest.param("dp2", GRPOConfig(), marks=pytest.mark.nightly),
         pytest.param("pp2_vpp2_cp2", GTPOConfig(), marks=pytest.mark.nightly),
-        pytest.param("tp2_sp", FIPOConfig(length_penalty=NoLengthPenalty()), marks=pytest.mark.nightly),
+        pytest.param("tp2_sp", GTPOConfig(), marks=pytest.mark.nightly),
     ],
 )
 def test_responses_that_branch(models, tmp_path, layout, algorithm):
