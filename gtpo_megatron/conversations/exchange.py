@@ -139,7 +139,7 @@ class Exchange:
         self._turns: list[_Turn] = []
         self._num_calls = 0
 
-    def ask(self, asked: Asked, *, has_gone: "Callable[[], bool] | None" = None, is_another: bool = False) -> Message:
+    def ask(self, asked: Asked, *, has_gone: Callable[[], bool] | None = None, is_another: bool = False) -> Message:
         """The policy's answer to all that was said; waits for it, and for those to earlier requests.
 
         A client that has waited too long may ask the same again: then the newer request is answered. An answer whose
@@ -329,6 +329,7 @@ class Exchange:
         is_told = True
         for index, said in enumerate(turn.said):
             if index in turn.own:
+                is_told = True  # of the last one; one that is left out is told in no other words
                 if place < len(messages) and messages[place].role == "assistant":
                     is_told = self._is_told(turn, index, messages[place])
                     num_alike += is_told

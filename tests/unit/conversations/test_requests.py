@@ -535,6 +535,17 @@ def test_other_words_in_the_place_of_a_turn_that_was_gone_on_from_are_read(endpo
     assert (step.after, [one.content for one in step.added.messages]) == (None, ["hello", "All so far: X=7", "go on"])
 
 
+def test_a_turn_is_tried_again_behind_one_that_was_reworded(endpoint, exchange, threads):
+    """Also once the episode has gone on from it."""
+    _, _, following = answered(endpoint, exchange, threads, {"messages": HELLO}, said("a0"), exchange.first)
+    second = [*HELLO, said_dict("reworded"), user("b")]
+    _, following = step_of(endpoint, exchange, threads, {"messages": second}, said("a1"), following)
+    third = [*second, said_dict("a1"), user("c")]
+    _, following = step_of(endpoint, exchange, threads, {"messages": third}, said("a2"), following)
+    step, _ = step_of(endpoint, exchange, threads, {"messages": second}, said("a3"), following)
+    assert (step.after, step.is_again) == (1, True)
+
+
 # ------------------------------------------------------------------------------------------------- of several at once
 def test_one_that_is_given_up_beside_an_answer_is_no_last_request(endpoint, exchange, threads):
     first = threads.submit(ask, endpoint, exchange, {"messages": [user("a")]})
