@@ -105,8 +105,8 @@ def _environment(taskset, options):
     asking = [name for name, spec in agent_config_fields(env.config).items() if spec.client is None]
     if len(asking) != 1:
         raise Refused(
-            f"{', '.join(asking) or 'none'} of its agents would ask the policy, and one must, since an episode is one "
-            f"sequence of tokens; give each other one a model: NAME.client.base_url=..., NAME.model=..."
+            f"{', '.join(asking) or 'none'} of its agents would ask the policy, and one must, since an episode has one "
+            f"reward; give each other one a model: NAME.client.base_url=..., NAME.model=..."
         )
     return env, select
 

@@ -43,21 +43,27 @@ def assert_last_turns_are_rewarded(records):
             assert max(record.shaped_rewards[last_turn:]) <= -1
 
 
+def rows_of_a_killed_run(tmp_path, *options, num_steps):
+    """The rows of an unbroken run, which are those of one that was killed in its last step but one and resumed."""
+    whole = Run(tmp_path / "whole", *options, recipe=RECIPE, num_steps=num_steps)
+    whole.succeed()
+    broken = Run(tmp_path / "broken", *options, recipe=RECIPE, num_steps=num_steps)
+    broken.wait_for(rf"step {num_steps - 1}/{num_steps}")
+    broken.kill()
+    Run(tmp_path / "broken", *options, "--resume", recipe=RECIPE, num_steps=num_steps).succeed()
+    rows = steps(whole.folder)
+    assert steps(tmp_path / "broken") == rows
+    return rows
+
+
 @pytest.mark.nightly
 @LEAVINGS
 def test_a_killed_run_with_an_environment_equals_an_unbroken_one(tmp_path):
     option = ("--algorithm.turn-reward-coef", str(TURN_REWARD_COEF))
-    whole = Run(tmp_path / "whole", *option, recipe=RECIPE, num_steps=4)
-    whole.succeed()
-    broken = Run(tmp_path / "broken", *option, recipe=RECIPE, num_steps=4)
-    broken.wait_for(r"step 3/4")
-    broken.kill()
-    Run(tmp_path / "broken", *option, "--resume", recipe=RECIPE, num_steps=4).succeed()
-    rows = steps(whole.folder)
-    assert steps(tmp_path / "broken") == rows
+    rows = rows_of_a_killed_run(tmp_path, *option, num_steps=4)
     assert_conversations(rows[1:])
-    assert all(row["timing/environment_s"] > 0 for row in read_metrics(whole.folder / "metrics.jsonl")[1:])
-    records = list(iter_rollouts(whole.folder / "rollouts" / "step_000004.jsonl"))
+    assert all(row["timing/environment_s"] > 0 for row in read_metrics(tmp_path / "whole" / "metrics.jsonl")[1:])
+    records = list(iter_rollouts(tmp_path / "whole" / "rollouts" / "step_000004.jsonl"))
     assert any(record.foreign_spans for record in records)
     assert_last_turns_are_rewarded(records)
 
@@ -124,14 +130,7 @@ SHAPES = (
 def test_a_killed_run_whose_episodes_branch_equals_an_unbroken_one(tmp_path):
     """On ranks of their own, by turns; what is saved are prompts and weights, so nothing of a tree."""
     options = ("--environment.name", BRANCHING_AGENT, "--algorithm.entropy-axis", "turn", *SHAPES)
-    whole = Run(tmp_path / "whole", *options, recipe=RECIPE, num_steps=3)
-    whole.succeed()
-    broken = Run(tmp_path / "broken", *options, recipe=RECIPE, num_steps=3)
-    broken.wait_for(r"step 2/3")
-    broken.kill()
-    Run(tmp_path / "broken", *options, "--resume", recipe=RECIPE, num_steps=3).succeed()
-    rows = steps(whole.folder)
-    assert steps(tmp_path / "broken") == rows
+    rows = rows_of_a_killed_run(tmp_path, *options, num_steps=3)
     assert_branches(rows[1:])
 
 
