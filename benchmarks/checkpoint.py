@@ -30,7 +30,7 @@ from gtpo_megatron.config.output import CheckpointConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder, DriverState
 from gtpo_megatron.run_folder.manifest import run_facts
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.reshard import hf_shapes
 from recipes import tiny_cpu
 

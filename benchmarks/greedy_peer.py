@@ -31,7 +31,7 @@ from gtpo_megatron.data.prompts import load_problems
 from gtpo_megatron.orchestration.gguf_model import model_folder
 from gtpo_megatron.rewards.request import RewardRequest
 from gtpo_megatron.rewards.reward_pool import RewardPool
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.gguf.source import is_gguf
 
 

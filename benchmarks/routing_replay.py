@@ -47,7 +47,7 @@ from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.orchestration.stages.rollouts import split_by_group
 from gtpo_megatron.rollout.engine_arguments import CPU_ENVIRONMENT, engine_environment
 from gtpo_megatron.rollout.requests import SampleRequest
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from recipes import tiny_cpu
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.config.parallel import ParallelConfig
-from gtpo_megatron.weights.architecture import Architecture, read_architecture
+from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.experts import Experts
 from gtpo_megatron.weights.param_mapping import TensorParallel
 from gtpo_megatron.weights.push.ends import open_sender

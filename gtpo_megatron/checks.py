@@ -23,7 +23,8 @@ from gtpo_megatron.data.chat_template import check_stop_strings, load_tokenizer,
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.rewards.function import RewardFunction, check_threshold, run_rewards
 from gtpo_megatron.rollout.engine_checks import check_adapters, check_engines
-from gtpo_megatron.weights.architecture import Architecture, read_architecture
+from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.config_json import read_architecture
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

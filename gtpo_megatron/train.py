@@ -34,7 +34,8 @@ from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, check_metrics
 from gtpo_megatron.run_folder.provenance import LOG_FILE, log_provenance, logged_cause
 from gtpo_megatron.run_folder.resume_notes import resume_notes
 from gtpo_megatron.run_folder.stop_request import StopAtOnce, StopRequest
-from gtpo_megatron.weights.architecture import Architecture, read_architecture
+from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.config_json import read_architecture
 
 logger = logging.getLogger(__name__)
 

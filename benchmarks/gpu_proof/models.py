@@ -20,7 +20,7 @@ from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.reshard import hf_shapes
 from recipes import tiny_cpu
 

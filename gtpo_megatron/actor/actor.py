@@ -43,8 +43,8 @@ from gtpo_megatron.mismatch.gap_report import GapReport, gap_report, merge_gaps
 from gtpo_megatron.observability.memory import return_free_memory
 from gtpo_megatron.observability.metrics import Metric
 from gtpo_megatron.observability.profiling import StepProfiler
-from gtpo_megatron.weights.architecture import read_architecture
 from gtpo_megatron.weights.checksum import Checksums
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.push.link import WeightLink
 from gtpo_megatron.weights.push.sender import WeightSender
 from gtpo_megatron.weights.push.transports.process_group import open_store

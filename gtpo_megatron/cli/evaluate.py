@@ -67,7 +67,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _fitted(config: EvaluateConfig, folder: Path, arguments: Sequence[str], console: Console) -> EvaluateConfig:
     """The request with default lengths that fit the model; says what they are if they are not the usual ones."""
-    from gtpo_megatron.weights.architecture import read_architecture
+    from gtpo_megatron.weights.config_json import read_architecture
 
     positions = read_architecture(folder).max_positions
     fitted = fit_to_model(

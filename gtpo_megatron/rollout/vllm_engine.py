@@ -25,7 +25,7 @@ from gtpo_megatron.rollout.in_flight import InFlight, SampledEpisode
 from gtpo_megatron.rollout.requests import REQUEST_KEY, SampleRequest
 from gtpo_megatron.rollout.response_stream import SampledResponse, stream_responses
 from gtpo_megatron.rollout.responses import returned_routing, to_rollout_batch
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.megatron.checkpoint_files import converted_weights
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.rollout.gpt_oss_weights import loadable
-from gtpo_megatron.weights.architecture import Architecture, read_architecture
+from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.push.ends import open_receiver
 from gtpo_megatron.weights.push.link import WeightLink
 from gtpo_megatron.weights.push.receiver import WeightReceiver

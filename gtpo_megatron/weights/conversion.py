@@ -14,7 +14,8 @@ from torch import Tensor
 
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE, Architecture, read_architecture
+from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE, Architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.hf.reader import WeightFolder
 from gtpo_megatron.weights.hf.stacked_experts import stacked, stacks
 from gtpo_megatron.weights.hf.writer import SHARD_BYTES, copy_companions, write_shards, written_aside

@@ -239,4 +239,4 @@ LAYER_TABLES: dict[str, tuple[LayerRows, ...]] = {
     # gpt-oss: sinks, a bias wherever there is a projection
     "gpt_oss": (layer_norms, attention, qkv_bias, output_bias, sinks, biased_experts),
 }
-"""Family -> rows of one layer. ``architecture.py`` says which models have them; only other rows need an entry here."""
+"""Family -> rows of one layer. ``config_json.py`` says which models have them; only other rows need an entry here."""

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.text import printable
-from gtpo_megatron.weights.architecture import Architecture, read_architecture
+from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.hf.reader import WeightFolder, check_one_model, require_finite
 from gtpo_megatron.weights.megatron.checkpoint_files import converted_weights
 from gtpo_megatron.weights.param_mapping import Box

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.param_mapping import as_matrix
 from gtpo_megatron.weights.reshard import hf_shapes, load_plan, shard_coordinates
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.algorithm import ReferenceConfig
 from gtpo_megatron.errors import CheckpointError, ConfigError
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron, megatron_to_hf, megatron_to_peft
 from gtpo_megatron.weights.megatron.adapters import stored_adapters
 from gtpo_megatron.weights.megatron.checkpoint_reader import CheckpointReader

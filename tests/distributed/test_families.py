@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from gtpo_megatron.data.packing import PackLayout, micro_batches
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.reshard import hf_shapes
 from tests.dist_utils import run_processes
 from tests.distributed.family_models import FAMILIES, make_family_model

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gtpo_megatron.batch import RolloutShard
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from tests.dist_utils import run_processes
 from tests.distributed.expert_models import EXPERT_FAMILIES, make_expert_model
 from tests.distributed.family_models import FamilyModel, make_family_model

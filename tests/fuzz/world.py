@@ -26,7 +26,7 @@ from gtpo_megatron.run_folder import state as run_state
 from gtpo_megatron.run_folder.checkpoints import DriverState
 from gtpo_megatron.run_folder.folder import RunFolder
 from gtpo_megatron.run_folder.manifest import run_facts
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
 from gtpo_megatron.weights.megatron.checkpoint_files import file_checksum
 from gtpo_megatron.weights.reshard import hf_shapes

@@ -29,7 +29,7 @@ NUM_STEPS = 8
 def main(folder: Path, sampler_tp: int, pushed: Path | None) -> None:
     from gtpo_megatron.config.rollout import RolloutConfig
     from gtpo_megatron.rollout.engine_arguments import CPU_ENVIRONMENT, engine_environment
-    from gtpo_megatron.weights.architecture import read_architecture
+    from gtpo_megatron.weights.config_json import read_architecture
 
     config = RolloutConfig(kv_cache_mib=64, tensor_parallel_size=sampler_tp, max_staleness=1, partial=True)
     os.environ.update(engine_environment(config, has_gpus=False) | CPU_ENVIRONMENT)

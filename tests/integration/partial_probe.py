@@ -27,7 +27,7 @@ STEPS_OF_ABORTED = 8
 def main(folder: Path, sampler_tp: int) -> None:
     from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
     from gtpo_megatron.rollout.engine_arguments import CPU_ENVIRONMENT, engine_environment
-    from gtpo_megatron.weights.architecture import read_architecture
+    from gtpo_megatron.weights.config_json import read_architecture
 
     config = RolloutConfig(
         dtype="float32",

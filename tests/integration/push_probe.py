@@ -40,7 +40,7 @@ def main(folder: Path, sampler_tp: int, transports: list[str], num_more: int) ->
 
     from gtpo_megatron.config.rollout import RolloutConfig
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
-    from gtpo_megatron.weights.architecture import read_architecture
+    from gtpo_megatron.weights.config_json import read_architecture
 
     arch = read_architecture(folder)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
 
     from gtpo_megatron.config.rollout import RolloutConfig
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
-    from gtpo_megatron.weights.architecture import read_architecture
+    from gtpo_megatron.weights.config_json import read_architecture
     from tests.integration import poisoned_sleep
     from tests.integration.push_probe import Link, judge, layout_of, perturb
 

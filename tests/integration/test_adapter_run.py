@@ -12,7 +12,7 @@ from gtpo_megatron.cli.convert import run as convert
 from gtpo_megatron.run_folder.checkpoints import LATEST
 from gtpo_megatron.run_folder.metrics_file import read_metrics
 from gtpo_megatron.weights.adapters import projections
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.peft import write_peft_folder
 from recipes.tiny_cpu import ASSETS
 from tests.integration.runs import Run, steps

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gtpo_megatron.run_folder.metrics_file import read_metrics
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.hf.reader import WeightFolder
 from gtpo_megatron.weights.reshard import hf_shapes
 from gtpo_megatron.weights.weight_checks import check_weights

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.rollout.requests import SampleRequest
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from recipes.tiny_cpu import ASSETS
 from tests.integration.engine_host import EngineHost
 

@@ -24,7 +24,7 @@ from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.orchestration import cpu_memory
 from gtpo_megatron.rollout import engine_checks
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
 from gtpo_megatron.weights.experts import Experts
 from gtpo_megatron.weights.model_shape import DeltaNet, LatentAttention

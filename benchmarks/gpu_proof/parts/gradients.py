@@ -18,7 +18,8 @@ from benchmarks.gpu_proof.report import Report, Section
 from benchmarks.gpu_proof.sizes import ModelSize, Sizes
 from gtpo_megatron.batch import RolloutBatch, RolloutShard
 from gtpo_megatron.data.packing import PackedMicroBatch, PackLayout, micro_batches
-from gtpo_megatron.weights.architecture import Architecture, read_architecture
+from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.param_mapping import TensorParallel, as_matrix
 from gtpo_megatron.weights.reshard import ShardCoordinates, hf_shapes, load_plan
 from tests.distributed.mixtures import by_folder_names, forced_routers, recorded_routers

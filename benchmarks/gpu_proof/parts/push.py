@@ -18,7 +18,8 @@ from benchmarks.gpu_proof.report import Report, Section
 from benchmarks.gpu_proof.sizes import ModelSize, Sizes
 from benchmarks.weight_push import layout_of, shard_of
 from gtpo_megatron.config.parallel import ParallelConfig
-from gtpo_megatron.weights.architecture import Architecture, read_architecture
+from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.push.ends import open_receiver, open_sender
 from gtpo_megatron.weights.push.link import Meeting, Relay, SlotShape, WeightLink
 from gtpo_megatron.weights.push.sync import compare_checksums, merge_checksums

@@ -24,7 +24,8 @@ from gtpo_megatron.companions.planner.trainer_state import stage_parameters, tra
 from gtpo_megatron.companions.preflight.probes.batches import rewards_in_turns
 from gtpo_megatron.data.packing import PackLayout, micro_batches
 from gtpo_megatron.observability.metrics import to_scalars
-from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE, Architecture, read_architecture
+from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE, Architecture
+from gtpo_megatron.weights.config_json import read_architecture
 
 MIB = 1 << 20
 

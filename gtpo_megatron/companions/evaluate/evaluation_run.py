@@ -59,7 +59,7 @@ from gtpo_megatron.rollout.engine_checks import check_cache, is_cpu_build
 from gtpo_megatron.run_folder import held_locks
 from gtpo_megatron.run_folder.provenance import provenance
 from gtpo_megatron.sentence import print_sentence
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

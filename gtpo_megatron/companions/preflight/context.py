@@ -12,7 +12,8 @@ from gtpo_megatron.companions.preflight.memory_watch import MemoryWatch
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.orchestration.stages.processes import ProcessFunction, RunProcesses
 from gtpo_megatron.orchestration.stages.stages import Stages
-from gtpo_megatron.weights.architecture import Architecture, read_architecture
+from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.config_json import read_architecture
 
 CHILD_ENDS_S = 5.0
 """In which a process can say that its child has been ended."""

@@ -32,7 +32,7 @@ from gtpo_megatron.orchestration.stages.trainer import Metrics
 from gtpo_megatron.run_folder.checkpoints import UNMEASURED_FILE, Checkpoint, DriverState
 from gtpo_megatron.run_folder.folder import RunFolder
 from gtpo_megatron.run_folder.manifest import RunFacts
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.orchestration.stages.engines import Engines
 from gtpo_megatron.orchestration.stages.trainer import Trainer
-from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE, Architecture, read_architecture
+from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE, Architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.param_mapping import TensorParallel
 from gtpo_megatron.weights.push.layout import (
     ALIGNMENT_BYTES,

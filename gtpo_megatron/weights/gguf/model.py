@@ -8,7 +8,8 @@ from typing import Any
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.text import printable, shown
-from gtpo_megatron.weights.architecture import Architecture, architecture_of
+from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.config_json import architecture_of
 from gtpo_megatron.weights.gguf.header import Header
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}

@@ -10,7 +10,8 @@ from pathlib import Path
 from gtpo_megatron.config.model import GGUF_PREFIX, is_gguf
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.text import printable, shown
-from gtpo_megatron.weights.architecture import Architecture, read_architecture
+from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.gguf.header import read_header
 from gtpo_megatron.weights.gguf.model import model_architecture
 

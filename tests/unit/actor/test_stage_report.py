@@ -17,7 +17,7 @@ from gtpo_megatron.observability.metrics import Sum, to_scalars
 from gtpo_megatron.observability.profiling import StepProfiler
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.stages.trainer import merge_reports
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from recipes import tiny_cpu
 
 LENGTHS = [(3, 9), (7, 4), (2, 12), (5, 1)]

@@ -10,7 +10,7 @@ from gtpo_megatron.config.optimizer import UpdateConfig
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.rollout import engine_checks
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from recipes import tiny_cpu
 from tests.unit.weights.test_architecture import written
 from tests.unit.weights.test_qwen3_next import QWEN3_NEXT_80B

@@ -11,7 +11,7 @@ from gtpo_megatron.config.output import CheckpointConfig
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.run_folder.checkpoints import CheckpointFolder, DriverState
 from gtpo_megatron.run_folder.manifest import RunFacts, run_facts
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
 from gtpo_megatron.weights.megatron.checkpoint_files import MEGATRON_FOLDER, file_checksum
 from recipes import tiny_cpu

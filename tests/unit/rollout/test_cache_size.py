@@ -13,7 +13,7 @@ from gtpo_megatron.config.evaluate import EvaluateConfig
 from gtpo_megatron.config.rollout import GPU_CACHE_MIB, RolloutConfig
 from gtpo_megatron.rollout import cache_size
 from gtpo_megatron.rollout.cache_size import cache_bytes_per_token, cpu_cache_mib, log_cpu_cache
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.model_shape import DeltaNet
 from recipes.tiny_cpu import ASSETS
 

@@ -15,7 +15,7 @@ from gtpo_megatron.rollout.engine_arguments import (
     captures_routing,
     llm_arguments,
 )
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from recipes import tiny_cpu
 
 NO_ADAPTER = AdapterConfig()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gtpo_megatron.errors import WeightSyncError
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from recipes.tiny_cpu import ASSETS
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]  # of vLLM's own imports

@@ -8,7 +8,7 @@ import pytest
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.run_folder.manifest import check_model, layout_changes, new_manifest, run_facts
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from recipes import tiny_cpu
 from tests.unit.orchestration.checkpoints import facts
 

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from gtpo_megatron.data.chat_template import load_tokenizer
 from gtpo_megatron.data.prompts import load_problems
 from gtpo_megatron.rewards.math_answer import math_answer
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.hf.reader import WeightFolder
 from gtpo_megatron.weights.reshard import hf_shapes
 from tools.arithmetic import ArithmeticTask, canonical, prompt_text, sample_expression, sample_solution

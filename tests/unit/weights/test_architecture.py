@@ -9,7 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.model_shape import LatentAttention
 from gtpo_megatron.weights.rope import RopeScaling
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from gtpo_megatron.errors import CheckpointError, ConfigError, WeightMappingError
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.conversion import (
     MEGATRON_FOLDER,
     hf_to_megatron,

@@ -10,7 +10,7 @@ from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.rollout.engine_checks import check_split
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.experts import Experts
 
 COMMON = {

@@ -9,7 +9,7 @@ import pytest
 from gtpo_megatron.companions.planner.known_models import KNOWN_MODELS
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.experts import Experts
 from tests.unit.weights.test_architecture import written
 

@@ -16,7 +16,7 @@ from gtpo_megatron.errors import ConfigError, WeightMappingError
 from gtpo_megatron.rollout.engine_checks import check_adapters
 from gtpo_megatron.weights.adapter_shapes import check_adaptable, num_parameters
 from gtpo_megatron.weights.adapters import chosen_projections, projections, tensor_shapes
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
 from gtpo_megatron.weights.hf.reader import ADAPTER_CONFIG_FILE
 from gtpo_megatron.weights.peft import WEIGHTS_FILE, PeftFolder, write_peft_folder

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig, FineGrainedFP8Config, Mxfp4Config
 
 from gtpo_megatron.errors import ConfigError, WeightMappingError
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, dequantize
 from gtpo_megatron.weights.hf.reader import WeightFolder
 from gtpo_megatron.weights.param_mapping import Box

@@ -12,7 +12,7 @@ from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.rollout.engine_checks import check_split
 from gtpo_megatron.weights.adapters import chosen_projections
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.experts import Experts
 from gtpo_megatron.weights.model_shape import DeltaNet
 from recipes.qwen3_next_80b_a3b import gtpo_64gpu

@@ -18,7 +18,7 @@ from gtpo_megatron.companions.preflight.runner import Results
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.orchestration.cpu_memory import memory_needed, what_lowers
 from gtpo_megatron.rollout.engine_checks import is_cpu_build
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 
 SLOWEST = 1.1
 """Seconds of the slowest GPU over the median: equal boards differ by a few percent, a sick one by more."""

@@ -26,7 +26,7 @@ from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig, WeightSy
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import from_plain
 from gtpo_megatron.observability.metrics import merge, to_scalars
-from gtpo_megatron.weights.architecture import model_fields, read_architecture
+from gtpo_megatron.weights.config_json import model_fields, read_architecture
 
 VOCABULARY = 2048
 """Rows of embedding and output layer: their own check is the kernels'."""

@@ -11,7 +11,8 @@ from transformers.models.qwen3_next import modeling_qwen3_next
 
 from gtpo_megatron.actor.model.flops import backward_flops, forward_flops
 from gtpo_megatron.config.adapter import AdapterConfig
-from gtpo_megatron.weights.architecture import Architecture, read_architecture
+from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.experts import Experts
 from gtpo_megatron.weights.model_shape import DeltaNet
 from tests.distributed.expert_models import make_expert_model

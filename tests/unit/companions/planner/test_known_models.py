@@ -9,7 +9,7 @@ from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 from gtpo_megatron.companions.planner.known_models import KNOWN_MODELS, find_shape
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.model_shape import LayerKind, ModelShape
 from recipes.tiny_cpu import ASSETS
 

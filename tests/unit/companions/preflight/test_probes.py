@@ -12,7 +12,7 @@ from gtpo_megatron.companions.preflight.probes import devices, kernels, system
 from gtpo_megatron.companions.preflight.probes.batches import rewards_in_turns
 from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.errors import WorkerError
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from recipes import tiny_cpu
 from tests.unit.companions.preflight.expected import paper_config
 

@@ -9,7 +9,7 @@ import pytest
 from gtpo_megatron.config.algorithm import GRPOConfig, ReferenceConfig, ReferenceKLConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.orchestration.loop.disk_space import check_disk_space, checkpoint_bytes
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from recipes import tiny_cpu
 
 NUM_PARAMETERS = 1_074_000  # about; Qwen2 of the quickstart

@@ -18,7 +18,7 @@ from gtpo_megatron.cli import dispatch
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.data.chat_template import load_tokenizer, render_prompt, stop_token_ids
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.conversion import (
     MEGATRON_FOLDER,
     ConversionProgress,

@@ -8,7 +8,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, Te
 
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.weights.adapters import projections
-from gtpo_megatron.weights.architecture import read_architecture
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.megatron import adapters
 from gtpo_megatron.weights.megatron.checkpoint_reader import load_whole
 from recipes.tiny_cpu import ASSETS

@@ -1,0 +1,394 @@
+"""The architecture that the ``config.json`` of a Hugging Face folder describes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.untrusted.fields import Fields
+from gtpo_megatron.untrusted.json_text import read_json
+from gtpo_megatron.untrusted.text import printable, shown
+from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.experts import (
+    Experts,
+    deepseek_v2_experts,
+    deepseek_v3_experts,
+    dots1_experts,
+    glm4_moe_experts,
+    glm4_moe_lite_experts,
+    gpt_oss_experts,
+    mixtral_experts,
+    qwen2_moe_experts,
+    qwen3_moe_experts,
+    qwen3_next_experts,
+)
+from gtpo_megatron.weights.model_shape import DeltaNet, LatentAttention
+from gtpo_megatron.weights.quantization import quantization_of
+from gtpo_megatron.weights.rope import (
+    RopeKind,
+    original_positions_of,
+    read_scaling,
+    rope_fields,
+    rope_kind,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """Facts that a Hugging Face class fixes for a model and that its ``config.json`` may leave out.
+
+    Attributes:
+        table: key of the name table.
+        qkv_bias: biases of the projections, as in ``Architecture``.
+        qk_norm: norms of queries and keys, as in ``Architecture``.
+        head_size: size of a head if ``config.json`` has no ``head_dim``; 0 for the hidden size over the heads.
+        own_switches: ``attention_bias`` and ``use_qk_norm`` of ``config.json`` go before ``qkv_bias`` and ``qk_norm``;
+            the output projection has no bias.
+        window: tokens that attention looks back if ``config.json`` has no ``sliding_window``, which only null switches
+            off (None: its absence, too); 0 for a family that looks at that key only where ``use_sliding_window`` is
+            true.
+        rotary_fraction: rotated part of a head if ``config.json`` has no ``partial_rotary_factor``; None for families
+            without that key, which rotate whole heads.
+        rope_theta: base of the rotary frequencies if ``config.json`` has none.
+        rotates_neighbours: rotation of neighbouring values, as in ``Architecture``.
+        unrotated_every: one layer in so many is not rotated if ``config.json`` has no ``no_rope_layers`` and no
+            ``no_rope_layer_interval``; 0: every layer is rotated.
+        tied: whether embeddings are tied if ``config.json`` has no ``tie_word_embeddings``.
+        has_sinks: attention sinks, as in ``Architecture``; the window is in every other layer, from the first on.
+        has_latents: multi-latent attention.
+        fuses_projections: projections in one tensor, as in ``ModelShape``.
+        has_delta: gated delta nets in most layers, an output gate in the others, norms from one.
+        experts: reads them; None for a family of dense models.
+    """
+
+    table: str
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    head_size: int = 0
+    own_switches: bool = False
+    window: int | None = 0
+    rotary_fraction: float | None = None
+    rope_theta: float = 10000.0
+    rotates_neighbours: bool = False
+    unrotated_every: int = 0
+    tied: bool = False
+    has_sinks: bool = False
+    has_latents: bool = False
+    fuses_projections: bool = False
+    has_delta: bool = False
+    experts: Callable[[Path, Fields, int], Experts | None] | None = None
+
+
+_FAMILIES = {
+    "Qwen2ForCausalLM": _Family("qwen2", qkv_bias=True),
+    "Qwen3ForCausalLM": _Family("qwen3", qk_norm=True, head_size=128),
+    "LlamaForCausalLM": _Family("llama"),
+    "MistralForCausalLM": _Family("llama", window=4096),
+    "SeedOssForCausalLM": _Family("qwen2", qkv_bias=True, head_size=128, own_switches=True),
+    "SmolLM3ForCausalLM": _Family("llama", rope_theta=2e6, unrotated_every=4, tied=True),
+    "Ernie4_5ForCausalLM": _Family("llama", head_size=128, rope_theta=5e5, rotates_neighbours=True, tied=True),
+    "Phi3ForCausalLM": _Family("phi3", window=None, rotary_fraction=1.0, fuses_projections=True),
+    "Qwen3MoeForCausalLM": _Family("qwen3_moe", qk_norm=True, experts=qwen3_moe_experts),
+    "Qwen2MoeForCausalLM": _Family("glm4_moe", qkv_bias=True, experts=qwen2_moe_experts),
+    "Dots1ForCausalLM": _Family("glm4_moe", qk_norm=True, experts=dots1_experts),
+    "MixtralForCausalLM": _Family("mixtral", window=None, experts=mixtral_experts),
+    "Glm4MoeForCausalLM": _Family("glm4_moe", own_switches=True, rotary_fraction=0.5, experts=glm4_moe_experts),
+    "DeepseekV2ForCausalLM": _Family("deepseek", has_latents=True, experts=deepseek_v2_experts),
+    "DeepseekV3ForCausalLM": _Family("deepseek", has_latents=True, experts=deepseek_v3_experts),
+    "Glm4MoeLiteForCausalLM": _Family("deepseek", has_latents=True, experts=glm4_moe_lite_experts),
+    "Qwen3NextForCausalLM": _Family(
+        "qwen3_next", qk_norm=True, head_size=256, rotary_fraction=0.25, has_delta=True, experts=qwen3_next_experts
+    ),
+    "GptOssForCausalLM": _Family(
+        "gpt_oss", qkv_bias=True, window=128, rope_theta=150000.0, has_sinks=True, experts=gpt_oss_experts
+    ),
+}
+"""DeepSeek-R1 distillations are of the class they were distilled into."""
+
+_EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size")
+
+_NORMS_BEHIND = "norms behind the projections"
+_MISSING = {
+    "DeepseekV32ForCausalLM": "sparse attention",
+    "GlmMoeDsaForCausalLM": "sparse attention",
+    "DeepseekV4ForCausalLM": "compressed attention",
+    "KimiLinearForCausalLM": "Kimi delta attention",
+    "Olmo2ForCausalLM": f"{_NORMS_BEHIND} and over all heads",
+    "Olmo3ForCausalLM": f"{_NORMS_BEHIND} and over all heads",
+    "Gemma2ForCausalLM": f"{_NORMS_BEHIND} and a cap on scores",
+    "Gemma3ForCausalLM": f"{_NORMS_BEHIND} and two rotary bases",
+    "Gemma3ForConditionalGeneration": f"{_NORMS_BEHIND}, two rotary bases and a vision tower",
+    "Glm4ForCausalLM": _NORMS_BEHIND,
+    "Exaone4ForCausalLM": _NORMS_BEHIND,
+    "Cohere2ForCausalLM": "attention and MLP side by side",
+    "Ernie4_5_MoeForCausalLM": "a router whose softmax has a bias",
+    "GraniteMoeHybridForCausalLM": "Granite's factors, and Mamba layers where it has some",
+    "NemotronHForCausalLM": "Mamba layers",
+    "Lfm2ForCausalLM": "short convolutions",
+    "Gemma4ForCausalLM": "heads of several sizes and shared keys",
+    "GraniteForCausalLM": "Granite's factors on embedding, residuals and logits",
+    "HunYuanDenseV1ForCausalLM": "norms of heads behind the rotation",
+    "OlmoeForCausalLM": "norms over all heads",
+    "MiniMaxM2ForCausalLM": "norms over all heads",
+    "GraniteMoeForCausalLM": "Granite's factors on embedding, residuals and logits",
+    "Qwen3_5ForCausalLM": "Qwen3-Next's projections under other names",
+    "Qwen3_5ForConditionalGeneration": "a vision tower",
+    "Qwen3_5MoeForCausalLM": "Qwen3-Next's projections under other names",
+    "Qwen3_5MoeForConditionalGeneration": "a vision tower",
+}
+"""What a trainer of these classes would need besides a name table."""
+
+_UNSUPPORTED = (
+    ("use_sliding_window", "train with full attention"),
+    ("attention_out_bias", "no name table has a bias on the output projection"),
+    ("attention_bias", "no name table has a bias on the output projection"),
+    ("use_bias", "no name table has a bias on every projection"),
+    ("mlp_bias", "no name table has biases in the MLP"),
+)
+"""Keys of ``config.json`` that must be absent or off, and why or what to do."""
+
+
+_MAX_LAYERS = 10_000
+"""A name table has an entry for each."""
+MAX_SIZE = 1 << 31
+"""Of a dimension; no model comes near it."""
+
+
+def read_architecture(folder: Path) -> Architecture:
+    """Reads ``config.json``.
+
+    Raises:
+        ConfigError: no such folder or file, an architecture without a name table, or a feature that is not supported.
+    """
+    return architecture_of(model_fields(folder), folder / "config.json")
+
+
+def architecture_of(fields: Fields, path: Path) -> Architecture:
+    """The architecture that the content of a ``config.json`` describes.
+
+    Args:
+        fields: its keys.
+        path: where they are from, for messages.
+
+    Raises:
+        ConfigError: an architecture without a name table, or a feature that is not supported.
+    """
+    family = _family(path, fields)
+    _refuse_unsupported(path, fields, family)
+    return _architecture(path, fields, family)
+
+
+def model_fields(folder: Path) -> Fields:
+    """The keys of a model folder's ``config.json``.
+
+    Raises:
+        ConfigError: no such folder or file, or no JSON object in it.
+    """
+    path = folder / "config.json"
+    try:
+        return Fields(read_json(path, error=ConfigError), printable(path), ConfigError)
+    except ConfigError as error:
+        remedy = "--model.path takes a folder; a model of the hub: hf download OWNER/NAME --local-dir FOLDER"
+        raise ConfigError(f"model.path={printable(folder)}: no readable config.json ({error}); {remedy}") from error
+
+
+def _family(path: Path, fields: Fields) -> _Family:
+    names = fields.get("architectures", list[str], [])
+    name = names[0] if names else "none"
+    if name in _MISSING:
+        raise ConfigError(f"{path}: architecture {shown(name)} needs what is not there: {_MISSING[name]}")
+    found = [key for key in _EXPERT_KEYS if fields.raw.get(key)]
+    with_experts = [known for known, family in _FAMILIES.items() if family.experts is not None]
+    if found and name not in with_experts:
+        raise ConfigError(
+            f"{path}: architecture {shown(name)} is a mixture of experts ({found[0]}={shown(fields.raw[found[0]])}) "
+            f"without a name table; known with experts: {', '.join(with_experts)}"
+        )
+    if name not in _FAMILIES:
+        raise ConfigError(f"{path}: architecture {shown(name)} has no name table; known: {', '.join(_FAMILIES)}")
+    return _FAMILIES[name]
+
+
+def _refuse_unsupported(path: Path, fields: Fields, family: _Family) -> None:
+    if fields.get("is_causal", bool, True) is False:
+        raise ConfigError(f"{path}: is_causal=false is not supported: it attends to tokens that are yet to be sampled")
+    for key, remedy in _UNSUPPORTED:
+        if fields.raw.get(key) and not ((family.own_switches or family.has_sinks) and key == "attention_bias"):
+            is_on = f"{key}=true" if fields.raw[key] is True else key
+            raise ConfigError(f"{path}: {is_on} is not supported; {remedy}")
+    if (activation := fields.get("hidden_act", str, "silu")) != "silu":
+        raise ConfigError(f"{path}: hidden_act={shown(activation)} is not supported; expected 'silu'")
+    kinds = sorted(set(fields.get("layer_types", list[str], [])) - {"full_attention"})
+    if family.has_sinks:
+        _refuse_what_vllm_has_fixed(path, fields)
+    elif kinds and not (family.has_delta and kinds == ["linear_attention"]):
+        raise ConfigError(
+            f"{path}: layer_types has {shown(kinds[0])}, which is not supported; expected 'full_attention'"
+        )
+    rope = rope_fields(fields)
+    kind = rope_kind(rope)
+    known = ("default", "yarn") if family.has_latents else ("default", *get_args(RopeKind))
+    if kind not in known:
+        *others, last = map(repr, known)
+        raise ConfigError(f"{path}: rope type {shown(kind)} is not supported; expected {', '.join(others)} or {last}")
+    if family.has_latents and rope.has("attention_factor"):
+        raise ConfigError(f"{path}: attention_factor is not supported here: transformers and vLLM read it differently")
+    fraction = _rotary_fraction(fields, family)
+    if fraction != 1.0 and family.rotary_fraction is None:
+        raise ConfigError(f"{path}: partial_rotary_factor={fraction} is not supported; expected 1")
+
+
+def _refuse_what_vllm_has_fixed(path: Path, fields: Fields) -> None:
+    """For gpt-oss, of which vLLM's class looks at few keys."""
+    rope, layers = rope_fields(fields), fields.get("num_hidden_layers", int, at_least=1, at_most=_MAX_LAYERS)
+    alternating = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)]
+    for key, of_type, wanted in (
+        ("attention_bias", bool, True),
+        ("layer_types", list[str], alternating),
+        ("tie_word_embeddings", bool, False),
+        ("rms_norm_eps", float, 1e-5),
+    ):
+        if fields.get(key, of_type, wanted) != wanted:
+            raise ConfigError(f"{path}: {key}={shown(fields.raw[key])} is not supported; expected {shown(wanted)}")
+    if fields.raw.get("sliding_window", 0) is None:
+        raise ConfigError(f"{path}: sliding_window=null is not supported; expected a number of tokens")
+    if (kind := rope_kind(rope)) != "yarn":  # without a word of it, transformers' class has other positions again
+        raise ConfigError(f"{path}: rope type {shown(kind)} is not supported; expected 'yarn'")
+    for key in ("attention_factor", "mscale", "mscale_all_dim"):
+        if rope.has(key):
+            raise ConfigError(f"{path}: {key} is not supported here: transformers heeds it, vLLM does not")
+
+
+def _rotary_fraction(fields: Fields, family: _Family) -> float:
+    rope = rope_fields(fields)
+    where = rope if rope.has("partial_rotary_factor") else fields
+    return where.get("partial_rotary_factor", float, family.rotary_fraction or 1.0, at_least=0, at_most=1)
+
+
+def _unrotated_layers(path: Path, fields: Fields, family: _Family, num_layers: int) -> tuple[int, ...]:
+    """Zeros of ``no_rope_layers``, or the last layer of every so many."""
+    if not family.unrotated_every:
+        return ()
+    if fields.raw.get("no_rope_layers") is None:
+        every = fields.get("no_rope_layer_interval", int, family.unrotated_every, at_least=1, at_most=_MAX_LAYERS)
+        return tuple(range(every - 1, num_layers, every))
+    is_rotated = fields.get("no_rope_layers", list[int])
+    if len(is_rotated) < num_layers:
+        raise ConfigError(f"{path}: no_rope_layers has {len(is_rotated)} entries; expected {num_layers}, one a layer")
+    return tuple(layer for layer in range(num_layers) if not is_rotated[layer])
+
+
+def _windows(fields: Fields, family: _Family, num_layers: int, max_positions: int) -> tuple[int, ...]:
+    """``sliding_window``, of every layer, or every other one; a window as long as the context is none."""
+    is_off = fields.raw.get("sliding_window", family.window) is None
+    if family.window == 0 or is_off:
+        return ()
+    window = fields.get("sliding_window", int, family.window, at_least=1, at_most=MAX_SIZE)
+    every = 2 if family.has_sinks else 1
+    return tuple(0 if layer % every else window for layer in range(num_layers)) if window < max_positions else ()
+
+
+def _latents(path: Path, fields: Fields) -> LatentAttention:
+    def size(name: str) -> int:
+        return fields.get(name, int, at_least=1, at_most=MAX_SIZE)
+
+    for key, wanted in (("num_key_value_heads", fields.raw.get("num_attention_heads")), ("rope_interleave", True)):
+        if (found := fields.raw.get(key, wanted)) != wanted:
+            raise ConfigError(f"{path}: {key}={shown(found)} is not supported; expected {shown(wanted)}")
+    if "q_lora_rank" not in fields.raw:
+        raise ConfigError(f"{path}: lacks q_lora_rank, which is null where queries are made of the hidden state")
+    return LatentAttention(
+        query_rank=size("q_lora_rank") if fields.has("q_lora_rank") else None,
+        key_value_rank=size("kv_lora_rank"),
+        rotated_size=size("qk_rope_head_dim"),
+        value_size=size("v_head_dim"),
+    )
+
+
+def _delta(path: Path, fields: Fields, num_layers: int) -> DeltaNet:
+    """Gated delta nets, in every layer but each fourth if ``config.json`` says nothing else."""
+    every = fields.get("full_attention_interval", int, 4, at_least=1, at_most=_MAX_LAYERS)
+    usual = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(num_layers)]
+    kinds = fields.get("layer_types", list[str], usual) if fields.has("layer_types") else usual
+    if len(kinds) != num_layers or "full_attention" not in kinds or "linear_attention" not in kinds:
+        raise ConfigError(
+            f"{path}: layer_types has {len(kinds)} entries of {shown(sorted(set(kinds)))}; expected {num_layers}, and "
+            f"both 'linear_attention' and 'full_attention'"
+        )
+    keys, values = (fields.get(f"linear_num_{kind}_heads", int, at_least=1) for kind in ("key", "value"))
+    if values % keys:
+        raise ConfigError(f"{path}: linear_num_key_heads={keys} must divide linear_num_value_heads={values}")
+    return DeltaNet(
+        num_key_heads=keys,
+        num_value_heads=values,
+        key_size=fields.get("linear_key_head_dim", int, at_least=1, at_most=MAX_SIZE),
+        value_size=fields.get("linear_value_head_dim", int, at_least=1, at_most=MAX_SIZE),
+        conv_size=fields.get("linear_conv_kernel_dim", int, at_least=2, at_most=MAX_SIZE),
+        layers=tuple(kind == "linear_attention" for kind in kinds),
+    )
+
+
+def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
+    def size(name: str, default: int | None = None) -> int:
+        return fields.get(name, int, default, at_least=1, at_most=MAX_SIZE)
+
+    heads, hidden = size("num_attention_heads"), size("hidden_size")
+    groups = fields.get("num_key_value_heads", int, 0, at_least=0, at_most=heads) or heads
+    head_size = fields.get("head_dim", int, 0, at_least=0, at_most=hidden) or family.head_size or hidden // heads
+    fraction = _rotary_fraction(fields, family)
+    latents = _latents(path, fields) if family.has_latents else None
+    if latents is not None:
+        groups, head_size = heads, size("qk_nope_head_dim") + latents.rotated_size
+        fraction = latents.rotated_size / head_size
+    if heads % groups or not head_size:
+        raise ConfigError(
+            f"{path}: num_attention_heads={heads} does not fit num_key_value_heads={groups} and hidden_size={hidden}"
+        )
+    rotated = int(head_size * fraction) if latents is None else latents.rotated_size
+    if rotated % 2 or not rotated:
+        raise ConfigError(
+            f"{path}: partial_rotary_factor={fraction} of head_dim={head_size} rotates {rotated} elements; expected an "
+            f"even number"
+        )
+    max_positions, rope = size("max_position_embeddings"), rope_fields(fields)
+    theta = (rope if rope.has("rope_theta") else fields).get("rope_theta", float, family.rope_theta)
+    if not theta > 0:
+        raise ConfigError(f"{path}: rope_theta={theta} must be more than 0")
+    original = original_positions_of(fields, rope, max_positions)
+    scaling = read_scaling(path, rope, original, max_positions, rotated // 2)
+    if scaling is not None and scaling.kind == "yarn":
+        # vLLM has a table of so many positions, whatever the other field says: the published files leave it unchanged
+        max_positions = int(scaling.original_positions * scaling.factor)
+    elif scaling is not None and scaling.kind == "longrope":
+        max_positions = original
+    num_layers = fields.get("num_hidden_layers", int, at_least=1, at_most=_MAX_LAYERS)
+    return Architecture(
+        family=family.table,
+        num_layers=num_layers,
+        hidden_size=hidden,
+        ffn_size=size("intermediate_size"),
+        num_heads=heads,
+        num_query_groups=groups,
+        head_size=head_size,
+        vocab_size=size("vocab_size"),
+        max_positions=max_positions,
+        norm_eps=fields.get("rms_norm_eps", float, at_least=0),
+        rope_theta=theta,
+        tied_embeddings=fields.get("tie_word_embeddings", bool, family.tied),
+        qkv_bias=fields.get("attention_bias", bool, family.qkv_bias) if family.own_switches else family.qkv_bias,
+        has_sinks=family.has_sinks,
+        fuses_projections=family.fuses_projections,
+        qk_norm=fields.get("use_qk_norm", bool, False) if family.own_switches else family.qk_norm,
+        has_output_gate=family.has_delta,
+        delta=_delta(path, fields, num_layers) if family.has_delta else None,
+        norms_from_one=family.has_delta,
+        is_quantized=quantization_of(fields, path) is not None,
+        rope_scaling=scaling,
+        rotary_fraction=fraction,
+        rotates_neighbours=family.rotates_neighbours,
+        unrotated_layers=_unrotated_layers(path, fields, family, num_layers),
+        latents=latents,
+        windows=_windows(fields, family, num_layers, max_positions),
+        experts=None if family.experts is None else family.experts(path, fields, num_layers),
+    )
