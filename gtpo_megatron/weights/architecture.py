@@ -1,12 +1,26 @@
 """The architecture of a model: its shape, and all else by which Megatron and the name tables know it."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from gtpo_megatron.weights.model_shape import ModelShape
 from gtpo_megatron.weights.rope import RopeScaling
 
 VOCAB_MULTIPLE = 128
 """Megatron's vocabulary is padded to a multiple of this times the tensor-parallel size on a GPU, for tiled matmuls."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRope:
+    """The rotary embedding of layers that have another one than the model's, unscaled.
+
+    Attributes:
+        theta: base of its frequencies.
+        layers: per layer of the model whether it has this one.
+    """
+
+    theta: float
+    layers: tuple[bool, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +37,13 @@ class Architecture(ModelShape):
         rotates_neighbours: elements 0 and 1 of a head are rotated together, then 2 and 3; else element 0 with the first
             of the second half of those that are rotated.
         unrotated_layers: numbers of the layers in which nothing is rotated.
+        local_rope: rotary embedding of some of the layers; None: all have the same one.
         norms_from_one: the factor of a norm is ``1 + w``, but for that inside a delta net.
+        activation: of the MLP's gate; GELU by its approximation with tanh. gpt-oss has one of its own.
+        score_scale: factor on the products of queries and keys; None: one over the root of ``head_size``.
+        embedding_factor: multiplies what the first layer is given.
+        residual_factor: multiplies what attention and MLP add to the hidden states.
+        logit_factor: multiplies the logits.
         is_quantized: the folder has quantized weights, which are read as bfloat16; of no meaning for the model.
     """
 
@@ -34,7 +54,13 @@ class Architecture(ModelShape):
     rotary_fraction: float = 1.0
     rotates_neighbours: bool = False
     unrotated_layers: tuple[int, ...] = ()
+    local_rope: LocalRope | None = None
     norms_from_one: bool = False
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    score_scale: float | None = None
+    embedding_factor: float = 1.0
+    residual_factor: float = 1.0
+    logit_factor: float = 1.0
     is_quantized: bool = field(default=False, compare=False)
 
     @property
@@ -46,8 +72,9 @@ class Architecture(ModelShape):
     def positions_said(self) -> str:
         """``max_positions`` with where it is from, for messages."""
         scaling = self.rope_scaling
-        if scaling is not None and scaling.kind == "longrope":
-            return f"original_max_position_embeddings={self.max_positions}, beyond which LongRoPE has other factors"
+        if scaling is not None and scaling.factor > 1 and self.max_positions == scaling.original_positions:
+            what = "LongRoPE has other factors" if scaling.kind == "longrope" else "queries grow with the position"
+            return f"original_max_position_embeddings={self.max_positions}, beyond which {what}"
         if scaling is None or scaling.kind != "yarn":
             return f"max_position_embeddings={self.max_positions}"
         return (

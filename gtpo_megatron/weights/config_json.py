@@ -9,6 +9,7 @@ from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import read_json
 from gtpo_megatron.untrusted.text import printable, shown
+from gtpo_megatron.weights import variants
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.experts import (
     Experts,
@@ -19,6 +20,7 @@ from gtpo_megatron.weights.experts import (
     glm4_moe_lite_experts,
     gpt_oss_experts,
     mixtral_experts,
+    olmoe_experts,
     qwen2_moe_experts,
     qwen3_moe_experts,
     qwen3_next_experts,
@@ -26,6 +28,7 @@ from gtpo_megatron.weights.experts import (
 from gtpo_megatron.weights.model_shape import DeltaNet, LatentAttention
 from gtpo_megatron.weights.quantization import quantization_of
 from gtpo_megatron.weights.rope import (
+    ROPE_OF_WINDOWS,
     RopeKind,
     original_positions_of,
     read_scaling,
@@ -42,7 +45,8 @@ class _Family:
         table: key of the name table.
         qkv_bias: biases of the projections, as in ``Architecture``.
         qk_norm: norms of queries and keys, as in ``Architecture``.
-        head_size: size of a head if ``config.json`` has no ``head_dim``; 0 for the hidden size over the heads.
+        groups: key-value heads if ``config.json`` has no ``num_key_value_heads``; 0, and null there: as many as heads.
+        head_size: size of a head if ``config.json`` has no ``head_dim``; 0, and null there: hidden size over heads.
         own_switches: ``attention_bias`` and ``use_qk_norm`` of ``config.json`` go before ``qkv_bias`` and ``qk_norm``;
             the output projection has no bias.
         window: tokens that attention looks back if ``config.json`` has no ``sliding_window``, which only null switches
@@ -55,16 +59,22 @@ class _Family:
         unrotated_every: one layer in so many is not rotated if ``config.json`` has no ``no_rope_layers`` and no
             ``no_rope_layer_interval``; 0: every layer is rotated.
         tied: whether embeddings are tied if ``config.json`` has no ``tie_word_embeddings``.
-        has_sinks: attention sinks, as in ``Architecture``; the window is in every other layer, from the first on.
+        has_sinks: attention sinks, as in ``Architecture``.
         has_latents: multi-latent attention.
         fuses_projections: projections in one tensor, as in ``ModelShape``.
         has_delta: gated delta nets in most layers, an output gate in the others, norms from one.
+        full_every: each so many'th layer has no window if ``config.json`` has no ``layer_types`` and no
+            ``sliding_window_pattern``; 0: a window is that of every layer.
+        activations: what ``activation_key`` may be, and first what it is where it is absent.
+        activation_key: key of the MLP's activation.
         experts: reads them; None for a family of dense models.
+        variant: what else the family has, by a function of ``variants.py``.
     """
 
     table: str
     qkv_bias: bool = False
     qk_norm: bool = False
+    groups: int = 0
     head_size: int = 0
     own_switches: bool = False
     window: int | None = 0
@@ -77,59 +87,109 @@ class _Family:
     has_latents: bool = False
     fuses_projections: bool = False
     has_delta: bool = False
+    full_every: int = 0
+    activations: tuple[str, ...] = ("silu",)
+    activation_key: str = "hidden_act"
     experts: Callable[[Path, Fields, int], Experts | None] | None = None
+    variant: Callable[[Path, Fields, Architecture, tuple[bool, ...]], Architecture] | None = None
 
 
 _FAMILIES = {
-    "Qwen2ForCausalLM": _Family("qwen2", qkv_bias=True),
-    "Qwen3ForCausalLM": _Family("qwen3", qk_norm=True, head_size=128),
+    "Qwen2ForCausalLM": _Family("qwen2", groups=32, qkv_bias=True),
+    "Qwen3ForCausalLM": _Family("qwen3", groups=32, qk_norm=True, head_size=128),
     "LlamaForCausalLM": _Family("llama"),
-    "MistralForCausalLM": _Family("llama", window=4096),
-    "SeedOssForCausalLM": _Family("qwen2", qkv_bias=True, head_size=128, own_switches=True),
-    "SmolLM3ForCausalLM": _Family("llama", rope_theta=2e6, unrotated_every=4, tied=True),
-    "Ernie4_5ForCausalLM": _Family("llama", head_size=128, rope_theta=5e5, rotates_neighbours=True, tied=True),
+    "MistralForCausalLM": _Family("llama", groups=8, window=4096),
+    "SeedOssForCausalLM": _Family("qwen2", groups=8, qkv_bias=True, head_size=128, own_switches=True),
+    "SmolLM3ForCausalLM": _Family("llama", groups=4, rope_theta=2e6, unrotated_every=4, tied=True),
+    "Ernie4_5ForCausalLM": _Family(
+        "llama", groups=2, head_size=128, rope_theta=5e5, rotates_neighbours=True, tied=True
+    ),
     "Phi3ForCausalLM": _Family("phi3", window=None, rotary_fraction=1.0, fuses_projections=True),
-    "Qwen3MoeForCausalLM": _Family("qwen3_moe", qk_norm=True, experts=qwen3_moe_experts),
-    "Qwen2MoeForCausalLM": _Family("glm4_moe", qkv_bias=True, experts=qwen2_moe_experts),
-    "Dots1ForCausalLM": _Family("glm4_moe", qk_norm=True, experts=dots1_experts),
-    "MixtralForCausalLM": _Family("mixtral", window=None, experts=mixtral_experts),
-    "Glm4MoeForCausalLM": _Family("glm4_moe", own_switches=True, rotary_fraction=0.5, experts=glm4_moe_experts),
+    "Ministral3ForCausalLM": _Family("llama", groups=8, head_size=128, window=None, variant=variants.ministral3),
+    "GraniteForCausalLM": _Family("llama", variant=variants.granite),
+    "Glm4ForCausalLM": _Family(
+        "glm4",
+        groups=2,
+        qkv_bias=True,
+        head_size=128,
+        own_switches=True,
+        rotary_fraction=0.5,
+        rotates_neighbours=True,
+        variant=variants.glm4,
+    ),
+    "Olmo2ForCausalLM": _Family("olmo2", qk_norm=True, variant=variants.olmo2),
+    "Olmo3ForCausalLM": _Family(
+        "olmo2", qk_norm=True, window=4096, full_every=4, rope_theta=500000.0, variant=variants.olmo3
+    ),
+    "Exaone4ForCausalLM": _Family(
+        "olmo2", groups=32, qk_norm=True, window=4096, full_every=4, variant=variants.exaone4
+    ),
+    "GemmaForCausalLM": _Family(
+        "llama", groups=16, head_size=256, tied=True, activations=("gelu_pytorch_tanh", "gelu"), variant=variants.gemma
+    ),
+    "Gemma3ForCausalLM": _Family(
+        "gemma3",
+        groups=4,
+        qk_norm=True,
+        head_size=256,
+        tied=True,
+        window=4096,
+        full_every=6,
+        rope_theta=1e6,
+        activations=("gelu_pytorch_tanh",),
+        activation_key="hidden_activation",
+        variant=variants.gemma3,
+    ),
+    "Qwen3MoeForCausalLM": _Family("qwen3_moe", groups=4, qk_norm=True, experts=qwen3_moe_experts),
+    "OlmoeForCausalLM": _Family("qwen3_moe", qk_norm=True, experts=olmoe_experts, variant=variants.olmoe),
+    "Qwen2MoeForCausalLM": _Family("glm4_moe", groups=16, qkv_bias=True, experts=qwen2_moe_experts),
+    "Dots1ForCausalLM": _Family("glm4_moe", groups=32, qk_norm=True, experts=dots1_experts),
+    "MixtralForCausalLM": _Family("mixtral", groups=8, window=None, rope_theta=1e6, experts=mixtral_experts),
+    "Glm4MoeForCausalLM": _Family(
+        "glm4_moe", groups=8, own_switches=True, rotary_fraction=0.5, experts=glm4_moe_experts
+    ),
     "DeepseekV2ForCausalLM": _Family("deepseek", has_latents=True, experts=deepseek_v2_experts),
-    "DeepseekV3ForCausalLM": _Family("deepseek", has_latents=True, experts=deepseek_v3_experts),
-    "Glm4MoeLiteForCausalLM": _Family("deepseek", has_latents=True, experts=glm4_moe_lite_experts),
+    "DeepseekV3ForCausalLM": _Family("deepseek", groups=128, has_latents=True, experts=deepseek_v3_experts),
+    "Glm4MoeLiteForCausalLM": _Family("deepseek", groups=20, has_latents=True, experts=glm4_moe_lite_experts),
     "Qwen3NextForCausalLM": _Family(
-        "qwen3_next", qk_norm=True, head_size=256, rotary_fraction=0.25, has_delta=True, experts=qwen3_next_experts
+        "qwen3_next",
+        groups=2,
+        qk_norm=True,
+        head_size=256,
+        rotary_fraction=0.25,
+        has_delta=True,
+        experts=qwen3_next_experts,
     ),
     "GptOssForCausalLM": _Family(
-        "gpt_oss", qkv_bias=True, window=128, rope_theta=150000.0, has_sinks=True, experts=gpt_oss_experts
+        "gpt_oss",
+        groups=8,
+        head_size=64,
+        qkv_bias=True,
+        window=128,
+        full_every=2,
+        rope_theta=150000.0,
+        has_sinks=True,
+        experts=gpt_oss_experts,
     ),
 }
 """DeepSeek-R1 distillations are of the class they were distilled into."""
 
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size")
 
-_NORMS_BEHIND = "norms behind the projections"
 _MISSING = {
     "DeepseekV32ForCausalLM": "sparse attention",
     "GlmMoeDsaForCausalLM": "sparse attention",
     "DeepseekV4ForCausalLM": "compressed attention",
     "KimiLinearForCausalLM": "Kimi delta attention",
-    "Olmo2ForCausalLM": f"{_NORMS_BEHIND} and over all heads",
-    "Olmo3ForCausalLM": f"{_NORMS_BEHIND} and over all heads",
-    "Gemma2ForCausalLM": f"{_NORMS_BEHIND} and a cap on scores",
-    "Gemma3ForCausalLM": f"{_NORMS_BEHIND} and two rotary bases",
-    "Gemma3ForConditionalGeneration": f"{_NORMS_BEHIND}, two rotary bases and a vision tower",
-    "Glm4ForCausalLM": _NORMS_BEHIND,
-    "Exaone4ForCausalLM": _NORMS_BEHIND,
+    "Gemma2ForCausalLM": "a cap on scores and logits",
+    "Gemma3ForConditionalGeneration": "a vision tower",
     "Cohere2ForCausalLM": "attention and MLP side by side",
     "Ernie4_5_MoeForCausalLM": "a router whose softmax has a bias",
     "GraniteMoeHybridForCausalLM": "Granite's factors, and Mamba layers where it has some",
     "NemotronHForCausalLM": "Mamba layers",
     "Lfm2ForCausalLM": "short convolutions",
     "Gemma4ForCausalLM": "heads of several sizes and shared keys",
-    "GraniteForCausalLM": "Granite's factors on embedding, residuals and logits",
     "HunYuanDenseV1ForCausalLM": "norms of heads behind the rotation",
-    "OlmoeForCausalLM": "norms over all heads",
     "MiniMaxM2ForCausalLM": "norms over all heads",
     "GraniteMoeForCausalLM": "Granite's factors on embedding, residuals and logits",
     "Qwen3_5ForCausalLM": "Qwen3-Next's projections under other names",
@@ -217,14 +277,20 @@ def _refuse_unsupported(path: Path, fields: Fields, family: _Family) -> None:
         if fields.raw.get(key) and not ((family.own_switches or family.has_sinks) and key == "attention_bias"):
             is_on = f"{key}=true" if fields.raw[key] is True else key
             raise ConfigError(f"{path}: {is_on} is not supported; {remedy}")
-    if (activation := fields.get("hidden_act", str, "silu")) != "silu":
-        raise ConfigError(f"{path}: hidden_act={shown(activation)} is not supported; expected 'silu'")
-    kinds = sorted(set(fields.get("layer_types", list[str], [])) - {"full_attention"})
+    key, expected = family.activation_key, family.activations
+    if (activation := fields.get(key, str, expected[0])) not in expected:
+        raise ConfigError(f"{path}: {key}={shown(activation)} is not supported; expected {expected[0]!r}")
     if family.has_sinks:
         _refuse_what_vllm_has_fixed(path, fields)
-    elif kinds and not (family.has_delta and kinds == ["linear_attention"]):
+    known_kinds = [
+        "full_attention",
+        *["linear_attention"] * family.has_delta,
+        *[ROPE_OF_WINDOWS] * bool(family.full_every),
+    ]
+    if unknown := sorted(set(fields.get("layer_types", list[str], [])).difference(known_kinds)):
         raise ConfigError(
-            f"{path}: layer_types has {shown(kinds[0])}, which is not supported; expected 'full_attention'"
+            f"{path}: layer_types has {shown(unknown[0])}, which is not supported; expected "
+            f"{' or '.join(map(repr, known_kinds))}"
         )
     rope = rope_fields(fields)
     kind = rope_kind(rope)
@@ -279,23 +345,35 @@ def _unrotated_layers(path: Path, fields: Fields, family: _Family, num_layers: i
     return tuple(layer for layer in range(num_layers) if not is_rotated[layer])
 
 
-def _windows(fields: Fields, family: _Family, num_layers: int, max_positions: int) -> tuple[int, ...]:
-    """``sliding_window``, of every layer, or every other one; a window as long as the context is none."""
-    is_off = fields.raw.get("sliding_window", family.window) is None
-    if family.window == 0 or is_off:
+def _windowed_layers(path: Path, fields: Fields, family: _Family, num_layers: int) -> tuple[bool, ...]:
+    """Which layers have a window, by ``layer_types``, or else all but each so many'th."""
+    if family.window == 0 or fields.raw.get("sliding_window", family.window) is None:
+        return (False,) * num_layers
+    if not (every := family.full_every):
+        return (True,) * num_layers
+    if not fields.has("layer_types"):
+        every = fields.get("sliding_window_pattern", int, every, at_least=1)
+        return tuple(bool((layer + 1) % every) for layer in range(num_layers))
+    kinds = fields.get("layer_types", list[str])
+    if len(kinds) != num_layers:
+        raise ConfigError(f"{path}: layer_types has {len(kinds)} entries; expected {num_layers}, one a layer")
+    return tuple(kind == ROPE_OF_WINDOWS for kind in kinds)
+
+
+def _windows(fields: Fields, family: _Family, windowed: tuple[bool, ...], max_positions: int) -> tuple[int, ...]:
+    """``sliding_window`` of the layers that have one; a window as long as the context is none."""
+    if not any(windowed):
         return ()
     window = fields.get("sliding_window", int, family.window, at_least=1, at_most=MAX_SIZE)
-    every = 2 if family.has_sinks else 1
-    return tuple(0 if layer % every else window for layer in range(num_layers)) if window < max_positions else ()
+    return tuple(window * has_window for has_window in windowed) if window < max_positions else ()
 
 
 def _latents(path: Path, fields: Fields) -> LatentAttention:
     def size(name: str) -> int:
         return fields.get(name, int, at_least=1, at_most=MAX_SIZE)
 
-    for key, wanted in (("num_key_value_heads", fields.raw.get("num_attention_heads")), ("rope_interleave", True)):
-        if (found := fields.raw.get(key, wanted)) != wanted:
-            raise ConfigError(f"{path}: {key}={shown(found)} is not supported; expected {shown(wanted)}")
+    if fields.get("rope_interleave", bool, True) is False:
+        raise ConfigError(f"{path}: rope_interleave=false is not supported; expected true")
     if "q_lora_rank" not in fields.raw:
         raise ConfigError(f"{path}: lacks q_lora_rank, which is null where queries are made of the hidden state")
     return LatentAttention(
@@ -334,12 +412,16 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
         return fields.get(name, int, default, at_least=1, at_most=MAX_SIZE)
 
     heads, hidden = size("num_attention_heads"), size("hidden_size")
-    groups = fields.get("num_key_value_heads", int, 0, at_least=0, at_most=heads) or heads
-    head_size = fields.get("head_dim", int, 0, at_least=0, at_most=hidden) or family.head_size or hidden // heads
+    usual_groups = heads if "num_key_value_heads" in fields.raw else family.groups or heads
+    groups = fields.get("num_key_value_heads", int, usual_groups, at_least=1, at_most=heads)
+    usual_size = hidden // heads if "head_dim" in fields.raw else family.head_size or hidden // heads
+    head_size = fields.get("head_dim", int, usual_size, at_least=0, at_most=MAX_SIZE) or usual_size
     fraction = _rotary_fraction(fields, family)
     latents = _latents(path, fields) if family.has_latents else None
     if latents is not None:
-        groups, head_size = heads, size("qk_nope_head_dim") + latents.rotated_size
+        if groups != heads:
+            raise ConfigError(f"{path}: num_key_value_heads={groups} is not supported; expected {heads}, one a head")
+        head_size = size("qk_nope_head_dim") + latents.rotated_size
         fraction = latents.rotated_size / head_size
     if heads % groups or not head_size:
         raise ConfigError(
@@ -363,7 +445,8 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
     elif scaling is not None and scaling.kind == "longrope":
         max_positions = original
     num_layers = fields.get("num_hidden_layers", int, at_least=1, at_most=_MAX_LAYERS)
-    return Architecture(
+    windowed = _windowed_layers(path, fields, family, num_layers)
+    arch = Architecture(
         family=family.table,
         num_layers=num_layers,
         hidden_size=hidden,
@@ -389,6 +472,7 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
         rotates_neighbours=family.rotates_neighbours,
         unrotated_layers=_unrotated_layers(path, fields, family, num_layers),
         latents=latents,
-        windows=_windows(fields, family, num_layers, max_positions),
+        windows=_windows(fields, family, windowed, max_positions),
         experts=None if family.experts is None else family.experts(path, fields, num_layers),
     )
+    return arch if family.variant is None else family.variant(path, fields, arch, windowed)

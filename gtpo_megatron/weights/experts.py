@@ -128,6 +128,20 @@ def qwen2_moe_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
     return replace(plain, shared_ffn_size=shared, has_shared_gate=True)
 
 
+def olmoe_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
+    """The experts of an ``OlmoeForCausalLM``: softmax over all, in every layer; as wide as a dense model's MLP."""
+    return _checked(
+        path,
+        Experts(
+            num_experts=_num_experts(path, fields, "num_experts"),
+            experts_per_token=fields.get("num_experts_per_tok", int, at_least=1),
+            ffn_size=fields.get("intermediate_size", int, at_least=1),
+            layers=(True,) * num_layers,
+            normalised=fields.get("norm_topk_prob", bool, False),
+        ),
+    )
+
+
 def mixtral_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
     """The experts of a ``MixtralForCausalLM``: softmax over the chosen ones, in every layer."""
     if noise := fields.get("router_jitter_noise", float, 0.0):

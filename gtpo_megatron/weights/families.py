@@ -1,9 +1,9 @@
-"""The name table of every model family: of which rows a pre-norm decoder layer is made, and the rows.
+"""The name table of every model family: of which rows a decoder layer is made, and the rows.
 
 Megatron names are those of its local layers; ``reshard.fused_name`` says how Transformer Engine spells some of them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -35,12 +35,20 @@ class Layer:
     experts: range
 
 
-def layer_norms(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
-    """RMSNorm before attention and before the MLP."""
-    for ours, theirs in (("input", "input"), ("pre_mlp", "post_attention")):
-        yield Replicated(
-            f"{layer.here}.{ours}_layernorm.weight", f"{layer.there}.{theirs}_layernorm.weight", arch.hidden_size
-        )
+_BEFORE_ATTENTION, _BEHIND_ATTENTION = "input_layernorm", "self_attn_bda.norm"
+_BEFORE_MLP, _BEHIND_MLP = "pre_mlp_layernorm", "mlp_bda.norm"
+
+PRE_NORMS = {_BEFORE_ATTENTION: "input", _BEFORE_MLP: "post_attention"}
+POST_NORMS = {_BEHIND_ATTENTION: "post_attention", _BEHIND_MLP: "post_feedforward"}
+GEMMA_NORMS = {_BEFORE_ATTENTION: "input", _BEFORE_MLP: "pre_feedforward", **POST_NORMS}
+GLM4_NORMS = {**PRE_NORMS, _BEHIND_ATTENTION: "post_self_attn", _BEHIND_MLP: "post_mlp"}
+"""Megatron's name of a layer's norm -> Hugging Face's, less ``_layernorm``, of which one name stands for two places."""
+
+
+def layer_norms(arch: Architecture, layer: Layer, names: Mapping[str, str] = PRE_NORMS) -> Iterator[ParamMapping]:
+    """RMSNorms of hidden states, before or behind attention and MLP."""
+    for ours, theirs in names.items():
+        yield Replicated(f"{layer.here}.{ours}.weight", f"{layer.there}.{theirs}_layernorm.weight", arch.hidden_size)
 
 
 def attention(
@@ -124,13 +132,10 @@ def qkv_bias(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
 
 
 def qk_norms(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
-    """RMSNorm over each head's query and key, one weight for all heads, if the model has them."""
-    for name in ("q", "k") if arch.qk_norm else ():
-        yield Replicated(
-            f"{layer.here}.self_attention.{name}_layernorm.weight",
-            f"{layer.there}.self_attn.{name}_norm.weight",
-            arch.head_size,
-        )
+    """RMSNorms of queries and keys, if the model has them: over each head, one weight for all, or over all heads."""
+    for name, size in zip(("q", "k"), arch.qk_norm_sizes, strict=False):
+        ours = f"{layer.here}.self_attention.{name}_layernorm.weight"
+        yield Replicated(ours, f"{layer.there}.self_attn.{name}_norm.weight", size)
 
 
 def gated_mlp(arch: Architecture, layer: Layer, names: tuple[str, str] = ("gate", "up")) -> Iterator[ParamMapping]:
@@ -222,11 +227,22 @@ LAYER_TABLES: dict[str, tuple[LayerRows, ...]] = {
     # Qwen3, dense
     "qwen3": (layer_norms, attention, qk_norms, gated_mlp),
     # Llama 3, 3.1, 3.2, 3.3 and the DeepSeek-R1 distillations into them; 3.1 on have stretched rotary positions
-    # Mistral without a sliding window; SmolLM3, of which some layers are not rotated; ERNIE 4.5
+    # Mistral, Ministral 3; SmolLM3, of which some layers are not rotated; ERNIE 4.5; Granite 3; Gemma
     "llama": (layer_norms, attention, gated_mlp),
+    # OLMo 2 and 3, EXAONE 4: norms behind attention and MLP
+    "olmo2": (partial(layer_norms, names=POST_NORMS), attention, qk_norms, gated_mlp),
+    # Gemma 3: norms before and behind
+    "gemma3": (partial(layer_norms, names=GEMMA_NORMS), attention, qk_norms, gated_mlp),
+    # GLM-4-0414: norms before and behind, gate and up in one tensor
+    "glm4": (
+        partial(layer_norms, names=GLM4_NORMS),
+        attention,
+        qkv_bias,
+        partial(gated_mlp, names=("gate_up",) * 2),
+    ),
     # Phi-4: Llama's layer in fewer tensors
     "phi3": (layer_norms, partial(attention, names=("qkv",) * 3), partial(gated_mlp, names=("gate_up",) * 2)),
-    # Qwen3-MoE: 30B-A3B, 235B-A22B
+    # Qwen3-MoE: 30B-A3B, 235B-A22B; OLMoE
     "qwen3_moe": (layer_norms, attention, qk_norms, gated_mlp_or_experts),
     # GLM-4.5, 4.5-Air, 4.6: their first layers are dense; Qwen1.5 and 2 with experts; dots.llm1
     "glm4_moe": (layer_norms, attention, qkv_bias, qk_norms, gated_mlp_or_experts),

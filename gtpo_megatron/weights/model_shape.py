@@ -4,7 +4,7 @@ import functools
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from gtpo_megatron.config.checks import divisors
 from gtpo_megatron.config.parallel import ParallelConfig
@@ -32,6 +32,10 @@ class LatentAttention:
     def cached_size(self) -> int:
         """Elements that a sampler keeps of a token and layer, for all heads."""
         return self.key_value_rank + self.rotated_size
+
+
+NormPlacement = Literal["pre", "post", "sandwich"]
+"""Where a layer has RMSNorms: before attention and MLP, behind both, or before and behind."""
 
 
 class LayerKind(NamedTuple):
@@ -114,7 +118,9 @@ class ModelShape:
         qkv_bias: query, key and value projections have a bias.
         has_sinks: the output projection has a bias, too, and every head a sink: a learned number whose exponential is
             added to the softmax's sum, and so to no value.
+        norm_placement: where a layer has its norms.
         qk_norm: every head's query and key pass an RMSNorm.
+        qk_norm_spans_heads: that norm is over all heads at once, with a factor for each of their elements.
         has_output_gate: the output of every head's attention is multiplied by the sigmoid of a gate as wide, which is
             made as queries are.
         fuses_projections: query, key and value are one tensor of its folder, and so are the MLP's gate and up.
@@ -136,7 +142,9 @@ class ModelShape:
     tied_embeddings: bool = False
     qkv_bias: bool = False
     has_sinks: bool = False
+    norm_placement: NormPlacement = "pre"
     qk_norm: bool = False
+    qk_norm_spans_heads: bool = False
     has_output_gate: bool = False
     fuses_projections: bool = False
     delta: DeltaNet | None = None
@@ -163,6 +171,18 @@ class ModelShape:
     def output_width(self) -> int:
         """Columns of all heads' outputs."""
         return self.num_heads * self._value_size
+
+    @property
+    def norms_per_layer(self) -> int:
+        """Norms of hidden states in a layer."""
+        return 4 if self.norm_placement == "sandwich" else 2
+
+    @property
+    def qk_norm_sizes(self) -> tuple[int, ...]:
+        """Factors of the queries' norm and of the keys'."""
+        if not self.qk_norm:
+            return ()
+        return (self.query_width, self.key_value_width) if self.qk_norm_spans_heads else (self.head_size,) * 2
 
     @property
     def _value_size(self) -> int:
@@ -209,10 +229,10 @@ class ModelShape:
     def attention_tensors(self, kind: LayerKind, tensor: int) -> list[int]:
         """Elements of each tensor of a layer that is not its MLP's, on one of so many tensor-parallel ranks.
 
-        Projections, biases and inner norms of its attention or delta net, and both norms of the layer.
+        Projections, biases and inner norms of its attention or delta net, and the norms of the layer.
         """
         hidden = self.hidden_size
-        vectors = [hidden, hidden]
+        vectors = [hidden] * self.norms_per_layer
         if kind.has_delta_net and self.delta is not None:
             heads = self.delta.num_value_heads // tensor
             return [*vectors, heads, heads, self.delta.value_size, *self.delta.matrices(hidden, tensor)]
@@ -220,8 +240,7 @@ class ModelShape:
             vectors.append((self.query_width + 2 * self.key_value_width) // tensor)
         if self.has_sinks:
             vectors += [hidden, self.num_heads // tensor]
-        if self.qk_norm:
-            vectors += [self.head_size, self.head_size]
+        vectors += self.qk_norm_sizes
         if self.latents is not None:
             vectors.append(self.latents.key_value_rank)
             if self.latents.query_rank is not None:

@@ -11,6 +11,9 @@ from gtpo_megatron.untrusted.fields import Fields
 MAX_POSITIONS = 1 << 31
 """Of a context; no model comes near it."""
 
+ROPE_OF_WINDOWS = "sliding_attention"
+"""Kind of the layers that have a window, in ``layer_types`` and ``rope_parameters``."""
+
 RopeKind = Literal["linear", "llama3", "yarn", "longrope"]
 
 
@@ -45,10 +48,21 @@ class RopeScaling:
 
 
 def rope_fields(fields: Fields) -> Fields:
-    """The rotary embedding's parameters.
+    """The rotary embedding's parameters; those of layers without a window where ``rope_parameters`` has both.
 
     Transformers 5 writes ``rope_parameters`` with everything in it; 4 wrote ``rope_theta`` beside ``rope_scaling``.
     """
+    of_full = rope_by_layer(fields).get("full_attention")
+    return _rope(fields) if of_full is None else of_full
+
+
+def rope_by_layer(fields: Fields) -> dict[str, Fields]:
+    """The rotary embedding's parameters by kind of layer; empty unless they are written so."""
+    rope = _rope(fields)
+    return {kind: rope.fields(kind) for kind in ("full_attention", ROPE_OF_WINDOWS) if rope.has(kind)}
+
+
+def _rope(fields: Fields) -> Fields:
     return fields.fields("rope_scaling" if fields.raw.get("rope_scaling") else "rope_parameters")
 
 
@@ -60,9 +74,9 @@ def rope_kind(rope: Fields) -> str:
 def original_positions_of(fields: Fields, rope: Fields, max_positions: int) -> int:
     """The context of pre-training, where transformers and vLLM look for it, in their order."""
     name = "original_max_position_embeddings"
+    if rope_kind(rope) == "longrope":  # transformers has another default for each family, and heeds no other place
+        return fields.get(name, int, at_least=2, at_most=MAX_POSITIONS)
     where = fields if fields.has(name) else rope
-    if rope_kind(rope) == "longrope":  # transformers has another default for each family
-        return where.get(name, int, at_least=2, at_most=MAX_POSITIONS)
     return where.get(name, int, max_positions, at_least=1, at_most=MAX_POSITIONS)
 
 

@@ -113,6 +113,68 @@ FAMILIES = {
             "rope_parameters": {"rope_theta": 20.0, **LONG_ROPE},
         },
     ),
+    # queries grow from position 64 on, which no response reaches
+    "ministral3": FamilyModel(
+        "Ministral3",
+        {
+            "head_dim": 16,
+            "pad_token_id": None,
+            "rope_parameters": {
+                **YARN_ROPE,
+                "rope_theta": 20.0,
+                "original_max_position_embeddings": 64,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+    ),
+    "granite": FamilyModel(
+        "Granite",
+        {
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 4.0,
+            "residual_multiplier": 0.3,
+            "attention_multiplier": 0.2,
+            "pad_token_id": None,
+        },
+    ),
+    "glm4": FamilyModel("Glm4", {"head_dim": 8, "pad_token_id": None}),
+    "olmo2": FamilyModel("Olmo2", {"pad_token_id": None}),
+    # a window in the first layer, the stretched embedding in the second
+    "olmo3": FamilyModel(
+        "Olmo3",
+        {
+            "pad_token_id": None,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+                "full_attention": {"rope_theta": 300.0, **YARN_ROPE},
+            },
+        },
+    ),
+    "exaone4": FamilyModel(
+        "Exaone4", {"head_dim": 16, "sliding_window": 4, "sliding_window_pattern": 2, "pad_token_id": None}
+    ),
+    "gemma": FamilyModel(
+        "Gemma", {"head_dim": 16, "tie_word_embeddings": True, "pad_token_id": None, "hidden_act": "gelu_pytorch_tanh"}
+    ),
+    "gemma3": FamilyModel(
+        "Gemma3",
+        {
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+            "pad_token_id": None,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "query_pre_attn_scalar": 20,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 300.0},
+            },
+        },
+    ),
     "qwen3_yarn": FamilyModel("Qwen3", {"head_dim": 8, "rope_parameters": {"rope_theta": 20.0, **YARN_ROPE}}),
     "qwen2_yarn": FamilyModel("Qwen2", {"rope_parameters": {"rope_theta": 20.0, **YARN_ROPE}}, is_old=True),
     # multi-latent attention without experts
@@ -148,6 +210,9 @@ MIXTURES = {
             "head_dim": 8,
             "mlp_only_layers": [1],
         },
+    ),
+    "olmoe": FamilyModel(
+        "Olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16, "pad_token_id": None}
     ),
     "glm4_moe": FamilyModel(
         "Glm4Moe",
@@ -214,7 +279,35 @@ def make_family_model(
 ) -> Any:
     """Saves the model and returns it in float32; weights large enough that nothing is nearly uniform."""
     torch.manual_seed(5)
-    config = getattr(transformers, f"{family.name}Config")(
+    config = _config(family)
+    model = getattr(transformers, f"{family.name}ForCausalLM")(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(noise * torch.randn_like(parameter))
+    model.to(dtype)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):  # float32 in every folder
+            buffer.data = 0.1 * torch.randn(buffer.shape)
+    model.save_pretrained(folder)
+    if family.is_old:
+        spell_as_before(folder / "config.json")
+    return model.float()
+
+
+def config_class(name: str) -> Any:
+    """Of a family; Gemma 3 has another for models that see."""
+    return getattr(transformers, "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config")
+
+
+def family_config(family: FamilyModel) -> dict[str, Any]:
+    """``config.json`` of the family's model."""
+    raw = json.loads(_config(family).to_json_string(use_diff=False))
+    own = {key: value for key, value in family.changes.items() if key in ("scoring_func", "topk_method")}
+    return raw | own | {"architectures": [f"{family.name}ForCausalLM"]}
+
+
+def _config(family: FamilyModel) -> Any:
+    return config_class(family.name)(
         **{
             "vocab_size": VOCAB,
             "hidden_size": 32,
@@ -229,18 +322,6 @@ def make_family_model(
             **family.changes,
         }
     )
-    model = getattr(transformers, f"{family.name}ForCausalLM")(config).float().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(noise * torch.randn_like(parameter))
-    model.to(dtype)
-    for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):  # float32 in every folder
-            buffer.data = 0.1 * torch.randn(buffer.shape)
-    model.save_pretrained(folder)
-    if family.is_old:
-        spell_as_before(folder / "config.json")
-    return model.float()
 
 
 def spell_as_before(path: Path) -> None:

@@ -32,7 +32,7 @@ def letters(response: str, answer: str) -> float:
 """
 """A third of what a random model says, so that every group teaches."""
 NUM_STEPS = 5
-STEPS = {"qwen3_next": 15, "glm4_moe_lite": 4}
+STEPS = {"qwen3_next": 15, "glm4_moe_lite": 4, "smollm3": 8}
 """Of the others: in bfloat16 the first steps are noise; one that has learnt everything samples with certainty, where a
 run may stop for rounding."""
 

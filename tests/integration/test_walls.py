@@ -24,27 +24,6 @@ SPARSE = (
     "CpuPlatform.get_attn_backend_cls(None, SimpleNamespace(use_sparse=True))"
 )
 WALLS = {
-    # OLMo 2 and 3, Gemma 3, GLM-4-0414, EXAONE 4: a norm between a projection and the sum
-    "norm_behind_a_projection": (
-        "from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules as Layer; "
-        "norms = {name for name in Layer.__dataclass_fields__ if 'norm' in name}; "
-        "before = {'input_layernorm', 'pre_cross_attn_layernorm', 'pre_mlp_layernorm'}; "
-        "assert norms != before, 'norms are before attention and MLP only'",
-        "norms are before attention and MLP only",
-    ),
-    # OLMo 2 and 3: a norm over all heads
-    "norm_over_all_heads": (
-        "import inspect; from megatron.core.transformer.attention import SelfAttention; "
-        "source = inspect.getsource(SelfAttention.__init__); "
-        "assert 'hidden_size=self.hidden_size_per_attention_head' not in source, 'norms are of one head'",
-        "norms are of one head",
-    ),
-    "gemma3": (
-        "from megatron.core.transformer.torch_norm import WrappedTorchNorm; "
-        + CONFIG.format("normalization='RMSNorm', layernorm_zero_centered_gamma=True").replace("; T", "; config = T")
-        + "; WrappedTorchNorm(config, 8)",
-        "zero_centered_gamma not supported by torch LayerNorm",
-    ),
     "ernie4_5_moe": (
         CONFIG.format("num_moe_experts=4, moe_router_enable_expert_bias=True, moe_router_score_function='softmax'"),
         "Expert bias for aux-loss-free routing only supports sigmoid",

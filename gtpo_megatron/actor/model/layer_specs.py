@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
 from megatron.core.tensor_parallel.layers import RowParallelLinear
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.moe.moe_layer import MoESubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
@@ -18,8 +19,11 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from gtpo_megatron.actor import cpu_platform
 from gtpo_megatron.actor.model.core_attention import PackedSDPA
 from gtpo_megatron.actor.model.delta_net import GatedDeltaNet
+from gtpo_megatron.actor.model.head_norm import AllHeadsNorm
 from gtpo_megatron.actor.model.latent_attention import LatentSelfAttention
 from gtpo_megatron.actor.model.layer_classes import LocalRMSNorm, layer_classes
+from gtpo_megatron.actor.model.local_rotary import LocalRotaryAttention
+from gtpo_megatron.actor.model.residual import ResidualAdd
 from gtpo_megatron.actor.model.router import PolicyRouter
 from gtpo_megatron.weights.architecture import Architecture
 
@@ -54,6 +58,7 @@ def layer_specs(arch: Architecture, config: TransformerConfig, vp_stage: int | N
             _unfuse_norms(layer)
         if arch.latents is not None:
             _replace_attention(layer, LatentSelfAttention, arch)
+        _give_variant(layer, arch, config)
     if arch.delta is not None:
         found.layer_specs = _with_delta_nets(found.layer_specs, arch, config, vp_stage)
     return found
@@ -90,7 +95,27 @@ def _local_layer(arch: Architecture, config: TransformerConfig, *, num_experts: 
             _submodules(_submodules(layer.mlp).experts).linear_fc2 = _OwnOutput
     if arch.latents is not None:
         _replace_attention(spec, LatentSelfAttention, arch)
+    _give_variant(spec, arch, config)
     return spec
+
+
+def _give_variant(spec: Any, arch: Architecture, config: TransformerConfig) -> None:
+    """Norms behind attention and MLP, or over all heads; a factor on residuals; a rotary embedding by layer."""
+    layer = spec.submodules
+    if arch.norm_placement == "post":
+        layer.input_layernorm = layer.pre_mlp_layernorm = IdentityOp
+        if cpu_platform.has_transformer_engine():  # its linear layers have those norms within them
+            linear = layer_classes().column_parallel_linear
+            layer.self_attention.submodules.linear_qkv = _submodules(layer.mlp).linear_fc1 = linear
+    if arch.norm_placement != "pre" or arch.residual_factor != 1.0:
+        layer.self_attn_bda = layer.mlp_bda = ModuleSpec(ResidualAdd, params={"config": config, "arch": arch})
+    if arch.qk_norm_spans_heads:
+        attention = layer.self_attention.submodules
+        for name, heads in (("q_layernorm", arch.num_heads), ("k_layernorm", arch.num_query_groups)):
+            setattr(attention, name, ModuleSpec(AllHeadsNorm, params={"num_heads": heads}))
+    if arch.local_rope is not None:
+        layer.self_attention.module = LocalRotaryAttention
+        layer.self_attention.params = {**layer.self_attention.params, "arch": arch}
 
 
 def _keep_apart(layer: Any, norm: str) -> None:

@@ -92,18 +92,30 @@ class PolicyModel(GPTModel):
         packs_angles: layers are given the rotary angles of every packed token, so that Megatron's own rotary embedding
             turns all sequences by the same few kernels and not one after the other. Transformer Engine's does so by
             itself.
+        local_rotary: the rotary embedding of some layers, beside Megatron's own; None: all have the same.
+        embedding_factor: multiplies the embedding of every token, rounded to its dtype as transformers rounds it.
+        logit_factor: multiplies the final hidden states, and so the logits.
     """
 
     packs_angles: bool = False
+    local_rotary: Any
+    embedding_factor: float = 1.0
+    logit_factor: float = 1.0
 
     def _preprocess(self, *args: Any, packed_seq_params: Any = None, **kwargs: Any) -> tuple[Any, ...]:
         hidden, angles, *others = super()._preprocess(*args, packed_seq_params=packed_seq_params, **kwargs)
+        if self.pre_process and self.embedding_factor != 1.0:
+            hidden = hidden * torch.tensor(self.embedding_factor, dtype=hidden.dtype)
+        if self.local_rotary is not None:
+            angles = rotary.with_local_angles(angles, self.local_rotary)
         if self.packs_angles and angles is not None:
             angles = rotary.packed_angles(angles, packed_seq_params.cu_seqlens_q.tolist())
         return hidden, angles, *others
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
-        return hidden_states
+        if not self.post_process or self.logit_factor == 1.0:
+            return hidden_states
+        return hidden_states * self.logit_factor
 
     def output_weight(self) -> Tensor:
         """``[V / tp, H]``, of the last stage."""
@@ -161,4 +173,5 @@ def _build_chunk(
     )
     rotary.set_frequencies(policy, arch)
     policy.packs_angles = not cpu_platform.has_transformer_engine()
+    policy.embedding_factor, policy.logit_factor = arch.embedding_factor, arch.logit_factor
     return policy.to(device=cpu_platform.device(), dtype=torch_dtype(model))

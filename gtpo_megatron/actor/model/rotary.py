@@ -4,6 +4,8 @@ Megatron has some of these formulas, with parameters of its own that it fixes in
 here, for every kind alike, and handed to its rotary embedding.
 """
 
+import copy
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -100,22 +102,56 @@ def set_attention_factor(config: Any, arch: Architecture) -> None:
         )
 
 
+def unset_attention_factor(config: Any) -> None:
+    """Takes it back, of a layer's own copy of the configuration: its rotary embedding is not stretched."""
+    for name in ("yarn_rotary_scaling_factor", "yarn_mscale", "yarn_mscale_all_dim"):
+        if hasattr(config, name):
+            delattr(config, name)
+
+
+def is_local(arch: Architecture, layer: int) -> bool:
+    """Whether a layer, counted from 0, has the model's other rotary embedding."""
+    return arch.local_rope is not None and arch.local_rope.layers[layer]
+
+
+def with_local_angles(angles: Tensor, local: Any) -> Tensor:
+    """The angles of both rotary embeddings, for layers that take one of them.
+
+    Args:
+        angles: ``[S, 1, 1, rotary_size]`` by position.
+        local: the other embedding, which ``set_frequencies`` made.
+
+    Returns:
+        ``[S, 1, 2, rotary_size]``.
+    """
+    return torch.cat([angles, local(len(angles), packed_seq=True)], dim=2)
+
+
 def packed_angles(angles: Tensor, bounds: Sequence[int]) -> Tensor:
     """Angles of every token of packed sequences, each of which begins at position 0.
 
     Megatron takes angles to be of packed tokens where there are as many of both.
 
     Args:
-        angles: ``[at least the longest sequence, 1, 1, rotary_size]``, by position.
+        angles: ``[at least the longest sequence, 1, 1 or 2, rotary_size]``, by position.
         bounds: where sequences start, and at last the number of tokens ``P``.
 
     Returns:
-        ``[P, 1, 1, rotary_size]``.
+        ``[P, 1, 1 or 2, rotary_size]``.
     """
     return torch.cat([angles[: end - start] for start, end in itertools.pairwise(bounds)])
 
 
 def set_frequencies(policy: Any, arch: Architecture) -> None:
-    """Gives a Megatron ``GPTModel`` the model's frequencies; every pipeline stage has a rotary embedding of its own."""
+    """Gives a Megatron ``GPTModel`` the model's frequencies; every pipeline stage has a rotary embedding of its own.
+
+    If layers have another one, the model's attribute ``local_rotary`` is that; else it is None.
+    """
     rotary = policy.rotary_pos_emb
     rotary.inv_freq = inverse_frequencies(arch).to(rotary.inv_freq.device)
+    local = None
+    if arch.local_rope is not None:
+        local = copy.copy(rotary)
+        unstretched = dataclasses.replace(arch, rope_theta=arch.local_rope.theta, rope_scaling=None)
+        local.inv_freq = inverse_frequencies(unstretched).to(rotary.inv_freq.device)
+    policy.local_rotary = local

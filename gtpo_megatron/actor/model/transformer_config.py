@@ -46,6 +46,7 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
         attention_output_gate=arch.has_output_gate,
         layernorm_zero_centered_gamma=arch.norms_from_one,
         softmax_type="learnable" if arch.has_sinks else "vanilla",
+        softmax_scale=arch.score_scale,
         rotary_interleaved=arch.rotates_neighbours,
         # one number a layer, 1 where nothing is rotated
         no_rope_freq=[int(layer in arch.unrotated_layers) for layer in range(arch.num_layers)],
@@ -83,7 +84,7 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
         use_cpu_initialization=not has_gpu,
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=fused,
-        bias_activation_fusion=fused,
+        bias_activation_fusion=fused and arch.activation == "silu",
         bias_dropout_fusion=fused and not arch.has_sinks,  # grouped experts refuse both
         # the local one asks the device for the sequences' bounds, twice a layer, but knows a factor of attention and,
         # in 0.16 too, pairs of neighbours
@@ -95,11 +96,16 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
     return config
 
 
+def gelu_tanh(gate: torch.Tensor) -> torch.Tensor:
+    """GELU by its approximation with tanh, which Megatron has within a fused kernel only."""
+    return torch.nn.functional.gelu(gate, approximate="tanh")
+
+
 def _activation(arch: Architecture) -> dict[str, Any]:
     """Of the gate, and what is done to gate and up projection before."""
     clamp = 0.0 if arch.experts is None else arch.experts.clamp
     if not clamp:
-        return {"activation_func": torch.nn.functional.silu}
+        return {"activation_func": torch.nn.functional.silu if arch.activation == "silu" else gelu_tanh}
     return {"activation_func": quick_gelu, "glu_linear_offset": 1.0, "activation_func_clamp_value": clamp}
 
 

@@ -9,6 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.weights.architecture import LocalRope
 from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.model_shape import LatentAttention
 from gtpo_megatron.weights.rope import RopeScaling
@@ -222,6 +223,69 @@ def test_phi_is_llama_in_fewer_tensors(tmp_path):
 
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+def test_olmo_has_norms_behind_and_over_all_heads(tmp_path):
+    olmo = {"architectures": ["Olmo2ForCausalLM"], "tie_word_embeddings": False}
+    arch = read_architecture(written(tmp_path, **olmo))
+    assert (arch.norm_placement, arch.qk_norm_spans_heads, arch.windows) == ("post", True, ())
+    assert arch.qk_norm_sizes == (64, 32)
+    olmo |= {"architectures": ["Olmo3ForCausalLM"], "sliding_window": 64}
+    arch = read_architecture(written(tmp_path, **olmo))  # as transformers reads it
+    assert (arch.rope_theta, arch.windows, arch.local_rope) == (5e5, (64, 64, 64, 0), None)
+    arch = read_architecture(written(tmp_path, **olmo, rope_scaling={"type": "yarn", **YARN}))
+    assert arch.local_rope == LocalRope(5e5, (True, True, True, False))
+    with pytest.raises(ConfigError, match="transformers takes 500000 for those with a window; write rope_parameters"):
+        read_architecture(written(tmp_path, **olmo, rope_theta=1e6))
+    with pytest.raises(ConfigError, match="layer_types has 3 entries; expected 4"):
+        read_architecture(written(tmp_path, **olmo, layer_types=["sliding_attention"] * 3))
+
+
+def test_exaone_does_not_rotate_beside_windows(tmp_path):
+    exaone = {"architectures": ["Exaone4ForCausalLM"], "tie_word_embeddings": False}
+    arch = read_architecture(written(tmp_path, **exaone, sliding_window=64, sliding_window_pattern=2))
+    assert (arch.norm_placement, arch.windows, arch.unrotated_layers) == ("post", (64, 0, 64, 0), (1, 3))
+    full = ["full_attention"] * 4
+    with pytest.raises(ConfigError, match="transformers rotates no layer then, vLLM all of them"):
+        read_architecture(written(tmp_path, **exaone, sliding_window=64, layer_types=full))
+
+
+def test_gemma_scales_and_has_two_rotary_embeddings(tmp_path):
+    gemma = {"architectures": ["GemmaForCausalLM"], "tie_word_embeddings": None, "hidden_act": "gelu"}
+    arch = read_architecture(written(tmp_path, **gemma))
+    assert (arch.activation, arch.embedding_factor, arch.norms_from_one) == ("gelu_tanh", 8.0, True)
+    assert (arch.tied_embeddings, arch.head_size, arch.score_scale) == (True, 256, None)
+    gemma |= {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 64, "sliding_window_pattern": 3}
+    arch = read_architecture(written(tmp_path, **gemma, rope_scaling={"rope_type": "linear", "factor": 8.0}))
+    assert (arch.norm_placement, arch.score_scale, arch.windows) == ("sandwich", 1 / 16, (64, 64, 0, 64))
+    assert (arch.rope_theta, arch.rope_scaling.factor) == (1e6, 8.0)
+    assert arch.local_rope == LocalRope(1e4, (True, True, False, True))
+    with pytest.raises(ConfigError, match="final_logit_softcapping=30.0 is not supported"):
+        read_architecture(written(tmp_path, **gemma, final_logit_softcapping=30.0))
+
+
+def test_granite_has_four_factors(tmp_path):
+    factors = {"embedding_multiplier": 12.0, "attention_multiplier": 0.5, "residual_multiplier": 0.2}
+    granite = {"architectures": ["GraniteForCausalLM"], "logits_scaling": 8.0, **factors}
+    arch = read_architecture(written(tmp_path, **granite))
+    found = (arch.embedding_factor, arch.score_scale, arch.residual_factor, arch.logit_factor)
+    assert found == (12.0, 0.5, 0.2, 0.125)
+    with pytest.raises(ConfigError, match="logits_scaling=0 must be more than 0"):
+        read_architecture(written(tmp_path, **granite | {"logits_scaling": 0.0}))
+
+
+def test_ministral_ends_where_queries_begin_to_grow(tmp_path):
+    ministral = {"architectures": ["Ministral3ForCausalLM"], "tie_word_embeddings": False}
+    rope = {"rope_type": "yarn", **YARN, "original_max_position_embeddings": 128, "llama_4_scaling_beta": 0.1}
+    arch = read_architecture(written(tmp_path, **ministral, rope_parameters=rope))
+    assert (arch.max_positions, arch.windows) == (128, ())
+    assert arch.positions_said == "original_max_position_embeddings=128, beyond which queries grow with the position"
+    with pytest.raises(ConfigError, match="lacks llama_4_scaling_beta"):
+        read_architecture(written(tmp_path, **ministral, rope_parameters=rope | {"llama_4_scaling_beta": None}))
+    with pytest.raises(ConfigError, match="rope type 'yarn' is missing"):
+        read_architecture(written(tmp_path, **ministral))
+
+
 ROPES = [
     {},
     {"rope_scaling": None, "rope_theta": 7e4},
@@ -293,10 +357,7 @@ def test_rotary_frequencies_equal_those_of_transformers(tmp_path, rope):
         ({"architectures": ["DeepseekForCausalLM"], "n_routed_experts": 256}, "is a mixture of experts"),
         ({"is_causal": False}, "is_causal=false is not supported"),
         ({"architectures": ["DeepseekV32ForCausalLM"]}, "DeepseekV32.* needs what is not there: sparse attention"),
-        (
-            {"architectures": ["Olmo3ForCausalLM"]},
-            "not there: norms behind the projections and over all heads",
-        ),
+        ({"architectures": ["Gemma2ForCausalLM"]}, "not there: a cap on scores and logits"),
         ({"architectures": ["Qwen3_5ForConditionalGeneration"]}, "needs what is not there: a vision tower"),
         ({"num_experts": 4}, "architecture 'Qwen2ForCausalLM' is a mixture of experts"),
         ({"architectures": ["Phi3ForCausalLM"], "sliding_window": 0}, "sliding_window is 0, expected from 1"),
@@ -312,7 +373,7 @@ def test_rotary_frequencies_equal_those_of_transformers(tmp_path, rope):
         ({"architectures": ["SeedOssForCausalLM"], "mlp_bias": True}, "mlp_bias=true is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; expected 'silu'"),
         ({"rope_scaling": LONG}, "lacks original_max_position_embeddings"),
-        ({"rope_scaling": LONG | {"original_max_position_embeddings": 1}}, "embeddings is 1, expected from 2"),
+        ({"rope_scaling": LONG, "original_max_position_embeddings": 1}, "embeddings is 1, expected from 2"),
         ({"rope_scaling": LONG | {"short_factor": None}, **SHORT}, "lacks short_factor"),
         ({"rope_scaling": LONG | {"short_factor": [1.0] * 7}, **SHORT}, "has 7 entries; expected 8 above 0, one a"),
         ({"rope_scaling": LONG | {"short_factor": [0.0] * 8}, **SHORT}, "has 8 entries; expected 8 above 0, one a"),
@@ -373,7 +434,7 @@ V2_LITE = {
     [
         ({"q_lora_rank": None}, "lacks q_lora_rank, which is null where"),
         ({"kv_lora_rank": None}, "lacks kv_lora_rank"),
-        ({"rope_interleave": False}, "rope_interleave=False is not supported; expected True"),
+        ({"rope_interleave": False}, "rope_interleave=false is not supported; expected true"),
         ({"num_key_value_heads": 64}, "num_key_value_heads=64 is not supported; expected 128"),
         (
             {"scoring_func": None},

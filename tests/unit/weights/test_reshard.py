@@ -31,6 +31,9 @@ TRAITS = {
     "qwen3": {"qk_norm": True},
     "llama": {},
     "phi3": {},
+    "olmo2": {"qk_norm": True, "qk_norm_spans_heads": True, "norm_placement": "post"},
+    "gemma3": {"qk_norm": True, "norm_placement": "sandwich"},
+    "glm4": {"qkv_bias": True, "norm_placement": "sandwich"},
     "qwen3_moe": {"qk_norm": True, "experts": EXPERTS},
     "glm4_moe": {
         "qkv_bias": True,
