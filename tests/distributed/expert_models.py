@@ -94,6 +94,8 @@ EXPERT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "dots1": ("Dots1", {**DOTS1, "n_routed_experts": 8, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2}),
     "mixtral": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 16}),
+    # norms over all heads
+    "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 16, "pad_token_id": None}),
     "gpt_oss": ("GptOss", {**GPT_OSS, "intermediate_size": 16, "num_local_experts": 8, "num_experts_per_tok": 4}),
 }
 """Family -> its classes in transformers, less ``Config`` and ``ForCausalLM``; changes to the shared configuration."""

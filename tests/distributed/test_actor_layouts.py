@@ -171,15 +171,27 @@ def test_norms_of_queries_and_keys(tmp_path, layout):
     compare(tmp_path, model, make_config(tmp_path / "model", LAYOUTS[layout]), norm_rtol=1e-6)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("layout", ["tp2_sp_cp2", "pp2_cp2", "tp2_dp2", "dp2_sharded_optimizer"])
+WINDOWED = ("mistral_window", "olmo3", "exaone4", "gemma3")
+OTHERS = (
+    *("mistral", "seed_oss", "smollm3", "ernie4_5", "phi4", "phi4_mini", "ministral3", "granite", "glm4", "olmo2"),
+    *("gemma", *WINDOWED),
+)
+
+
 @pytest.mark.parametrize(
-    "family", ["mistral", "mistral_window", "seed_oss", "smollm3", "ernie4_5", "phi4", "phi4_mini"]
+    ("family", "layout"),
+    [
+        pytest.param(
+            family, name, marks=pytest.mark.slow if (family, name) == ("olmo2", "tp2_sp_cp2") else pytest.mark.nightly
+        )
+        for family in OTHERS
+        for name in ("tp2_sp_cp2", "pp2_cp2", "tp2_dp2", "dp2_sharded_optimizer")
+    ],
 )
 def test_other_families(tmp_path, family, layout):
     model = make_family_model(tmp_path / "model", FAMILIES[family])
     # a window excludes context parallelism: those ranks are replicas
-    no_context = {"context_parallel_size": 1} if family == "mistral_window" else {}
+    no_context = {"context_parallel_size": 1} if family in WINDOWED else {}
     compare(tmp_path, model, make_config(tmp_path / "model", LAYOUTS[layout] | no_context), norm_rtol=1e-6)
 
 

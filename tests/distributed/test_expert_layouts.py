@@ -83,6 +83,7 @@ IN_THE_GATE = {
     "qwen2_moe": ("ep2",),
     "dots1": ("tp2_etp1_ep2",),
     "mixtral": ("ep2_cp2",),
+    "olmoe": ("tp2_etp1_ep2",),
 }
 CASES = [
     pytest.param(family, name, marks=marks(family, name))
@@ -103,7 +104,7 @@ def models(tmp_path_factory):
 
 
 def compare_experts(tmp_path, model, config, **options):
-    return compare(tmp_path, model, config, scores_atol=5e-6, scores_rtol=0, norm_rtol=2e-6, **options)
+    return compare(tmp_path, model, config, scores_atol=5e-6, scores_rtol=0, norm_rtol=4e-6, **options)
 
 
 @pytest.mark.parametrize(("family", "name"), CASES)

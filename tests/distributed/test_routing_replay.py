@@ -128,15 +128,21 @@ def weights_after(tmp_path, config, rollouts, *, push_routers=0.0):
 
 
 @pytest.mark.parametrize(
-    "family",
+    ("family", "name"),
     [
-        "glm4_moe",
-        pytest.param("qwen3_moe", marks=pytest.mark.slow),
-        pytest.param("gpt_oss", marks=pytest.mark.nightly),
+        ("glm4_moe", "ep2"),
+        pytest.param("qwen3_moe", "ep2", marks=pytest.mark.slow),
+        pytest.param("gpt_oss", "ep2", marks=pytest.mark.nightly),
+        *(
+            pytest.param(family, name, marks=pytest.mark.nightly)
+            for family in ("glm4_moe", "qwen3_moe", "gpt_oss")
+            # without the layout of eight ranks, where one of 36 pairs of runs differed, for a reason not found (lab
+            # notebook)
+            for name in SLOW[:-1]
+            if not (family == "gpt_oss" and "cp" in name)  # which is refused
+        ),
     ],
 )
-# without the layout of eight ranks, where one of 36 pairs of runs differed, for a reason not found (lab notebook)
-@pytest.mark.parametrize("name", ["ep2", *(pytest.param(name, marks=pytest.mark.nightly) for name in SLOW[:-1])])
 def test_replaying_what_would_be_chosen_anyway_changes_no_bit(tmp_path, name, family):
     """GLM: sigmoid, expert bias, groups, and a first layer without experts."""
     folder = tmp_path / "model"

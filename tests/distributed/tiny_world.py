@@ -108,7 +108,7 @@ def dense_scores(model, batch):
             columns = torch.cat([torch.arange(first, last) for first, last in path.stretches])
             before = batch.prompt_ids[row, : prompt if path.has_prompt else 0]
             ids = torch.cat([before, batch.response_ids[row, columns]])
-            scores = torch.log_softmax(model(ids[None]).logits[0], -1)
+            scores = torch.log_softmax(model(ids[None]).logits[0].float(), -1)
             new = torch.arange(max(path.num_known, 0 if len(before) else 1), len(columns))
             scores = scores[len(before) - 1 + new]
             logprobs[row, columns[new]] = scores.gather(1, ids[len(before) + new, None])[:, 0]

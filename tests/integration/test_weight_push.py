@@ -9,71 +9,43 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import (
-    DeepseekV2Config,
-    DeepseekV2ForCausalLM,
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
-    Dots1Config,
-    Dots1ForCausalLM,
-    Ernie4_5Config,
-    Ernie4_5ForCausalLM,
-    Glm4MoeConfig,
-    Glm4MoeForCausalLM,
-    Glm4MoeLiteConfig,
-    Glm4MoeLiteForCausalLM,
-    GptOssConfig,
-    GptOssForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2MoeConfig,
-    Qwen2MoeForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
-    SeedOssConfig,
-    SeedOssForCausalLM,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
-)
+import transformers
 
-from tests.distributed.family_models import DOTS1
+from tests.distributed.family_models import DOTS1, config_class
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
 ROOT = Path(__file__).parents[2]
 FAMILIES = {
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "mistral_window": (MistralConfig, MistralForCausalLM),
-    "seed_oss": (SeedOssConfig, SeedOssForCausalLM),
-    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
-    "ernie4_5": (Ernie4_5Config, Ernie4_5ForCausalLM),
-    "phi4": (Phi3Config, Phi3ForCausalLM),
-    "phi4_mini": (Phi3Config, Phi3ForCausalLM),
-    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
-    "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM),
-    "dots1": (Dots1Config, Dots1ForCausalLM),
-    "mixtral": (MixtralConfig, MixtralForCausalLM),
-    "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
-    "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
-    "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
-    "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
-    "glm4_moe_lite": (Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM),
-    "gpt_oss": (GptOssConfig, GptOssForCausalLM),
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "mistral_window": "Mistral",
+    "seed_oss": "SeedOss",
+    "smollm3": "SmolLM3",
+    "ernie4_5": "Ernie4_5",
+    "phi4": "Phi3",
+    "phi4_mini": "Phi3",
+    "qwen3_moe": "Qwen3Moe",
+    "qwen2_moe": "Qwen2Moe",
+    "dots1": "Dots1",
+    "mixtral": "Mixtral",
+    "qwen3_next": "Qwen3Next",
+    "glm4_moe": "Glm4Moe",
+    "deepseek_v2": "DeepseekV2",
+    "deepseek_v3": "DeepseekV3",
+    "glm4_moe_lite": "Glm4MoeLite",
+    "gpt_oss": "GptOss",
+    "ministral3": "Ministral3",
+    "granite": "Granite",
+    "glm4": "Glm4",
+    "olmo2": "Olmo2",
+    "olmo3": "Olmo3",
+    "exaone4": "Exaone4",
+    "gemma": "Gemma",
+    "gemma3": "Gemma3",
+    "olmoe": "Olmoe",
 }
 LATENTS = {
     # the one size of a latent that vLLM's CPU build takes: 512 + 64
@@ -114,6 +86,52 @@ CHANGES = {
             "long_factor": [1.0 + 2 * pair for pair in range(12)],
         },
     },
+    "ministral3": {
+        "pad_token_id": None,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 500.0,
+            "factor": 2.0,
+            "original_max_position_embeddings": 128,  # the engine's context
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.2,
+    },
+    "glm4": {"pad_token_id": None},
+    "olmo2": {"pad_token_id": None},
+    "olmo3": {
+        "pad_token_id": None,
+        "sliding_window": 20,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 500.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    },
+    "exaone4": {"pad_token_id": None, "sliding_window": 20, "sliding_window_pattern": 2},
+    "gemma": {"pad_token_id": None},
+    "gemma3": {
+        "pad_token_id": None,
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "query_pre_attn_scalar": 50,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0},
+        },
+    },
+    "olmoe": {"pad_token_id": None, "num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 48},
     "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True},
     "qwen2_moe": {
         "num_experts": 8,
@@ -193,8 +211,7 @@ CHANGES = {
 def make_folder(folder, family, *, tied, vocab_size=150):
     """Head size 32, the least that vLLM's CPU attention takes; a vocabulary that both sides must pad."""
     torch.manual_seed(7)
-    config_type, model_type = FAMILIES[family]
-    config = config_type(
+    config = config_class(FAMILIES[family])(
         vocab_size=vocab_size,
         hidden_size=128,
         num_hidden_layers=4,
@@ -206,7 +223,7 @@ def make_folder(folder, family, *, tied, vocab_size=150):
             | CHANGES.get(family, {})
         ),
     )
-    model = model_type(config).float()
+    model = getattr(transformers, f"{FAMILIES[family]}ForCausalLM")(config).float()
     for name, parameter in model.named_parameters():
         if name.endswith(("sinks", "_proj_bias")):  # of gpt-oss: sinks that matter, gates beyond the clamp
             torch.nn.init.normal_(parameter, std=3.0)
@@ -237,6 +254,16 @@ def make_folder(folder, family, *, tied, vocab_size=150):
         pytest.param("ernie4_5", True, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("phi4", False, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("phi4_mini", True, 1, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("ministral3", False, 2, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("granite", True, 2, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("glm4", False, 2, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("olmo2", False, 2, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("olmo3", False, 1, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("olmo3", False, 2, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("exaone4", False, 2, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("gemma", True, 2, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("gemma3", True, 1, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("gemma3", True, 2, "shared_memory", marks=pytest.mark.nightly),
     ],
 )
 def test_pushed_weights_are_the_ones_that_answer(tmp_path, family, tied, sampler_tp, transport):
@@ -252,6 +279,7 @@ def test_pushed_weights_are_the_ones_that_answer(tmp_path, family, tied, sampler
         ("qwen2_moe", 2),
         ("dots1", 2),
         ("mixtral", 2),
+        ("olmoe", 2),
         ("glm4_moe", 1),
         ("glm4_moe", 2),
         ("deepseek_v3", 2),

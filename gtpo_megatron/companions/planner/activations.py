@@ -7,6 +7,7 @@ with the projection behind it, rotates in one kernel, keeps no float32 copies, a
 activation; torch keeps the two factors of the gate too. docs/planning_reference.md says which has been measured.
 """
 
+import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -114,20 +115,30 @@ def _norm(what: str, width: float, rows: float, kernels: Kernels, weight_bytes: 
     )
 
 
+def _layer_norms(shape: ModelShape, names: tuple[str, str], kernels: Kernels, weight_bytes: int) -> tuple[Saved, ...]:
+    """Norms of hidden states, before attention or MLP and behind."""
+    here = {"pre": names[:1], "post": names[1:], "sandwich": names}[shape.norm_placement]
+    norms = (_norm(name, shape.hidden_size, 1, kernels, weight_bytes, "sequence") for name in here)
+    return tuple(itertools.chain.from_iterable(norms))
+
+
 def _attention(
     shape: ModelShape, kernels: Kernels, weight_bytes: int, recompute: Recompute, tensor: int
 ) -> tuple[Saved, ...]:
     query, key_value = shape.query_width, shape.key_value_width
     saved = [
-        *_norm("input norm", shape.hidden_size, 1, kernels, weight_bytes, "sequence"),
+        *_layer_norms(shape, ("input norm", "norm behind attention"), kernels, weight_bytes),
         Saved("input of the qkv projection", shape.hidden_size, weight_bytes, "sequence"),
         Saved("queries", query, weight_bytes, "tensor"),
         Saved("keys", key_value, weight_bytes, "tensor"),
         Saved("input of the output projection", query, weight_bytes, "tensor"),
     ]
     if shape.qk_norm:
-        query_norm = _norm("query norm", query, shape.num_heads, kernels, weight_bytes, "tensor")
-        key_norm = _norm("key norm", key_value, shape.num_query_groups, kernels, weight_bytes, "tensor")
+        # over all heads it is plain torch, whatever the kernels
+        of_norm = "torch" if shape.qk_norm_spans_heads else kernels
+        heads = (1, 1) if shape.qk_norm_spans_heads else (shape.num_heads, shape.num_query_groups)
+        query_norm = _norm("query norm", query, heads[0], of_norm, weight_bytes, "tensor")
+        key_norm = _norm("key norm", key_value, heads[1], of_norm, weight_bytes, "tensor")
         # without a float32 copy, a norm's input is a view of qkv: keys always, queries unless several groups are joined
         is_view = kernels == "torch" and weight_bytes == FLOAT32_BYTES
         saved += query_norm[1:] if is_view and shape.num_query_groups == tensor else query_norm
@@ -243,7 +254,7 @@ def _latent_attention(
 
 def _mlp(shape: ModelShape, kernels: Kernels, weight_bytes: int) -> tuple[Saved, ...]:
     return (
-        *_norm("MLP norm", shape.hidden_size, 1, kernels, weight_bytes, "sequence"),
+        *_layer_norms(shape, ("MLP norm", "norm behind the MLP"), kernels, weight_bytes),
         Saved("input of gate and up", shape.hidden_size, weight_bytes, "sequence"),
         *_gated(shape.ffn_size, kernels, weight_bytes, "tensor"),
     )

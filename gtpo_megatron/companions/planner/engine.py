@@ -122,12 +122,14 @@ def _attention(shape: ModelShape, kind: LayerKind, tensor: int) -> int:
     """Elements of a layer's attention or delta net, and of its norms."""
     hidden, delta = shape.hidden_size, shape.delta
     if kind.has_delta_net and delta is not None:
-        return (sum(delta.matrices(hidden, 1)) + 2 * delta.num_value_heads) // tensor + delta.value_size + 2 * hidden
+        elements = (sum(delta.matrices(hidden, 1)) + 2 * delta.num_value_heads) // tensor + delta.value_size
+        return elements + shape.norms_per_layer * hidden
     if shape.latents is not None:
         return sum(shape.attention_tensors(kind, tensor))
     qkv, heads = _projected(shape, kind, tensor), shape.num_heads // tensor
     elements = hidden * (qkv + heads * shape.head_size) + qkv * shape.qkv_bias
-    return elements + 2 * hidden + 2 * shape.head_size * shape.qk_norm + (hidden + heads) * shape.has_sinks
+    norms = shape.norms_per_layer * hidden + sum(shape.qk_norm_sizes)
+    return elements + norms + (hidden + heads) * shape.has_sinks
 
 
 def _projected(shape: ModelShape, kind: LayerKind, tensor: int) -> int:

@@ -128,6 +128,14 @@ CASES += [
     for layout in EXPERT_LAYOUTS[:2]
     for recompute in ("none", "selective", "experts")
 ]
+OLMO2 = replace(QWEN3, norm_placement="post", qk_norm_spans_heads=True)
+GLM4 = replace(QWEN2, norm_placement="sandwich")
+CASES += [
+    (shape, case(tensor, tensor > 1, "none"), weight_bytes)
+    for shape in (OLMO2, GLM4)
+    for tensor in (1, 2)
+    for weight_bytes in (2, 4)
+]
 
 
 ONE_OF_EACH_KIND = [
