@@ -1,5 +1,6 @@
 """The weight-transfer engine inside every vLLM worker, which receives the trainer's buckets by vLLM's update API."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,7 +151,7 @@ def check_settings(model: torch.nn.Module, arch: Architecture) -> None:
     """
     for name, layer in model.named_modules():
         settings = dict.fromkeys(EPSILONS, arch.norm_eps) | (
-            {"base": arch.rope_theta} if hasattr(layer, ROTARY) else {}
+            {"base": _theta_of(name, arch)} if hasattr(layer, ROTARY) else {}
         )
         for attribute, wanted in settings.items():
             found = getattr(layer, attribute, wanted)
@@ -159,6 +160,14 @@ def check_settings(model: torch.nn.Module, arch: Architecture) -> None:
                     f"vLLM's layer {name} has {attribute}={found!r}, the trainer {wanted!r}; both read them from the "
                     f"model folder: has its config.json changed since one of them started?"
                 )
+
+
+def _theta_of(name: str, arch: Architecture) -> float:
+    """Base of the rotary embedding of a layer of vLLM's; layers with the same one share it, under the first's name."""
+    number, local = re.search(r"\blayers\.(\d+)\.", name), arch.local_rope
+    if local is not None and number is not None and local.layers[int(number[1])]:
+        return local.theta
+    return arch.rope_theta
 
 
 def _forget_expert_kernels(model: torch.nn.Module) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tests.distributed.family_models import DEEPSEEK, LLAMA3_ROPE, YARN_ROPE, FamilyModel, make_family_model
+from tests.distributed.family_models import DEEPSEEK, FAMILIES, LLAMA3_ROPE, YARN_ROPE, FamilyModel, make_family_model
 
 SHAPE = {
     "vocab_size": 197,  # odd, and more than the rows to which a GPU's tensor-parallel ranks pad theirs
@@ -16,7 +16,10 @@ SHAPE = {
     "num_key_value_heads": 2,
     "initializer_range": 0.05,
 }
-FAMILIES = {
+EXACT_FACTORS = {"embedding_multiplier": 4.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}
+"""In bfloat16."""
+ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+STACK_FAMILIES = {
     "qwen2": FamilyModel("Qwen2", SHAPE),
     "qwen2_tied": FamilyModel("Qwen2", SHAPE | {"tie_word_embeddings": True}),
     "qwen3": FamilyModel("Qwen3", SHAPE | {"head_dim": 32}),
@@ -40,9 +43,13 @@ FAMILIES = {
     "smollm3": FamilyModel("SmolLM3", SHAPE | {"no_rope_layers": [1, 0] * 2, "pad_token_id": None}),
     "ernie4_5": FamilyModel("Ernie4_5", SHAPE | {"head_dim": 32, "pad_token_id": None}),
     "phi4": FamilyModel("Phi3", SHAPE | {"pad_token_id": None}),
+    "granite": FamilyModel("Granite", SHAPE | FAMILIES["granite"].changes | EXACT_FACTORS),
+    "glm4": FamilyModel("Glm4", SHAPE | {"head_dim": 32, "pad_token_id": None}),
+    "olmo3": FamilyModel("Olmo3", SHAPE | FAMILIES["olmo3"].changes | ALTERNATING),
+    "gemma3": FamilyModel("Gemma3", SHAPE | FAMILIES["gemma3"].changes | {"head_dim": 32} | ALTERNATING),
 }
 
 
 def make_model(folder: Path, name: str) -> Any:
     """Saves the model in bfloat16 and returns it in float32: both sides have the same weights."""
-    return make_family_model(folder, FAMILIES[name], noise=0.01, dtype=torch.bfloat16)
+    return make_family_model(folder, STACK_FAMILIES[name], noise=0.01, dtype=torch.bfloat16)

@@ -1,11 +1,13 @@
 """The check of settings that no weight carries, over layers that look like vLLM's."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 
 from gtpo_megatron.errors import WeightSyncError
+from gtpo_megatron.weights.architecture import LocalRope
 from gtpo_megatron.weights.config_json import read_architecture
 from recipes.tiny_cpu import ASSETS
 
@@ -35,3 +37,15 @@ def test_settings_of_the_folder_pass_and_others_name_the_layer():
         check_settings(model(base=5e5), ARCH)
     with pytest.raises(WeightSyncError, match="layer gated_norm has eps=1e-05, the trainer 1e-06"):
         check_settings(model(gated_eps=1e-5), ARCH)
+
+
+def test_a_layer_may_have_a_rotary_embedding_of_its_own():
+    from gtpo_megatron.rollout.weight_engine import check_settings
+
+    arch = dataclasses.replace(ARCH, local_rope=LocalRope(5e4, (True, False)))
+    root = torch.nn.Module()
+    root.layers = torch.nn.ModuleList([model(base=5e4), model()])
+    check_settings(root, arch)
+    root.layers = torch.nn.ModuleList([model(base=5e4), model(base=5e4)])
+    with pytest.raises(WeightSyncError, match="layer layers.1.rotary has base=50000.0, the trainer"):
+        check_settings(root, arch)
