@@ -2,8 +2,8 @@
 
 ``study`` asks the main question; ``learning_rates`` and ``own_best`` whether it was asked fairly; ``dose`` how much
 entropy; ``second_size`` and ``second_task`` whether the answer holds elsewhere, ``conversations`` whether it does where
-the policy calls a tool, and ``pretrained`` where entropies come from a pretrained model; ``adapters`` what low-rank
-adapters learn. docs/study_plan.md is their plan.
+the policy calls a tool, ``conversation_means`` what was missing there, and ``pretrained`` where entropies come from a
+pretrained model; ``adapters`` what low-rank adapters learn. docs/study_plan.md is their plan.
 
 Every arm of a study samples the same number of responses from the same prompts in the same order, with the same model,
 optimizer and seeds. Methods that sample more as published (DAPO, EAPO, STARE) therefore run without it. The problems
@@ -105,6 +105,21 @@ _ALGORITHMS: dict[str, tuple[str, str, Callable[[int], AlgorithmConfig]]] = {
         "GTPO, alpha2 = 1",
         "Ten times the paper's weight: entropy counts as much as the outcome.",
         lambda _: GTPOConfig(alpha2=1.0),
+    ),
+    "gtpo_response": (
+        "GTPO, mean over responses",
+        "GTPO v6 whose loss is a mean over responses of each one's token mean, as GRPO's is.",
+        lambda _: GTPOConfig(loss_denominator="response"),
+    ),
+    "gtpo_response_turn": (
+        "GTPO by turn, mean over responses",
+        "The same, with entropies compared in the same place of the same turn.",
+        lambda _: GTPOConfig(loss_denominator="response", entropy_axis="turn"),
+    ),
+    "gtpo_turns": (
+        "GTPO, mean over turns",
+        "GTPO v6 whose loss is a mean over responses of the mean over each one's turns of each turn's token mean.",
+        lambda _: ControlConfig(loss_denominator="response", turns_weigh_alike=True),
     ),
     "gtpo_v1": ("GTPO v1", "Only correct tokens are shaped; one pool.", lambda _: GTPOConfig(formulation="v1")),
     "gtpo_v2": (
@@ -267,6 +282,22 @@ def conversations() -> Study:
     """GTPO and GRPO on arithmetic with a calculator that the policy may call; its controls are asked for by name."""
     plan = _direction("A calculator", _with_calculator, num_steps=TOOL_STEPS)
     return replace(plan, arms=_arms((*MAIN_ARMS, "dapo", "grpo_s"), _with_calculator))
+
+
+def conversation_means() -> Study:
+    """GTPO with GRPO's mean over responses, one over turns, and entropies by turn, on question 7's seeds."""
+    names = ("gtpo_response", "gtpo_turns", "gtpo_response_turn", "grpo")
+    plan = _direction("A calculator, other means", _with_calculator, num_steps=TOOL_STEPS)
+    return replace(
+        plan,
+        arms=_arms(names, _with_calculator),
+        default_arms=names,
+        comparisons=(
+            PlannedComparison(method="gtpo_response", baseline="grpo", is_primary=True),
+            PlannedComparison(method="gtpo_turns", baseline="gtpo_response"),
+            PlannedComparison(method="gtpo_response_turn", baseline="gtpo_response"),
+        ),
+    )
 
 
 def pretrained() -> Study:

@@ -95,7 +95,7 @@ def _linears(shape: ModelShape, kind: LayerKind) -> Iterator[tuple[int, dict[str
         keys_and_values = shape.num_heads * (shape.head_size - latents.rotated_size + latents.value_size)
         yield latents.query_rank or hidden, {query: shape.query_width}, True
         yield latents.key_value_rank, {"kv_b_proj": keys_and_values}, True
-    elif not shape.fuses_projections:
+    elif not shape.fuses_qkv:
         yield (
             hidden,
             {"q_proj": shape.query_width, "k_proj": shape.key_value_width, "v_proj": shape.value_width},
@@ -103,7 +103,7 @@ def _linears(shape: ModelShape, kind: LayerKind) -> Iterator[tuple[int, dict[str
         )
     yield shape.output_width, {"o_proj": hidden}, False
     if not kind.has_experts:
-        if not shape.fuses_projections:
+        if not shape.fuses_gate_up:
             yield hidden, {"gate_proj": shape.ffn_size, "up_proj": shape.ffn_size}, True
         yield shape.ffn_size, {"down_proj": hidden}, False
 

@@ -61,7 +61,8 @@ class _Family:
         tied: whether embeddings are tied if ``config.json`` has no ``tie_word_embeddings``.
         has_sinks: attention sinks, as in ``Architecture``.
         has_latents: multi-latent attention.
-        fuses_projections: projections in one tensor, as in ``ModelShape``.
+        fuses_qkv: query, key and value in one tensor, as in ``ModelShape``.
+        fuses_gate_up: gate and up in one tensor.
         has_delta: gated delta nets in most layers, an output gate in the others, norms from one.
         full_every: each so many'th layer has no window if ``config.json`` has no ``layer_types`` and no
             ``sliding_window_pattern``; 0: a window is that of every layer.
@@ -85,7 +86,8 @@ class _Family:
     tied: bool = False
     has_sinks: bool = False
     has_latents: bool = False
-    fuses_projections: bool = False
+    fuses_qkv: bool = False
+    fuses_gate_up: bool = False
     has_delta: bool = False
     full_every: int = 0
     activations: tuple[str, ...] = ("silu",)
@@ -104,7 +106,7 @@ _FAMILIES = {
     "Ernie4_5ForCausalLM": _Family(
         "llama", groups=2, head_size=128, rope_theta=5e5, rotates_neighbours=True, tied=True
     ),
-    "Phi3ForCausalLM": _Family("phi3", window=None, rotary_fraction=1.0, fuses_projections=True),
+    "Phi3ForCausalLM": _Family("phi3", window=None, rotary_fraction=1.0, fuses_qkv=True, fuses_gate_up=True),
     "Ministral3ForCausalLM": _Family("llama", groups=8, head_size=128, window=None, variant=variants.ministral3),
     "GraniteForCausalLM": _Family("llama", variant=variants.granite),
     "Glm4ForCausalLM": _Family(
@@ -115,6 +117,7 @@ _FAMILIES = {
         own_switches=True,
         rotary_fraction=0.5,
         rotates_neighbours=True,
+        fuses_gate_up=True,
         variant=variants.glm4,
     ),
     "Olmo2ForCausalLM": _Family("olmo2", qk_norm=True, variant=variants.olmo2),
@@ -461,7 +464,8 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
         tied_embeddings=fields.get("tie_word_embeddings", bool, family.tied),
         qkv_bias=fields.get("attention_bias", bool, family.qkv_bias) if family.own_switches else family.qkv_bias,
         has_sinks=family.has_sinks,
-        fuses_projections=family.fuses_projections,
+        fuses_qkv=family.fuses_qkv,
+        fuses_gate_up=family.fuses_gate_up,
         qk_norm=fields.get("use_qk_norm", bool, False) if family.own_switches else family.qk_norm,
         has_output_gate=family.has_delta,
         delta=_delta(path, fields, num_layers) if family.has_delta else None,

@@ -123,7 +123,8 @@ class ModelShape:
         qk_norm_spans_heads: that norm is over all heads at once, with a factor for each of their elements.
         has_output_gate: the output of every head's attention is multiplied by the sigmoid of a gate as wide, which is
             made as queries are.
-        fuses_projections: query, key and value are one tensor of its folder, and so are the MLP's gate and up.
+        fuses_qkv: query, key and value are one tensor of its folder.
+        fuses_gate_up: the gate and up projections of the MLP are one tensor of its folder.
         delta: gated delta net in the place of some layers' attention; None: every layer has attention.
         latents: sizes of multi-latent attention; None for grouped-query attention.
         windows: for every layer the tokens that a token attends to, itself and those right before it; 0: all, and all
@@ -146,7 +147,8 @@ class ModelShape:
     qk_norm: bool = False
     qk_norm_spans_heads: bool = False
     has_output_gate: bool = False
-    fuses_projections: bool = False
+    fuses_qkv: bool = False
+    fuses_gate_up: bool = False
     delta: DeltaNet | None = None
     latents: LatentAttention | None = None
     windows: tuple[int, ...] = ()

@@ -167,7 +167,7 @@ def test_some_projections_and_the_other_scale(models, tmp_path, layout):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("layout", ["tp2_sp", "dp2"])
-@pytest.mark.parametrize("family", ["qwen3", "llama3_1", "smollm3"])
+@pytest.mark.parametrize("family", ["qwen3", "llama3_1", "smollm3", "olmo2", "gemma3", "granite"])
 def test_families(tmp_path, family, layout):
     model = make_family_model(tmp_path / "model", FAMILIES[family])
     adapted = with_adapters(model, tmp_path / "adapters")

@@ -147,7 +147,7 @@ KNOWN_MODELS: dict[str, ModelShape] = {
     "ByteDance-Seed/Seed-OSS-36B-Base": _shape(64, 5120, 27648, 80, 8, 155136, qkv_bias=True, max_positions=524288),
     "HuggingFaceTB/SmolLM3-3B": _shape(36, 2048, 11008, 16, 4, 128256, tied_embeddings=True, max_positions=65536),
     "baidu/ERNIE-4.5-0.3B-PT": _shape(18, 1024, 3072, 16, 2, 103424, tied_embeddings=True),
-    "microsoft/phi-4": _shape(40, 5120, 17920, 40, 10, 100352, fuses_projections=True, max_positions=16384),
+    "microsoft/phi-4": _shape(40, 5120, 17920, 40, 10, 100352, fuses_qkv=True, fuses_gate_up=True, max_positions=16384),
     "microsoft/Phi-4-mini-instruct": _shape(
         32,
         3072,
@@ -156,7 +156,8 @@ KNOWN_MODELS: dict[str, ModelShape] = {
         8,
         200064,
         tied_embeddings=True,
-        fuses_projections=True,
+        fuses_qkv=True,
+        fuses_gate_up=True,
         max_positions=4096,  # of LongRoPE's short factors
     ),
     # without the layers that predict a second token, which are not trained here

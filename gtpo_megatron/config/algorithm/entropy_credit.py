@@ -36,8 +36,6 @@ class EntropyCreditSettings(SurrogateSettings):
         one_sided_groups: groups all correct or all wrong get ``zero`` advantage and stay out of the pools, or ``keep``.
         unshaped_patterns: regular expressions; tokens that hold a part of a match in the response's text (formatting:
             ``</?think>``, ``Final answer:``) are compared with nothing and get the neutral share 1.
-        loss_denominator: ``batch``: all tokens (responses, for GRPO-S) of the mini-batch; ``group``: mean over groups
-            of each group's mean.
     """
 
     formulation: Formulation = "v6"
@@ -49,7 +47,6 @@ class EntropyCreditSettings(SurrogateSettings):
     entropy_clip: tuple[float, float] | None = None
     one_sided_groups: Literal["zero", "keep"] = "zero"
     unshaped_patterns: tuple[str, ...] = ()
-    loss_denominator: Scope = "batch"
 
     def __post_init__(self) -> None:
         SurrogateSettings.__post_init__(self)
@@ -122,6 +119,8 @@ class GTPOConfig(EntropyCreditSettings):
             conversations the same place in the same ``turn`` (ours), the rest of its own ``response``, or the whole
             ``matrix`` of its set (section 5 of version 1).
         advantage_scope: tokens are standardised over the whole batch or their group (equation 14 of version 1).
+        loss_denominator: ``batch``: all tokens of the mini-batch (the paper's); ``group``: mean over groups of each
+            group's token mean; ``response``: mean over responses of each one's token mean, as GRPO's.
         turn_reward_coef: weight of a turn's own reward in a conversation, which is added to the shaped reward of each
             of its tokens (ours); 0: the rewards of turns are in the outcome only, as their sum.
     """
@@ -130,6 +129,7 @@ class GTPOConfig(EntropyCreditSettings):
     alpha2: float = 0.1
     entropy_axis: Axis = "position"
     advantage_scope: Scope = "batch"
+    loss_denominator: Literal["response", "batch", "group"] = "batch"
     turn_reward_coef: NonNegativeFloat = 0.0
 
     def __post_init__(self) -> None:
@@ -148,6 +148,7 @@ class GRPOSConfig(EntropyCreditSettings):
         sequence_entropy_mean: how token entropies make a response's.
         ratio_mean: how token ratios make a response's: the paper's arithmetic mean, or GSPO's geometric one.
         advantage_scope: responses are standardised over their group or the whole batch.
+        loss_denominator: ``batch``: all responses of the mini-batch; ``group``: mean over groups of each group's mean.
     """
 
     beta1: float = 1.0
@@ -155,6 +156,7 @@ class GRPOSConfig(EntropyCreditSettings):
     sequence_entropy_mean: Mean = "arithmetic"
     ratio_mean: Mean = "arithmetic"
     advantage_scope: Scope = "group"
+    loss_denominator: Scope = "batch"
 
     def __post_init__(self) -> None:
         EntropyCreditSettings.__post_init__(self)

@@ -10,6 +10,7 @@ from recipes.study import (
     RATE_SEEDS,
     adapter_rates,
     adapters,
+    conversation_means,
     conversations,
     dose,
     learning_rates,
@@ -39,7 +40,16 @@ def test_the_plan():
     assert main.outcome == "eval/heldout_mean_at_k"
     sizes = {
         make.__name__: len(make().default_arms) * make().num_seeds
-        for make in (study, learning_rates, dose, second_size, second_task, conversations, pretrained)
+        for make in (
+            study,
+            learning_rates,
+            dose,
+            second_size,
+            second_task,
+            conversations,
+            conversation_means,
+            pretrained,
+        )
     }
     assert sizes == {
         "study": 80,
@@ -48,6 +58,7 @@ def test_the_plan():
         "second_size": 16,
         "second_task": 16,
         "conversations": 16,
+        "conversation_means": 32,
         "pretrained": 24,
     }
 
@@ -126,7 +137,9 @@ def test_the_pretrained_models_limits_are_those_of_its_recipe():
 
 
 def test_every_run_has_one_process_and_two_fit_on_two_cores_but_of_the_pretrained_model():
-    for make in (study, learning_rates, dose, second_size, second_task, conversations, pretrained):
+    for make in (
+        *(study, learning_rates, dose, second_size, second_task, conversations, conversation_means, pretrained),
+    ):
         for run in runs(make()):
             assert (run.config.cluster.mode, run.config.parallel.num_ranks) == ("local", 1)
             assert run.config.cluster.threads_per_rank == (2 if make is pretrained else 1)

@@ -7,7 +7,7 @@ from gtpo_megatron.algorithms import assign_credit
 from gtpo_megatron.companions.study.controls import ControlConfig
 from gtpo_megatron.config.algorithm import GTPOConfig
 from gtpo_megatron.config.serialize import from_plain, to_plain
-from gtpo_megatron.errors import DataError, ShapeError
+from gtpo_megatron.errors import ConfigError, DataError, ShapeError
 from recipes import tiny_cpu
 from tests.strategies import Batch, random_batch
 
@@ -70,3 +70,19 @@ def test_a_run_of_a_control_reloads() -> None:
     plain = to_plain(tiny_cpu.gtpo()) | {"algorithm": to_plain(ControlConfig(weight_source="shuffled", weight_seed=7))}
     assert plain["algorithm"]["kind"] == "gtpo_megatron.companions.study.controls:ControlConfig"
     assert from_plain(plain, "a run").algorithm == ControlConfig(weight_source="shuffled", weight_seed=7)
+
+
+def test_a_mean_over_turns_is_the_mean_over_responses_of_their_turns_means() -> None:
+    """From the surrogate at a ratio of 1, whose gradient is the weighted advantages: two turns, one turn, none."""
+    batch = random_batch(3, num_groups=1, group_size=3, max_tokens=1)
+    arguments = batch.arguments()
+    mask = torch.tensor([[1, 0, 1, 1, 1, 0], [1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]], dtype=torch.bool)
+    arguments |= {"response_mask": mask, "token_entropy": torch.rand(3, 6) + 0.1, "rewards": torch.tensor([1.0, 0, 0])}
+    alike = ControlConfig(loss_denominator="response", turns_weigh_alike=True)
+    plain = assign_credit(GTPOConfig(loss_denominator="response"), **arguments).advantages
+    found = assign_credit(alike, **arguments).advantages
+    assert found[0, :1].sum() == pytest.approx(float(plain[0, :1].mean()) * 4 / 2)
+    assert found[0, 2:5].sum() == pytest.approx(float(plain[0, 2:5].mean()) * 4 / 2)
+    assert torch.equal(found[1:], plain[1:])
+    with pytest.raises(ConfigError, match="turns_weigh_alike=true with loss_denominator='batch': expected 'response'"):
+        ControlConfig(turns_weigh_alike=True)
