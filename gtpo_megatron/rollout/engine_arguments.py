@@ -12,6 +12,7 @@ from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.rollout.cache_size import STATE_DTYPE
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.quantization import KEY as QUANTIZATION
+from gtpo_megatron.weights.text_part import has_other_parts, text_config
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core runs in this process
@@ -34,6 +35,9 @@ ENTROPY_PROCESSOR = "gtpo_megatron.rollout.sampled_entropy:SampledEntropy"
 
 GPU_ENTROPY_PROCESSOR = f"{ENTROPY_PROCESSOR}OfSlots"
 """Name of the one for its second model runner; ``engine_environment`` asks for that on a GPU."""
+
+TEXT_PART_FORMAT = "gtpo_text_part"
+"""vLLM's name of our loader for folders with other parts than text."""
 
 MIN_BATCHED_TOKENS = 8192
 """Least number of tokens per pass of vLLM: small passes waste time."""
@@ -85,10 +89,11 @@ def llm_arguments(
         reads_weights: the folder's weights are loaded, else they are of no meaning until the first push.
         adapter: adapters of the run.
     """
+    folder_format = TEXT_PART_FORMAT if architecture.also_sees else "hf"
     routing_is_captured = captures_routing(config, on_gpu=on_gpu)
     arguments: dict[str, Any] = {
         # the hub's folders of Mistral have files in its own format besides, which vLLM would prefer
-        "load_format": "hf" if reads_weights else "dummy",
+        "load_format": folder_format if reads_weights else "dummy",
         "config_format": "hf",
         "tokenizer_mode": "hf",
         "use_tqdm_on_load": False,
@@ -119,8 +124,8 @@ def llm_arguments(
         "seed": seed,
         "logits_processors": None,
     }
-    if architecture.is_quantized:
-        arguments["hf_overrides"] = partial(_unquantized, overrides=arguments["hf_overrides"])
+    if architecture.is_quantized or architecture.also_sees:
+        arguments["hf_overrides"] = partial(_plain_text, overrides=arguments["hf_overrides"])
     if config.entropy_source == "rollout":
         arguments["logits_processors"] = [GPU_ENTROPY_PROCESSOR if on_gpu else ENTROPY_PROCESSOR]
     if on_gpu and config.placement == "colocated":
@@ -134,9 +139,18 @@ def llm_arguments(
     return arguments
 
 
-def _unquantized(config: Any, *, overrides: Mapping[str, Any]) -> Any:
-    """VLLM's configuration of a model of 16 bits: what is pushed is not quantized, and fits no layers of fewer bits."""
-    if hasattr(config, QUANTIZATION):  # vLLM asks more than once
+def _plain_text(config: Any, *, overrides: Mapping[str, Any]) -> Any:
+    """VLLM's configuration of the text part, of 16 bits: what is pushed is not quantized, and fits no layers of fewer.
+
+    vLLM asks more than once, and before it reads the folder with a configuration of no model.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # vLLM has imported it
+
+    whole = config.to_dict()
+    if has_other_parts(whole):
+        text = text_config(whole)
+        config = CONFIG_MAPPING[text["model_type"]].from_dict(text)
+    if hasattr(config, QUANTIZATION):
         delattr(config, QUANTIZATION)
     config.update(dict(overrides))
     return config

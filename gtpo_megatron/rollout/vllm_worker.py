@@ -16,13 +16,14 @@ from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
 from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.errors import WeightSyncError
-from gtpo_megatron.rollout import weight_engine
+from gtpo_megatron.rollout import text_part_loader, weight_engine
 from gtpo_megatron.rollout.entropy_log import EntropyLog
 from gtpo_megatron.rollout.requests import ADAPTER_NUMBER
 from gtpo_megatron.rollout.routing_capture import RoutingCapture
 from gtpo_megatron.rollout.sampled_entropy import SampledEntropy, SampledEntropyOfSlots
 
 weight_engine.register()
+text_part_loader.register()
 
 
 @functools.cache

@@ -45,6 +45,7 @@ class Architecture(ModelShape):
         residual_factor: multiplies what attention and MLP add to the hidden states.
         logit_factor: multiplies the logits.
         is_quantized: the folder has quantized weights, which are read as bfloat16; of no meaning for the model.
+        also_sees: the folder has other parts than this text part; of no meaning for it.
     """
 
     family: str
@@ -62,6 +63,7 @@ class Architecture(ModelShape):
     residual_factor: float = 1.0
     logit_factor: float = 1.0
     is_quantized: bool = field(default=False, compare=False)
+    also_sees: bool = field(default=False, compare=False)
 
     @property
     def rotary_size(self) -> int:

@@ -1,7 +1,7 @@
 """The architecture that the ``config.json`` of a Hugging Face folder describes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -35,6 +35,7 @@ from gtpo_megatron.weights.rope import (
     rope_fields,
     rope_kind,
 )
+from gtpo_megatron.weights.text_part import has_other_parts, text_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,6 @@ _MISSING = {
     "DeepseekV4ForCausalLM": "compressed attention",
     "KimiLinearForCausalLM": "Kimi delta attention",
     "Gemma2ForCausalLM": "a cap on scores and logits",
-    "Gemma3ForConditionalGeneration": "a vision tower",
     "Cohere2ForCausalLM": "attention and MLP side by side",
     "Ernie4_5_MoeForCausalLM": "a router whose softmax has a bias",
     "GraniteMoeHybridForCausalLM": "Granite's factors, and Mamba layers where it has some",
@@ -224,7 +224,8 @@ def read_architecture(folder: Path) -> Architecture:
     Raises:
         ConfigError: no such folder or file, an architecture without a name table, or a feature that is not supported.
     """
-    return architecture_of(model_fields(folder), folder / "config.json")
+    arch = architecture_of(model_fields(folder), folder / "config.json")
+    return replace(arch, also_sees=has_other_parts(_whole_fields(folder).raw))
 
 
 def architecture_of(fields: Fields, path: Path) -> Architecture:
@@ -243,11 +244,15 @@ def architecture_of(fields: Fields, path: Path) -> Architecture:
 
 
 def model_fields(folder: Path) -> Fields:
-    """The keys of a model folder's ``config.json``.
+    """The keys of a model folder's ``config.json``, of its text part if it has others.
 
     Raises:
         ConfigError: no such folder or file, or no JSON object in it.
     """
+    return Fields(text_config(_whole_fields(folder).raw), printable(folder / "config.json"), ConfigError)
+
+
+def _whole_fields(folder: Path) -> Fields:
     path = folder / "config.json"
     try:
         return Fields(read_json(path, error=ConfigError), printable(path), ConfigError)

@@ -15,8 +15,11 @@ from gtpo_megatron.weights.weight_checks import check_weights
 from recipes.tiny_cpu import ASSETS
 from tests.distributed.family_models import GPT_OSS
 from tests.integration.runs import Run
+from tests.integration.test_evaluate import finish, launch
 from tests.integration.test_weight_push import make_folder
+from tests.unit.companions.evaluate.makers import saved_verdicts
 from tests.unit.weights.quantized_folders import make_folder as make_quantized
+from tests.unit.weights.seeing_models import make_seeing_folder
 
 pytestmark = [
     pytest.mark.ray,
@@ -129,6 +132,50 @@ def test_a_quantized_folder_is_trained_as_it_is(tmp_path, kind):
     assert sum(not torch.equal(tensor, before[name].to(tensor)) for name, tensor in trained.items()) > len(trained) / 2
     ids = torch.arange(3, 9)[None]
     assert torch.isfinite(AutoModelForCausalLM.from_pretrained(run.folder / "hf")(ids).logits).all()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("gemma3", marks=pytest.mark.slow), pytest.param("qwen3_vl", marks=pytest.mark.nightly)]
+)
+def test_the_text_of_a_model_that_sees_is_trained_as_it_is(tmp_path, name):
+    """From the folder with its tower to trained steps and a folder of text that transformers loads; and evaluated."""
+    folder, text = tmp_path / "model", tmp_path / "text"
+    sizes = {"vocab_size": 339, "hidden_size": 128, "head_dim": 32, "max_position_embeddings": 256}
+    _, alone = make_seeing_folder(folder, name, more=sizes)
+    alone.save_pretrained(text)
+    for path in (ASSETS / "tiny_qwen2").iterdir():
+        if path.name not in ("config.json", "model.safetensors"):
+            shutil.copy(path, folder)
+            shutil.copy(path, text)
+    (tmp_path / "letters.py").write_text(LETTERS, encoding="utf-8")
+    run = Run(
+        tmp_path / "run",
+        *("--model.path", str(folder), "--model.max-sequence-tokens", "128", *ONE_PROCESS),
+        *("--reward.function", f"{tmp_path / 'letters.py'}:letters"),
+        *("--rollout.sampling.max-response-tokens", "16", "--evaluation.sampling.max-response-tokens", "16"),
+        *("--optimizer.learning-rate", "2e-3", "--weight-sync.verify-every-steps", "1"),
+        recipe="recipes.tiny_cpu:grpo",
+        num_steps=2,
+    )
+    run.succeed()
+    rows = read_metrics(run.folder / "metrics.jsonl")[1:]
+    assert all(row["sync/logprob_gap_max"] <= 1e-4 for row in rows)
+    assert type(AutoModelForCausalLM.from_pretrained(run.folder / "hf")) is type(alone)
+    assert not read_architecture(run.folder / "hf").also_sees
+    said = [evaluated(tmp_path / f"evaluated_{path.name}", path) for path in (folder, text)]
+    assert said[0] == said[1]  # an engine reads the same weights of both
+    assert len(said[0]) == 8
+
+
+def evaluated(output, folder):
+    held_out = ASSETS / "arithmetic" / "heldout.jsonl"
+    arguments = ["evaluate", str(folder), "--benchmarks", f"arithmetic={held_out}", "--num-problems", "8"]
+    arguments += ["--samples", "1", "--sampling.max-response-tokens", "16", "--max-prompt-tokens", "96"]
+    arguments += ["--engine.kv-cache-mib", "64", "--output", str(output)]
+    status, said = finish(launch(arguments, output), output)
+    assert status == 0, said[-3000:]
+    (responses,) = output.glob("*.jsonl")
+    return sorted(one.response for one in saved_verdicts(responses))
 
 
 def read_whole(folder):

@@ -31,9 +31,10 @@ RAW_DTYPES = frozenset({"F8_E4M3", "F8_E8M0", "U8", "I32", "I64"})
 
 @dataclass(frozen=True, slots=True)
 class RawTensor:
-    """A tensor as it is stored: its file, safetensors' dtype and shape."""
+    """A tensor as it is stored: its file, its name there, safetensors' dtype and shape."""
 
     path: Path
+    name: str
     dtype: str
     shape: tuple[int, ...]
 

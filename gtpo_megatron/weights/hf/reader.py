@@ -21,6 +21,7 @@ from gtpo_megatron.weights.hf.quantized import RAW_DTYPES, Packed, RawTensor, qu
 from gtpo_megatron.weights.hf.stacked_experts import STACKED, Inside, part_of, parts_inside
 from gtpo_megatron.weights.param_mapping import Box, SliceCopy, as_matrix
 from gtpo_megatron.weights.quantization import quantization_of
+from gtpo_megatron.weights.text_part import has_other_parts, text_name, warn_of_other_parts
 
 logger = logging.getLogger(__name__)
 
@@ -126,16 +127,18 @@ class WeightFolder:
         self.folder = folder
         self._open: dict[Path, Any] = {}
         self._num_read = 0
-        self._raw: dict[str, RawTensor] = {}
-        for path in weight_files(folder):
-            file = self._file(path)
-            for name in file.keys():  # noqa: SIM118 - no mapping
-                entry = file.get_slice(name)
-                self._raw[name] = RawTensor(path, entry.get_dtype(), tuple(entry.get_shape()))
+        self._config = self._read_config()
+        stored = [
+            RawTensor(path, name, entry.get_dtype(), tuple(entry.get_shape()))
+            for path in weight_files(folder)
+            for name in self._file(path).keys()  # noqa: SIM118 - no mapping
+            for entry in [self._file(path).get_slice(name)]
+        ]
+        self._raw = self._named(stored)
         self.tensors = self._readable()
         if (folder / INDEX_FILE).exists():
-            promised = _weight_map(folder / INDEX_FILE)
-            wrong = [n for n, f in promised.items() if n not in self._raw or self._raw[n].path.name != f]
+            promised, there = _weight_map(folder / INDEX_FILE), {(raw.name, raw.path.name) for raw in stored}
+            wrong = [name for name, file in promised.items() if (name, file) not in there]
             if wrong:
                 raise WeightMappingError(
                     f"{folder / INDEX_FILE} promises {wrong[0]} in {promised[wrong[0]]}, which does not hold it "
@@ -160,12 +163,27 @@ class WeightFolder:
                 raise ConfigError(f"{path} cannot be read: {printable(error)}; fetch it again") from error
         return self._open[path]
 
+    def _read_config(self) -> Fields | None:
+        config = self.folder / "config.json"
+        return Fields(read_json(config, error=ConfigError), str(config), ConfigError) if config.is_file() else None
+
+    def _named(self, stored: Sequence[RawTensor]) -> dict[str, RawTensor]:
+        """The stored tensors by their names, or of a folder with other parts those of the text by theirs."""
+        if self._config is None or not has_other_parts(self._config.raw):
+            return {raw.name: raw for raw in stored}
+        found: dict[str, RawTensor] = {}
+        for raw in stored:
+            if (name := text_name(raw.name)) is None:
+                continue
+            if name in found:
+                raise WeightMappingError(f"{self.folder}: {found[name].name} and {raw.name} are the same tensor")
+            found[name] = raw
+        warn_of_other_parts(self.folder, len(stored) - len(found))
+        return found
+
     def _readable(self) -> dict[str, StoredTensor]:
         """The tensors by the names that an unquantized folder has for them."""
-        config = self.folder / "config.json"
-        how = None
-        if config.is_file():
-            how = quantization_of(Fields(read_json(config, error=ConfigError), str(config), ConfigError), config)
+        how = None if self._config is None else quantization_of(self._config, self.folder / "config.json")
         packed, used = ({}, set()) if how is None else quantized_tensors(self._raw, how)
         found: dict[str, StoredTensor] = {}
         for name, raw in self._raw.items():
@@ -208,7 +226,7 @@ class WeightFolder:
         if stored.packed is not None:
             found = self._read_packed(stored.packed, stored.inside, rows, columns)
         elif (at := stored.inside) is not None:
-            view, whole = self._file(stored.path).get_slice(at.name), slice(at.expert, at.expert + 1)
+            view, whole = self._slice(at.name), slice(at.expert, at.expert + 1)
             if at.is_turned:
                 rows = slice(at.count * rows.start, at.count * rows.stop)
                 expert = view[whole, rows][0] if len(stored.shape) == 1 else view[whole, columns, rows][0]
@@ -217,7 +235,7 @@ class WeightFolder:
                 first = at.number * stored.shape[0]
                 found = view[whole, first + rows.start : first + rows.stop, columns][0]
         else:
-            view = self._file(stored.path).get_slice(name)
+            view = self._slice(name)
             found = view[rows] if len(stored.shape) == 1 else view[rows, columns]
         self._num_read += found.nbytes
         return as_matrix(found)
@@ -229,14 +247,14 @@ class WeightFolder:
 
     def _read_packed(self, packed: Packed, at: Inside | None, rows: slice, columns: slice) -> Tensor:
         """A box of a quantized matrix; of one in a tensor of all experts, its rows stand between the other's."""
-
-        def opened(name: str) -> Any:
-            return self._file(self._raw[name].path).get_slice(name)
-
         if at is None:
-            return packed.read(opened, rows, columns)
+            return packed.read(self._slice, rows, columns)
         whole = slice(at.count * rows.start, at.count * rows.stop)
-        return packed.read(opened, whole, columns, expert=at.expert)[at.number :: at.count]
+        return packed.read(self._slice, whole, columns, expert=at.expert)[at.number :: at.count]
+
+    def _slice(self, name: str) -> Any:
+        raw = self._raw[name]
+        return self._file(raw.path).get_slice(raw.name)
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raises WeightMappingError unless the folder holds exactly these tensors.

@@ -17,6 +17,7 @@ from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import read_json
 from gtpo_megatron.weights.hf.reader import ADAPTER_CONFIG_FILE, INDEX_FILE, SINGLE_FILE
 from gtpo_megatron.weights.quantization import KEY as QUANTIZATION
+from gtpo_megatron.weights.text_part import text_config
 
 SHARD_BYTES = 5 << 30
 """Largest size of one file, as Hugging Face writes them."""
@@ -87,7 +88,7 @@ def _check_room(folder: Path, num_bytes: int) -> None:
 def copy_companions(source: Path, target: Path, *, dtype_name: str | None) -> None:
     """Copies all files but weights (configuration, tokenizer, licence) and sets the dtype in ``config.json``.
 
-    What is written is not quantized, so ``quantization_config`` stays behind.
+    What is written is not quantized, so ``quantization_config`` stays behind; so do parts that are no text.
 
     The configuration of adapters stays behind with their weights: transformers would look for these.
     Of folders it copies the tokenizer's further chat templates alone: others may be anything, of any size.
@@ -103,10 +104,11 @@ def copy_companions(source: Path, target: Path, *, dtype_name: str | None) -> No
             shutil.copyfile(path, target / path.name)
     if (templates := source / CHAT_TEMPLATES).is_dir():
         shutil.copytree(templates, target / CHAT_TEMPLATES)
-    config = dict(Fields(read_json(target / "config.json", error=ConfigError), str(source), ConfigError).raw)
-    was_quantized = config.pop(QUANTIZATION, None) is not None
+    whole = Fields(read_json(target / "config.json", error=ConfigError), str(source), ConfigError).raw
+    config = text_config(whole)
+    config.pop(QUANTIZATION, None)
     changed = {key: dtype_name for key in DTYPE_KEYS if key in config and dtype_name not in (None, config[key])}
-    if changed or was_quantized:
+    if changed or config != whole:
         write_file(target / "config.json", json.dumps(config | changed, indent=2) + "\n")
 
 

@@ -1,0 +1,61 @@
+"""The text part of folders whose models also see, as transformers saves them and as the hub has them."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from gtpo_megatron.errors import WeightMappingError
+from gtpo_megatron.weights.config_json import read_architecture
+from gtpo_megatron.weights.hf.reader import WeightFolder
+from gtpo_megatron.weights.hf.writer import copy_companions
+from gtpo_megatron.weights.reshard import hf_shapes
+from gtpo_megatron.weights.weight_checks import check_weights
+from tests.unit.weights.seeing_models import SEEING, make_seeing_folder
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_it_reads_as_the_folder_of_text_that_it_has(tmp_path, name, caplog):
+    model, text = make_seeing_folder(tmp_path / "seeing", name)
+    text.save_pretrained(tmp_path / "text")
+    arch = read_architecture(tmp_path / "seeing")
+    assert arch.also_sees
+    assert arch == read_architecture(tmp_path / "text")
+    check_weights(tmp_path / "seeing", arch)
+    assert "the text part alone is read" in caplog.text
+    with WeightFolder(tmp_path / "seeing") as found, WeightFolder(tmp_path / "text") as expected:
+        assert found.tensors.keys() == expected.tensors.keys()
+        for tensor in hf_shapes(arch):
+            assert torch.equal(found.whole(tensor), expected.whole(tensor)), tensor
+    (tmp_path / "out").mkdir()
+    copy_companions(tmp_path / "seeing", tmp_path / "out", dtype_name=None)
+    exported = read_architecture(tmp_path / "out")
+    assert exported == arch
+    assert not exported.also_sees
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "out")
+    assert type(config).__name__ == type(text.config).__name__
+    ids = torch.arange(4, 12)[None]
+    again = type(text)(config).float().eval()
+    again.load_state_dict(text.state_dict())
+    assert torch.equal(again(ids).logits, text(ids).logits)
+    torch.testing.assert_close(model(input_ids=ids).logits, text(ids).logits, rtol=0, atol=1e-5)
+
+
+def test_a_tensor_that_is_there_under_two_names_is_named(tmp_path):
+    make_seeing_folder(tmp_path, "gemma3")
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("language_model.model.norm.weight"))
+    save_file(tensors | {"model.norm.weight": tensors[name].clone()}, tmp_path / "model.safetensors")
+    with pytest.raises(WeightMappingError, match=r"model.norm.weight and .*model.norm.weight are the same tensor"):
+        WeightFolder(tmp_path)
+
+
+def test_other_models_are_as_they_were(tmp_path):
+    config = {"architectures": ["LlavaForConditionalGeneration"], "text_config": {"model_type": "llama"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(Exception, match="architecture 'LlavaForConditionalGeneration' has no name table"):
+        read_architecture(tmp_path)
