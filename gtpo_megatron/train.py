@@ -9,7 +9,6 @@ from pathlib import Path
 from rich.console import Console
 
 from gtpo_megatron.checks import PlannedRun, run_checks
-from gtpo_megatron.config.model import is_gguf
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import load_config, to_plain
 from gtpo_megatron.data.prompt_sampler import PromptSampler
@@ -23,6 +22,7 @@ from gtpo_megatron.orchestration.loop.controller import Controller, RunSummary
 from gtpo_megatron.orchestration.loop.disk_space import check_disk_space
 from gtpo_megatron.orchestration.loop.inputs import RunInputs, check_enough, read_inputs
 from gtpo_megatron.orchestration.machine_record import record_machines
+from gtpo_megatron.orchestration.model_folder import with_model_folder
 from gtpo_megatron.orchestration.pinned_data import pin_data_sets, pin_date
 from gtpo_megatron.orchestration.stages.stages import Stages
 from gtpo_megatron.rollout.engine_checks import is_cpu_build
@@ -56,7 +56,6 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         GTPOError: configuration, data or model cannot be used, raised before any process starts; or a stage failed. The
             last checkpoint stays valid.
     """
-    config = _with_model_folder(config)
     config, inputs = _pinned_inputs(config, run_dir / CONFIG_FILE if resume else None)
     folder = RunFolder(run_dir)
     folder.open(config, resume=resume)
@@ -117,25 +116,16 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
 
 
 def _pinned_inputs(config: RunConfig, recorded: Path | None) -> tuple[RunConfig, RunInputs]:
-    """The checked inputs of a run, and its configuration with what they depend on besides: commits and a date.
+    """The checked inputs of a run, and its configuration with what they depend on besides: folder, commits, a date.
 
     Args:
         config: as it was asked for.
         recorded: file of the configuration of a run that is continued, if there is one; None: a new run is begun.
     """
     earlier = load_config(recorded) if recorded is not None and recorded.exists() else None
-    config = pin_data_sets(config, earlier)
+    config = pin_data_sets(with_model_folder(config, earlier), earlier)
     inputs = check_inputs(config, resume=earlier is not None, asks_network=True)
     return pin_date(config, inputs.template_date), inputs
-
-
-def _with_model_folder(config: RunConfig) -> RunConfig:
-    """The configuration with a folder as ``model.path``: a GGUF file is converted once."""
-    if not is_gguf(config.model.path):
-        return config
-    from gtpo_megatron.orchestration.gguf_model import with_model_folder
-
-    return with_model_folder(config)
 
 
 def _stages(config: RunConfig, run_dir: Path, timers: StageTimers) -> AbstractContextManager[Stages]:

@@ -13,12 +13,14 @@ from gtpo_megatron.sentence import print_sentence
 def run(arguments: Sequence[str]) -> int:
     """``config RECIPE ...``."""
     options = parse("config", RecipeOptions, arguments)
-    from gtpo_megatron.config.model import is_gguf
+    from gtpo_megatron.config.model import is_gguf, is_hub_name
     from gtpo_megatron.config.serialize import to_yaml
-    from gtpo_megatron.orchestration.gguf_model import cached_folder, with_model_folder
+    from gtpo_megatron.orchestration.gguf_model import cached_folder
+    from gtpo_megatron.orchestration.model_folder import with_model_folder
     from gtpo_megatron.orchestration.pinned_data import pin_data_sets, pin_date
     from gtpo_megatron.train import check_inputs  # takes seconds, so options are parsed first
     from gtpo_megatron.weights.gguf.source import gguf_file
+    from gtpo_megatron.weights.hf.hub import cached_hub_folder
 
     config = pin_data_sets(options.config, None)
     named = config.model.path
@@ -27,6 +29,8 @@ def run(arguments: Sequence[str]) -> int:
             Console(stderr=True),
             f"data and model are not checked: {named} is converted by the first run, to {folder}",
         )
+    elif is_hub_name(named) and cached_hub_folder(named) is None:
+        print_sentence(Console(stderr=True), f"data and model are not checked: {named} is downloaded by the first run")
     else:
         config = pin_date(config, check_inputs(with_model_folder(config)).template_date)
     sys.stdout.write(to_yaml(config))

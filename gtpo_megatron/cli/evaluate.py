@@ -11,9 +11,10 @@ from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.interrupts import interruption, status_of
 from gtpo_megatron.config.evaluate import EvaluateConfig, defaults_of_run, fit_to_model
-from gtpo_megatron.config.model import is_gguf
+from gtpo_megatron.config.model import hub_name, is_hub_name
 from gtpo_megatron.config.serialize import load_config
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.orchestration.model_folder import model_folder
 from gtpo_megatron.sentence import print_sentence
 
 CHECKPOINTS = "checkpoints"
@@ -30,17 +31,15 @@ def run(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError(
             "evaluate needs a model first: gtpo-megatron evaluate MODEL|RUN --benchmarks aime24,aime25; MODEL is a "
-            "Hugging Face folder or gguf:FILE.gguf, RUN the folder of a training run, or RUN/checkpoints/step_N"
+            "Hugging Face folder, OWNER/NAME of the hub or gguf:FILE.gguf, RUN the folder of a training run, or "
+            "RUN/checkpoints/step_N"
         )
     named = arguments[0]
     folder, checkpoint = split_checkpoint(Path(named))
     run_config = load_config(folder / "config.yaml") if (folder / "config.yaml").is_file() else None
     defaults = None if run_config is None else replace(defaults_of_run(run_config), checkpoint=checkpoint)
     config = _parse(named, defaults, arguments[1:])
-    if is_gguf(named):
-        from gtpo_megatron.orchestration.gguf_model import model_folder  # seconds of imports
-
-        folder = model_folder(named)
+    folder = model_folder(named) or folder
     from gtpo_megatron.companions.evaluate.evaluated_model import find_model
     from gtpo_megatron.companions.evaluate.evaluation_run import check_request, evaluate_model  # seconds of imports
 
@@ -55,7 +54,8 @@ def run(arguments: Sequence[str]) -> int:
             f"without the run's environment {run_config.environment.name}: each response is one turn, and graded by "
             f"{config.reward.function}",
         )
-    output = output_folder(folder, config, model.checkpoint or "hf", is_run=run_config is not None)
+    name = hub_name(named)[0].rpartition("/")[2] if is_hub_name(named) else folder.resolve().name
+    output = output_folder(None if run_config is None else folder, config, model.checkpoint or "hf", name=name)
     try:
         needs_training_set = run_config is None or _is_given("--against", arguments)
         evaluate_model(model, config, output=output, console=console, needs_training_set=needs_training_set)
@@ -98,11 +98,11 @@ def split_checkpoint(named: Path) -> tuple[Path, str]:
     return named, ""
 
 
-def output_folder(folder: Path, config: EvaluateConfig, checkpoint: str, *, is_run: bool) -> Path:
+def output_folder(run: Path | None, config: EvaluateConfig, checkpoint: str, *, name: str) -> Path:
     """The folder of the results: in the run folder, or ``evaluations/MODEL``."""
     if config.output:
         return Path(config.output)
-    return folder / "evaluations" / checkpoint if is_run else Path("evaluations") / folder.resolve().name
+    return Path("evaluations") / name if run is None else run / "evaluations" / checkpoint
 
 
 def _parse(named: str, default: EvaluateConfig | None, arguments: Sequence[str]) -> EvaluateConfig:

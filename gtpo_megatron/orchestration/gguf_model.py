@@ -5,11 +5,8 @@ There is one for every content of a file. Nothing is downloaded.
 
 import hashlib
 import logging
-from dataclasses import replace
 from pathlib import Path
 
-from gtpo_megatron.config.model import is_gguf
-from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.run_folder.conversion_lock import alone
 from gtpo_megatron.untrusted.text import printable
 from gtpo_megatron.weights.conversion import ConversionProgress
@@ -25,14 +22,7 @@ REVISION = 2
 """Raised when the same file is converted to another folder, so that folders made before are not used any more."""
 
 
-def with_model_folder(config: RunConfig) -> RunConfig:
-    """The configuration with a folder as ``model.path``; of a GGUF file :func:`model_folder`, which may raise."""
-    if not is_gguf(config.model.path):
-        return config
-    return replace(config, model=replace(config.model, path=str(model_folder(config.model.path))))
-
-
-def model_folder(path: str) -> Path:
+def converted_folder(path: str) -> Path:
     """The converted folder of the model that ``gguf:...`` names, made if it is not there yet.
 
     The weights are float32, the exact values that the file stands for. If another process is converting the file, this

@@ -257,7 +257,7 @@ def _whole_fields(folder: Path) -> Fields:
     try:
         return Fields(read_json(path, error=ConfigError), printable(path), ConfigError)
     except ConfigError as error:
-        remedy = "--model.path takes a folder; a model of the hub: hf download OWNER/NAME --local-dir FOLDER"
+        remedy = "--model.path takes a folder, or OWNER/NAME of the hub"
         raise ConfigError(f"model.path={printable(folder)}: no readable config.json ({error}); {remedy}") from error
 
 

@@ -78,8 +78,9 @@ def test_what_is_wrong_with_an_episode_fails_it_alone_in_one_line(capsys):
             pool.step(episode, Message(role="assistant", content="7"))
         events = wait(pool, 3, START_S)
         assert events[1].failure.endswith("step raised is_right is nan")
-        assert "message 0 is 'Subtract.' of user, where 'Compute 0+7." in events[2].failure
-        assert "\n" not in events[2].failure
+        assert "\n" not in events[1].failure
+        assert not events[2].failure  # it asks with another history, as another agent may
+        assert not events[2].is_last
         assert events[3].reply.reward == 0.5
 
 

@@ -4,10 +4,12 @@ import difflib
 from pathlib import Path
 from typing import Any
 
-from gtpo_megatron.config.model import is_gguf
+from gtpo_megatron.config.model import is_gguf, is_hub_name
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.experts import GPT_OSS_CLAMP, Experts
 from gtpo_megatron.weights.gguf.source import named_architecture
+from gtpo_megatron.weights.hf.hub import hub_config
 from gtpo_megatron.weights.model_shape import DeltaNet, LatentAttention, ModelShape
 
 
@@ -200,9 +202,10 @@ def untuned(name: str) -> str:
 
 
 def find_shape(path: str) -> ModelShape:
-    """The shape of ``model.path``: a folder with a ``config.json``, that file, a GGUF file, or a known model's name.
+    """The shape of ``model.path``: a folder with a ``config.json``, that file, a GGUF file, or the name of a model.
 
-    A folder named like a known model needs no ``config.json``, so that a plan can be made before the download.
+    A folder named like a known model needs no ``config.json``, so that a plan can be made before the download; of any
+    other model of the hub that file alone is downloaded.
 
     Raises:
         ConfigError: neither; the message names the known models.
@@ -215,10 +218,18 @@ def find_shape(path: str) -> ModelShape:
     asked = untuned(Path(path).name)
     if asked in short_names:
         return short_names[asked]
+    asked_hub = ""
+    if is_hub_name(path):
+        try:
+            folder = hub_config(path)
+        except ConfigError as error:
+            asked_hub = f", nor had from the Hugging Face hub ({type(error.__cause__).__name__})"
+        else:
+            return read_architecture(folder)
     close = difflib.get_close_matches(asked, short_names, n=1)
     hint = f"perhaps you meant {close[0]!r}; " if close else ""
     raise ConfigError(
-        f"model.path={path!r}: neither a folder with a config.json nor a model whose shape is known; {hint}a folder "
-        f"with nothing but its config.json suffices (hf download NAME config.json --local-dir FOLDER); known: "
-        f"{', '.join(KNOWN_MODELS)}"
+        f"model.path={path!r}: neither a folder with a config.json nor a model whose shape is known{asked_hub}; "
+        f"{hint}a folder with nothing but its config.json suffices (hf download NAME config.json --local-dir FOLDER); "
+        f"known: {', '.join(KNOWN_MODELS)}"
     )

@@ -28,8 +28,8 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError, GTPOError
 from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.observability.timers import StageTimers
-from gtpo_megatron.orchestration.gguf_model import with_model_folder
 from gtpo_megatron.orchestration.in_process import local_stages
+from gtpo_megatron.orchestration.model_folder import with_model_folder
 from gtpo_megatron.orchestration.on_ray.run import ray_stages
 from gtpo_megatron.orchestration.stages.processes import RunProcesses
 from gtpo_megatron.rollout.engine_checks import is_cpu_build

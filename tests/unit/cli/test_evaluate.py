@@ -350,10 +350,10 @@ def test_a_checkpoint_that_lies_elsewhere_is_told_what_to_do(capsys, tmp_path):
 
 def test_where_results_go(tmp_path):
     config = EvaluateConfig(benchmarks=("aime24",))
-    assert evaluate.output_folder(tmp_path / "m", config, "hf", is_run=False).parts[-2:] == ("evaluations", "m")
-    assert evaluate.output_folder(tmp_path, config, "step_4", is_run=True) == tmp_path / "evaluations" / "step_4"
+    assert evaluate.output_folder(None, config, "hf", name="m").parts[-2:] == ("evaluations", "m")
+    assert evaluate.output_folder(tmp_path, config, "step_4", name="m") == tmp_path / "evaluations" / "step_4"
     named = EvaluateConfig(benchmarks=("aime24",), output="x")
-    assert str(evaluate.output_folder(tmp_path, named, "hf", is_run=True)) == "x"
+    assert str(evaluate.output_folder(tmp_path, named, "hf", name="m")) == "x"
 
 
 def test_a_run_without_a_model_says_so(capsys, tmp_path):

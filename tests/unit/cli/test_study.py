@@ -258,7 +258,10 @@ def test_summaries_of_other_settings_are_refused(folders, capsys):
     [
         ("recipes.study", "module:function"),
         ("recipes.nothing:study", "no module 'recipes.nothing'"),
-        ("recipes.study:nothing", "recipes.study lacks it; it has adapter_rates, adapters, conversations, dose"),
+        (
+            "recipes.study:nothing",
+            "recipes.study lacks it; it has adapter_rates, adapters, conversation_means, conversations, dose",
+        ),
         ("recipes.tiny_cpu:gtpo", "RunConfig"),
     ],
 )

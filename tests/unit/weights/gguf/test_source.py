@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType
 from gtpo_megatron.cli import dispatch
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.orchestration import gguf_model
-from gtpo_megatron.orchestration.gguf_model import CACHE, cached_folder, model_folder
+from gtpo_megatron.orchestration.gguf_model import CACHE, cached_folder, converted_folder
 from gtpo_megatron.weights.gguf.header import read_header
 from gtpo_megatron.weights.gguf.model import model_architecture
 from gtpo_megatron.weights.gguf.source import gguf_file, named_architecture
@@ -38,10 +38,10 @@ def test_the_first_use_converts_and_later_ones_do_not(file, cache):
     path = f"gguf:{file}"
     assert named_architecture(path) == model_architecture(read_header(file))
     assert not cache.exists()
-    folder = model_folder(path)
+    folder = converted_folder(path)
     assert folder.parent == cache
     made = (folder / "config.json").stat().st_mtime_ns
-    assert model_folder(path) == folder
+    assert converted_folder(path) == folder
     assert (folder / "config.json").stat().st_mtime_ns == made
     assert [entry.name for entry in cache.iterdir() if entry.is_dir()] == [folder.name]
     assert named_architecture(str(folder)) == named_architecture(path)
@@ -63,7 +63,7 @@ def test_what_another_process_has_made_meanwhile_is_taken(file, cache, monkeypat
 
     monkeypatch.setattr(gguf_model, "alone", after_the_other)
     monkeypatch.setattr(gguf_model, "gguf_to_hf", None)
-    assert list(model_folder(f"gguf:{file}").iterdir()) == []
+    assert list(converted_folder(f"gguf:{file}").iterdir()) == []
 
 
 def test_what_is_no_file_is_said(tmp_path):

@@ -1,0 +1,36 @@
+"""The folder that a run, an evaluation or a preflight reads, for each way of naming a model."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from gtpo_megatron.config.model import is_gguf, is_hub_name
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.weights.hf.hub import hub_folder
+
+
+def with_model_folder(config: RunConfig, earlier: RunConfig | None = None) -> RunConfig:
+    """The configuration with a folder as ``model.path``; see :func:`model_folder`, which may raise.
+
+    Args:
+        config: as it was asked for.
+        earlier: of the run that is continued.
+    """
+    folder = model_folder(config.model.path, "" if earlier is None else earlier.model.path)
+    return config if folder is None else replace(config, model=replace(config.model, path=str(folder)))
+
+
+def model_folder(path: str, earlier: str = "") -> Path | None:
+    """The folder made or downloaded for a model that is named otherwise; None: the name is that of a folder.
+
+    Raises:
+        ConfigError: a GGUF file that cannot be converted, or a model that the hub does not give.
+        CheckpointError: the disk is full.
+        ModuleNotFoundError: a conversion is due, and the package gguf is missing.
+    """
+    if is_gguf(path):
+        from gtpo_megatron.orchestration.gguf_model import converted_folder  # with torch
+
+        return converted_folder(path)
+    if not is_hub_name(path):
+        return None
+    return hub_folder(path, earlier)
