@@ -1,5 +1,6 @@
 """Checks that vLLM has the model, on this machine: its layers, how they are split, its sizes on CPUs, its adapters."""
 
+import importlib.util
 from pathlib import Path
 
 import torch
@@ -63,8 +64,10 @@ def check_engines(
 
 def check_has_class(architecture: Architecture) -> None:
     """Raises ConfigError if vLLM has no class for the model."""
-    if architecture.delta is not None and architecture.experts is None:
-        raise ConfigError("vLLM has no delta nets without experts: one layer of this model must have some")
+    if architecture.family == "qwen3_5":
+        _check_tower()
+    elif architecture.delta is not None and architecture.experts is None:
+        raise ConfigError("vLLM has no such delta nets without experts: one layer of this model must have some")
 
 
 def check_split(
@@ -186,4 +189,12 @@ def check_adapters(adapter: AdapterConfig, architecture: Architecture, model: Pa
         raise ConfigError(
             f"adapter.push='adapters' with model.path={model}: vLLM reads the frozen weights itself, and "
             f"cannot read a converted folder; name the Hugging Face folder, or use push='merged'"
+        )
+
+
+def _check_tower() -> None:
+    """Raises ConfigError unless vLLM's file of the model can be imported, which has its tower for images, too."""
+    if importlib.util.find_spec("torchvision") is None:
+        raise ConfigError(
+            "vLLM's Qwen3.5 imports torchvision, which is not installed; install the version of this torch and device"
         )

@@ -22,6 +22,7 @@ from gtpo_megatron.weights.experts import (
     mixtral_experts,
     olmoe_experts,
     qwen2_moe_experts,
+    qwen3_5_moe_experts,
     qwen3_moe_experts,
     qwen3_next_experts,
 )
@@ -67,6 +68,7 @@ class _Family:
         has_delta: gated delta nets in most layers, an output gate in the others, norms from one.
         full_every: each so many'th layer has no window if ``config.json`` has no ``layer_types`` and no
             ``sliding_window_pattern``; 0: a window is that of every layer.
+        ffn_key: key of the MLP's width; without a dense MLP the experts'.
         activations: what ``activation_key`` may be, and first what it is where it is absent.
         activation_key: key of the MLP's activation.
         experts: reads them; None for a family of dense models.
@@ -91,6 +93,7 @@ class _Family:
     fuses_gate_up: bool = False
     has_delta: bool = False
     full_every: int = 0
+    ffn_key: str = "intermediate_size"
     activations: tuple[str, ...] = ("silu",)
     activation_key: str = "hidden_act"
     experts: Callable[[Path, Fields, int], Experts | None] | None = None
@@ -164,6 +167,20 @@ _FAMILIES = {
         has_delta=True,
         experts=qwen3_next_experts,
     ),
+    "Qwen3_5ForCausalLM": _Family(
+        "qwen3_5", groups=4, qk_norm=True, head_size=256, rotary_fraction=0.25, has_delta=True, variant=variants.qwen3_5
+    ),
+    "Qwen3_5MoeForCausalLM": _Family(
+        "qwen3_5",
+        groups=2,
+        qk_norm=True,
+        head_size=256,
+        rotary_fraction=0.25,
+        has_delta=True,
+        ffn_key="moe_intermediate_size",
+        experts=qwen3_5_moe_experts,
+        variant=variants.qwen3_5,
+    ),
     "GptOssForCausalLM": _Family(
         "gpt_oss",
         groups=8,
@@ -195,10 +212,6 @@ _MISSING = {
     "HunYuanDenseV1ForCausalLM": "norms of heads behind the rotation",
     "MiniMaxM2ForCausalLM": "norms over all heads",
     "GraniteMoeForCausalLM": "Granite's factors on embedding, residuals and logits",
-    "Qwen3_5ForCausalLM": "Qwen3-Next's projections under other names",
-    "Qwen3_5ForConditionalGeneration": "a vision tower",
-    "Qwen3_5MoeForCausalLM": "Qwen3-Next's projections under other names",
-    "Qwen3_5MoeForConditionalGeneration": "a vision tower",
 }
 """What a trainer of these classes would need besides a name table."""
 
@@ -458,7 +471,7 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
         family=family.table,
         num_layers=num_layers,
         hidden_size=hidden,
-        ffn_size=size("intermediate_size"),
+        ffn_size=size(family.ffn_key),
         num_heads=heads,
         num_query_groups=groups,
         head_size=head_size,

@@ -174,6 +174,18 @@ def qwen3_next_experts(path: Path, fields: Fields, num_layers: int) -> Experts |
     )
 
 
+def qwen3_5_moe_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
+    """The experts of a ``Qwen3_5MoeForCausalLM``: Qwen3-MoE's in every layer, and a shared one with a gate."""
+    plain = qwen3_moe_experts(path, fields, num_layers)
+    return replace(
+        plain,
+        layers=(True,) * num_layers,
+        shared_ffn_size=fields.get("shared_expert_intermediate_size", int, at_least=1),
+        has_shared_gate=True,
+        normalised=True,
+    )
+
+
 def glm4_moe_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
     """The experts of a ``Glm4MoeForCausalLM``: sigmoid, expert bias, groups, shared experts; arguments as above."""
     ffn_size = fields.get("moe_intermediate_size", int, at_least=1)

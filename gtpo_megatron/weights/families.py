@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.model_shape import DeltaNet
 from gtpo_megatron.weights.param_mapping import (
     QKV,
     ColumnParallel,
     GatedMLP,
+    HeadParts,
     ParamMapping,
     Replicated,
     RowParallel,
@@ -64,11 +66,19 @@ def attention(
     )
 
 
-def attention_or_delta_net(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
+def attention_or_delta_net(
+    arch: Architecture, layer: Layer, *, has_parts_apart: bool = False
+) -> Iterator[ParamMapping]:
     """Projections, convolution, decay, norm and output of a gated delta net; in other layers attention with its norms.
 
     Tensor-parallel ranks share the key heads, each with its value heads: a projection has, for one key head after
     another, all that belongs to it.
+
+    Args:
+        arch: architecture of the model.
+        layer: the layer.
+        has_parts_apart: the folder's projections have queries, keys, values, gates and rates one below the other, in
+            four tensors.
     """
     delta = arch.delta
     assert delta is not None  # the family says so
@@ -77,9 +87,12 @@ def attention_or_delta_net(arch: Architecture, layer: Layer) -> Iterator[ParamMa
         yield from qk_norms(arch, layer)
         return
     here, there, hidden_size = f"{layer.here}.self_attention", f"{layer.there}.linear_attn", arch.hidden_size
-    width = 2 * (delta.key_width + delta.value_width)
-    yield ColumnParallel(f"{here}.in_proj.weight", f"{there}.in_proj_qkvz.weight", width, hidden_size)
-    yield Replicated(f"{here}.gates_proj.weight", f"{there}.in_proj_ba.weight", 2 * delta.num_value_heads, hidden_size)
+    if has_parts_apart:
+        yield from _projections_apart(delta, here, there, hidden_size)
+    else:
+        width, rates = 2 * (delta.key_width + delta.value_width), 2 * delta.num_value_heads
+        yield ColumnParallel(f"{here}.in_proj.weight", f"{there}.in_proj_qkvz.weight", width, hidden_size)
+        yield Replicated(f"{here}.gates_proj.weight", f"{there}.in_proj_ba.weight", rates, hidden_size)
     first = 0
     for name, channels in (("query", delta.key_width), ("key", delta.key_width), ("value", delta.value_width)):
         yield ColumnParallel(f"{here}.conv_{name}", f"{there}.conv1d.weight", channels, delta.conv_size, first)
@@ -88,6 +101,22 @@ def attention_or_delta_net(arch: Architecture, layer: Layer) -> Iterator[ParamMa
         yield ColumnParallel(f"{here}.{name}", f"{there}.{name}", delta.num_value_heads, 1)
     yield Replicated(f"{here}.norm.weight", f"{there}.norm.weight", delta.value_size)
     yield RowParallel(f"{here}.out_proj.weight", f"{there}.out_proj.weight", hidden_size, delta.value_width)
+
+
+def _projections_apart(delta: DeltaNet, here: str, there: str, hidden_size: int) -> Iterator[HeadParts]:
+    """Of a delta net, key head after key head: query, key, values and their gates; strengths and decays of values."""
+    name, heads = f"{there}.in_proj_qkv.weight", delta.num_key_heads
+    per_head = delta.num_value_heads // heads
+    values = per_head * delta.value_size
+    parts = (
+        (name, 0, delta.key_size),
+        (name, delta.key_width, delta.key_size),
+        (name, 2 * delta.key_width, values),
+        (f"{there}.in_proj_z.weight", 0, values),
+    )
+    yield HeadParts(f"{here}.in_proj.weight", parts, heads, hidden_size)
+    rates = tuple((f"{there}.in_proj_{rate}.weight", 0, per_head) for rate in ("b", "a"))
+    yield HeadParts(f"{here}.gates_proj.weight", rates, heads, hidden_size, is_split=False)
 
 
 def latent_attention(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
@@ -252,6 +281,8 @@ LAYER_TABLES: dict[str, tuple[LayerRows, ...]] = {
     "deepseek": (layer_norms, latent_attention, gated_mlp_or_experts),
     # Qwen3-Next: gated delta nets in three of four layers
     "qwen3_next": (layer_norms, attention_or_delta_net, gated_mlp_or_experts),
+    # Qwen3.5: the same, its delta nets' projections in four tensors
+    "qwen3_5": (layer_norms, partial(attention_or_delta_net, has_parts_apart=True), gated_mlp_or_experts),
     # gpt-oss: sinks, a bias wherever there is a projection
     "gpt_oss": (layer_norms, attention, qkv_bias, output_bias, sinks, biased_experts),
 }

@@ -402,7 +402,60 @@ class QKV:
         )
 
 
-ParamMapping = Replicated | ColumnParallel | RowParallel | Vocabulary | GatedMLP | QKV
+@dataclass(frozen=True, slots=True)
+class HeadParts:
+    """Megatron has all parts of a head side by side, head after head; a folder has each part of all heads by itself.
+
+    Attributes:
+        parts: of each part its tensor, its first row there, and its rows in a head.
+        num_heads: heads of the model.
+        columns: hidden size.
+        is_split: tensor-parallel ranks share the heads; else every rank has all.
+    """
+
+    megatron_name: str
+    parts: tuple[tuple[str, int, int], ...]
+    num_heads: int
+    columns: int
+    is_split: bool = True
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Rows and columns of the whole Megatron parameter."""
+        return self.num_heads * sum(rows for _, _, rows in self.parts), self.columns
+
+    def held(self, tp: TensorParallel) -> list[Box]:
+        """This rank's heads, or all."""
+        first, heads = self._heads(tp)
+        by_head = self.extent[0] // self.num_heads
+        return [Box(first * by_head, heads * by_head, 0, self.columns)]
+
+    def copies(self, tp: TensorParallel) -> Iterator[SliceCopy]:
+        """Each part of each head that this rank holds."""
+        first, heads = self._heads(tp)
+        row = 0
+        for head in range(first, first + heads):
+            for hf_name, start, rows in self.parts:
+                there = Box(start + head * rows, rows, 0, self.columns)
+                yield SliceCopy(self.megatron_name, Box(row, rows, 0, self.columns), hf_name, there)
+                row += rows
+
+    def kept(self, tp: TensorParallel) -> Iterator[tuple[str, Box]]:
+        """Each part of a worker's heads; a rank of the trainer has the same."""
+        first, heads = self._heads(tp)
+        for hf_name, start, rows in self.parts:
+            yield hf_name, Box(start + first * rows, heads * rows, 0, self.columns)
+
+    def _heads(self, tp: TensorParallel) -> tuple[int, int]:
+        return _share(self.num_heads, tp, self.parts[0][0]) if self.is_split else (0, self.num_heads)
+
+
+ParamMapping = Replicated | ColumnParallel | RowParallel | Vocabulary | GatedMLP | QKV | HeadParts
+
+
+def is_replicated(mapping: ParamMapping) -> bool:
+    """Whether every tensor-parallel rank has the whole parameter."""
+    return isinstance(mapping, Replicated) or (isinstance(mapping, HeadParts) and not mapping.is_split)
 
 
 def expert_of(mapping: ParamMapping) -> int | None:

@@ -19,6 +19,8 @@ _TEXT_CLASSES: dict[str, dict[str | None, tuple[str, str]]] = {
     },
     "Qwen2_5_VLForConditionalGeneration": {None: ("Qwen2ForCausalLM", "qwen2")},
     "Qwen3VLForConditionalGeneration": {None: ("Qwen3ForCausalLM", "qwen3")},
+    "Qwen3_5ForConditionalGeneration": {None: ("Qwen3_5ForCausalLM", "qwen3_5_text")},
+    "Qwen3_5MoeForConditionalGeneration": {None: ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text")},
     "Qwen3VLMoeForConditionalGeneration": {None: ("Qwen3MoeForCausalLM", "qwen3_moe")},
 }
 """Class of a folder -> class of its text part, and its model type."""

@@ -100,6 +100,14 @@ def granite(path: Path, fields: Fields, arch: Architecture, windowed: tuple[bool
     )
 
 
+def qwen3_5(path: Path, fields: Fields, arch: Architecture, windowed: tuple[bool, ...]) -> Architecture:
+    """Qwen3.5: nothing but Qwen3-Next's, which it may not switch off."""
+    del windowed
+    if not fields.get("attn_output_gate", bool, True):
+        raise ConfigError(f"{path}: attn_output_gate=false is not supported; expected true")
+    return arch
+
+
 def ministral3(path: Path, fields: Fields, arch: Architecture, windowed: tuple[bool, ...]) -> Architecture:
     """Ministral 3: queries grow with the position beyond the original context, which nothing here does."""
     del windowed

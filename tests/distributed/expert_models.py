@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import transformers
 
-from tests.distributed.family_models import DOTS1, GPT_OSS
+from tests.distributed.family_models import DELTA, DOTS1, GPT_OSS, config_class
 from tests.distributed.tiny_world import VOCAB
 
 LATENTS = {
@@ -88,6 +88,18 @@ EXPERT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rms_norm_eps": 1e-2,  # or that of a first output, which is next to nothing, would magnify every rounding
         },
     ),
+    # the same in four tensors
+    "qwen3_5": (
+        "Qwen3_5Moe",
+        {
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "shared_expert_intermediate_size": 16,
+            **DELTA,
+            "full_attention_interval": 3,
+            "rms_norm_eps": 1e-2,
+        },
+    ),
     "qwen2_moe": (
         "Qwen2Moe",
         {"num_experts": 8, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 24, "decoder_sparse_step": 2},
@@ -105,7 +117,7 @@ def make_expert_model(folder: Path, family: str, *, num_layers: int = 4, **sizes
     """Saves the model and returns it; logits of its routers are so far apart that no rounding changes a choice."""
     torch.manual_seed(13)
     name, changes = EXPERT_FAMILIES[family]
-    config = getattr(transformers, f"{name}Config")(
+    config = config_class(name)(
         **{
             "vocab_size": VOCAB,
             "hidden_size": 32,

@@ -86,6 +86,15 @@ GPT_OSS = {
 }
 """Sinks, biases on every projection, a window in every other layer, a clamped gate."""
 
+DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 8,
+    "pad_token_id": None,
+}
+"""Gated delta nets, two value heads to a key head."""
+
 FAMILIES = {
     "qwen2": FamilyModel("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": FamilyModel("Qwen3", {"tie_word_embeddings": True, "head_dim": 16}),
@@ -177,6 +186,11 @@ FAMILIES = {
     ),
     "qwen3_yarn": FamilyModel("Qwen3", {"head_dim": 8, "rope_parameters": {"rope_theta": 20.0, **YARN_ROPE}}),
     "qwen2_yarn": FamilyModel("Qwen2", {"rope_parameters": {"rope_theta": 20.0, **YARN_ROPE}}, is_old=True),
+    "qwen3_5": FamilyModel(
+        "Qwen3_5",
+        # that epsilon, or that of a first output, which is next to nothing, would magnify every rounding
+        {"head_dim": 8, **DELTA, "layer_types": ["linear_attention", "full_attention"], "rms_norm_eps": 1e-2},
+    ),
     # multi-latent attention without experts
     "deepseek_dense": FamilyModel(
         "DeepseekV3",
@@ -257,6 +271,18 @@ MIXTURES = {
             "full_attention_interval": 2,
         },
     ),
+    "qwen3_5_moe": FamilyModel(
+        "Qwen3_5Moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+            "head_dim": 8,
+            **DELTA,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+    ),
     "gpt_oss": FamilyModel("GptOss", {**GPT_OSS, "intermediate_size": 16, "head_dim": 16, "num_local_experts": 4}),
     "deepseek_v2": FamilyModel(
         "DeepseekV2",
@@ -272,6 +298,9 @@ MIXTURES = {
 }
 """Mixtures of experts in all layers, all but the last, all but the first; these also have shared experts, and all but
 DeepSeek V2 an expert bias and groups; gpt-oss's has neither."""
+
+
+HAVE_TOWERS = ("Gemma3", "Qwen3_5", "Qwen3_5Moe")
 
 
 def make_family_model(
@@ -295,8 +324,8 @@ def make_family_model(
 
 
 def config_class(name: str) -> Any:
-    """Of a family; Gemma 3 has another for models that see."""
-    return getattr(transformers, "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config")
+    """Of a family; those of models that see have another for their text."""
+    return getattr(transformers, f"{name}TextConfig" if name in HAVE_TOWERS else f"{name}Config")
 
 
 def family_config(family: FamilyModel) -> dict[str, Any]:

@@ -27,6 +27,8 @@ LAYOUTS = {
 LOGITS_TOLERANCE = 5e-5
 GRADIENT_TOLERANCE = 1e-5
 """Of the largest element of the tensor, float32."""
+DELTA_TOLERANCE = 5e-5
+"""The same where a state goes from token to token."""
 
 
 @pytest.fixture(scope="module")
@@ -107,11 +109,12 @@ def check_family(name, folder, model, ranks, gradients):
         assert found_loss == pytest.approx(loss.item(), rel=1e-6)
     expected = dict(model.named_parameters())
     assert {key for key, _ in gradients.items()} == expected.keys()
+    tolerance = DELTA_TOLERANCE if name == "qwen3_5" else GRADIENT_TOLERANCE
     for key, found in gradients.items():
         wanted = expected[key].grad
         assert wanted.abs().max() > 0
         worst = (found - wanted).abs().max() / wanted.abs().max()
-        assert worst < GRADIENT_TOLERANCE, f"{name}: gradient of {key} is off by {worst:.1e} of its largest element"
+        assert worst < tolerance, f"{name}: gradient of {key} is off by {worst:.1e} of its largest element"
 
 
 def test_a_saved_folder_reads_as_its_maker_meant_it(models):
@@ -120,6 +123,6 @@ def test_a_saved_folder_reads_as_its_maker_meant_it(models):
         arch = read_architecture(folder)
         config = transformers.AutoConfig.from_pretrained(folder)
         assert config.rope_parameters["rope_theta"] == arch.rope_theta, name
-        attention = model.model.layers[0].self_attn
+        attention = model.model.layers[-1].self_attn
         assert getattr(attention, "head_dim" if arch.latents is None else "qk_head_dim") == arch.head_size, name
         assert {key: tuple(value.shape) for key, value in model.named_parameters()} == hf_shapes(arch), name

@@ -57,7 +57,7 @@ LATENT_KINDS = ("yarn", "yarn_card", "yarn_with_mscale")
 """Of multi-latent attention; ``mscale_all_dim`` is a factor of all its scores besides, other kinds are refused."""
 SOME = {"deepseek_v3": LATENT_KINDS, "deepseek_v2": LATENT_KINDS, "gpt_oss": ("yarn", "yarn_card")}
 """Families that do not take all kinds."""
-WITHOUT_CONTEXT_PARALLELISM = {"gpt_oss", "qwen3_next"}
+WITHOUT_CONTEXT_PARALLELISM = {"gpt_oss", "qwen3_next", "qwen3_5"}
 """Sinks and delta nets, which read a whole sequence."""
 DENSE = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}
 LAYOUTS = {
@@ -80,8 +80,10 @@ def make(folder, family, rope):
         changes = {"rope_parameters": rope, "head_dim": 8, **positions}
         return make_family_model(folder, FamilyModel(DENSE[family], changes, is_old=is_old))
     # every head of these rotates half of its elements, and only these are multiplied
-    partial = {"partial_rotary_factor": 0.5} if family in {"glm4_moe", "qwen3_next"} else {}
-    mixed = {"full_attention_interval": 2} if family == "qwen3_next" else {}  # a delta net has no positions
+    partial = {"partial_rotary_factor": 0.5} if family in {"glm4_moe", "qwen3_next", "qwen3_5"} else {}
+    mixed = (
+        {"full_attention_interval": 2} if family in {"qwen3_next", "qwen3_5"} else {}
+    )  # a delta net has no positions
     return make_expert_model(folder, family, num_layers=2, rope_parameters={**rope, **partial}, **mixed, **positions)
 
 

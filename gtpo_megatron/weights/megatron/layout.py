@@ -21,11 +21,11 @@ from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.param_mapping import (
     Box,
     ParamMapping,
-    Replicated,
     SliceCopy,
     TensorParallel,
     clip,
     expert_of,
+    is_replicated,
 )
 from gtpo_megatron.weights.reshard import ShardCoordinates, fused_name, shard_coordinates, stage_mappings
 
@@ -167,7 +167,7 @@ def chunks_by_rank(
 
 def _held(arch: Architecture, part: CheckpointPart, coordinates: ShardCoordinates) -> list[Box]:
     """The boxes of a parameter that a rank writes."""
-    if isinstance(part.mapping, Replicated) and coordinates.split_of(part.mapping).index > 0:
+    if is_replicated(part.mapping) and coordinates.split_of(part.mapping).index > 0:
         return []
     num_experts = arch.experts.num_experts if arch.experts is not None else 0
     if part.place.expert is not None and part.place.expert not in coordinates.expert_parallel.held(num_experts):

@@ -21,11 +21,12 @@ from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.param_mapping import (
     Box,
     ExpertParallel,
+    HeadParts,
     ParamMapping,
-    Replicated,
     SliceCopy,
     TensorParallel,
     expert_of,
+    is_replicated,
 )
 from gtpo_megatron.weights.push.layout import (
     ALIGNMENT_BYTES,
@@ -279,6 +280,8 @@ _NAMES = {
 
 def hf_names(mapping: ParamMapping) -> list[str]:
     """The Hugging Face tensors of a parameter, in the order of the model."""
+    if isinstance(mapping, HeadParts):
+        return list(dict.fromkeys(name for name, _, _ in mapping.parts))
     return list(dict.fromkeys(getattr(mapping, field) for field in _NAMES[type(mapping)]))
 
 
@@ -287,7 +290,7 @@ def _shard_slices(
 ) -> Iterator[ShardSlice]:
     kept = list(mapping.kept(split))
     # any shard has a replicated tensor: that one gives it which the worker takes other rows or columns from
-    shards = [split.index * num_shards // split.size] if isinstance(mapping, Replicated) else range(num_shards)
+    shards = [split.index * num_shards // split.size] if is_replicated(mapping) else range(num_shards)
     copies = [(shard, copy) for shard in shards for copy in mapping.copies(TensorParallel(num_shards, shard))]
     for number, name in enumerate(hf_names(mapping)):
         wanted = [box for tensor, box in kept if tensor == name]

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 import transformers
 
+from tests.distributed.family_models import DELTA
+
 TEXT = {
     "vocab_size": 60,
     "hidden_size": 32,
@@ -46,6 +48,18 @@ SEEING: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], str]] = {
         QWEN_TOWER,
         "Qwen2ForCausalLM",
     ),
+    "qwen3_5": (
+        "Qwen3_5",
+        "qwen3_5_text",
+        {
+            "head_dim": 16,
+            **DELTA,
+            "layer_types": ["linear_attention", "full_attention"],
+            "rope_parameters": {**MROPE, "mrope_interleaved": True, "partial_rotary_factor": 0.5},
+        },
+        {**QWEN_TOWER, "num_position_embeddings": 16},
+        "Qwen3_5ForCausalLM",
+    ),
     "qwen3_vl": (
         "Qwen3VL",
         "qwen3_vl_text",
@@ -72,7 +86,7 @@ def make_seeing_folder(folder, name, *, more=None):
     model.save_pretrained(folder)
     plain = {key: value for key, value in whole.items() if key != "rope_parameters"}
     if rope := whole.get("rope_parameters"):
-        plain["rope_parameters"] = {key: rope[key] for key in ("rope_type", "rope_theta")}
+        plain["rope_parameters"] = {key: value for key, value in rope.items() if not key.startswith("mrope")}
     kind = getattr(transformers, text_class)
     alone = kind(kind.config_class(**plain)).float().eval()
     found = {key.removeprefix("model.language_model."): tensor for key, tensor in model.state_dict().items()}

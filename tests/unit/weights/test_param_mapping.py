@@ -8,12 +8,14 @@ from gtpo_megatron.weights.param_mapping import (
     QKV,
     Box,
     GatedMLP,
+    HeadParts,
     Replicated,
     RowParallel,
     SliceCopy,
     TensorParallel,
     Vocabulary,
     clip,
+    is_replicated,
 )
 
 WHOLE = TensorParallel(1, 0)
@@ -24,13 +26,15 @@ MAPPINGS = [
     GatedMLP("m", "gate", "up", 8, 3),
     QKV("m", "q", "k", "v", 8, 4, 3, 5),
     QKV("m", "q", "k", "v", 4, 4, 2, 1),
+    HeadParts("m", (("qkv", 0, 3), ("qkv", 12, 3), ("qkv", 24, 4), ("z", 0, 4)), 4, 5),
+    HeadParts("m", (("b", 0, 2), ("a", 0, 2)), 4, 5, is_split=False),
 ]
 
 
 def parameter(mapping, tp):
     """A rank's parameter, every element the number of its place in the Hugging Face tensors; 0 where it only pads."""
     copies = list(mapping.copies(tp))
-    rows = mapping.extent[0] // (1 if isinstance(mapping, Replicated | RowParallel) else tp.size)
+    rows = mapping.extent[0] // (1 if is_replicated(mapping) or isinstance(mapping, RowParallel) else tp.size)
     columns = mapping.extent[1] // (tp.size if isinstance(mapping, RowParallel) else 1)
     out = torch.zeros(rows, columns, dtype=torch.int64)
     for copy in copies:
@@ -54,7 +58,7 @@ def test_held_boxes_are_the_ranks_rows_of_the_whole_parameter(mapping, size):
         assert torch.equal(torch.cat([whole[box.slices] for box in held]), parameter(mapping, tp))
         for box in held:
             times[box.slices] += 1
-    assert (times == (size if isinstance(mapping, Replicated) else 1)).all()
+    assert (times == (size if is_replicated(mapping) else 1)).all()
 
 
 def test_a_clipped_copy_counts_from_the_boxs_corner():

@@ -55,6 +55,19 @@ TRAITS = {
         ),
         "experts": replace(EXPERTS, shared_ffn_size=8, has_shared_gate=True),
     },
+    "qwen3_5": {
+        "qk_norm": True,
+        "has_output_gate": True,
+        "norms_from_one": True,
+        "delta": DeltaNet(
+            num_key_heads=4,
+            num_value_heads=8,
+            key_size=3,
+            value_size=2,
+            conv_size=4,
+            layers=(True, True, False, True),
+        ),
+    },
     "deepseek": {
         "num_query_groups": 8,
         "head_size": 5,
@@ -298,6 +311,10 @@ def test_transformer_engines_names_lead_to_the_same_rows(family):
         layer |= {"self_attention.linear_proj.bias", "self_attention.core_attention.softmax_offset"}
     if arch.qk_norm:
         layer |= {"self_attention.q_layernorm.weight", "self_attention.k_layernorm.weight"}
+    if arch.norm_placement != "pre":
+        layer |= {"self_attn_bda.norm.weight", "mlp_bda.norm.weight"}
+    if arch.norm_placement == "post":
+        layer = {name for name in layer if not name.endswith("layer_norm_weight")}
     if arch.latents is not None:
         latents = ("q_down_proj", "q_up_proj", "kv_down_proj", "kv_up_proj", "proj")
         layer = {name for name in layer if name.startswith("mlp.")} | {"input_layernorm.weight"}
@@ -308,7 +325,8 @@ def test_transformer_engines_names_lead_to_the_same_rows(family):
         "mlp.router.weight",
     }
     mixture |= {f"mlp.experts.linear_fc{n}.weight{i}" for n in (1, 2) for i in range(4)}
-    delta = {name for name in mixture if name.startswith(("mlp.", "pre_mlp"))} | {"input_layernorm.weight"}
+    beside = layer if arch.experts is None else mixture
+    delta = {name for name in beside if name.startswith(("mlp.", "pre_mlp"))} | {"input_layernorm.weight"}
     delta |= {f"self_attention.{name}.weight" for name in ("in_proj", "gates_proj", "norm", "out_proj")}
     delta |= {f"self_attention.{name}" for name in ("conv_query", "conv_key", "conv_value", "A_log", "dt_bias")}
     if family in ("glm4_moe", "deepseek"):

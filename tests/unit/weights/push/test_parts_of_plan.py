@@ -113,7 +113,7 @@ def test_dense_models(
 @pytest.mark.slow
 @examples(20)
 @given(
-    family=st.sampled_from(["qwen3_moe", "glm4_moe", "deepseek", "qwen3_next"]),
+    family=st.sampled_from(["qwen3_moe", "glm4_moe", "deepseek", "qwen3_next", "qwen3_5"]),
     tensor=TENSOR,
     pipeline=st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2), (2, 1, 1), (2, 1, 3)]),
     split=st.sampled_from([(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4), (2, 4)]),

@@ -152,7 +152,7 @@ def test_every_kept_element_is_written_once(
 @pytest.mark.slow
 @examples(40)
 @given(
-    family=st.sampled_from(["qwen3_moe", "glm4_moe", "deepseek", "gpt_oss", "qwen3_next"]),
+    family=st.sampled_from(["qwen3_moe", "glm4_moe", "deepseek", "gpt_oss", "qwen3_next", "qwen3_5"]),
     tp=st.sampled_from([1, 2, 4]),
     pipeline=st.sampled_from([(1, 1), (2, 1), (2, 2), (2, 1, 1), (2, 1, 3)]),
     split=st.sampled_from([(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4), (2, 4)]),
