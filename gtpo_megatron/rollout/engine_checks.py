@@ -67,7 +67,7 @@ def check_has_class(architecture: Architecture) -> None:
     if architecture.family == "qwen3_5":
         _check_tower()
     elif architecture.delta is not None and architecture.experts is None:
-        raise ConfigError("vLLM has no such delta nets without experts: one layer of this model must have some")
+        raise ConfigError("vLLM has no delta nets without experts: one layer of this model must have some")
 
 
 def check_split(

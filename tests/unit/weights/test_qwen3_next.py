@@ -131,3 +131,16 @@ def test_one_without_experts_is_read_and_has_no_engine(tmp_path):
     assert arch.experts is None
     with pytest.raises(ConfigError, match="vLLM has no delta nets without experts"):
         check_split(arch, RolloutConfig())
+
+
+def test_engines_of_qwen3_5_ask_for_torchvision(tmp_path, monkeypatch):
+    """Which vLLM's file of it imports; a dense one is welcome."""
+    dense = QWEN3_NEXT_80B | {"architectures": ["Qwen3_5ForCausalLM"]}
+    arch = read_architecture(
+        written(tmp_path, {key: value for key, value in dense.items() if "expert" not in key and "moe" not in key})
+    )
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match="vLLM's Qwen3.5 imports torchvision, which is not installed"):
+        check_split(arch, RolloutConfig())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    check_split(arch, RolloutConfig())
