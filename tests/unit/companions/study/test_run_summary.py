@@ -24,6 +24,7 @@ COMMITTED = {
     "study_size": (study.second_size(), ()),
     "study_task": (study.second_task(), ()),
     "study_conversations": (study.conversations(), ()),
+    "study_conversation_means": (study.conversation_means(), ()),
     "study_pretrained": (study.pretrained(), ()),
     "study_adapter_rates": (study.adapter_rates(), ()),
     "study_adapters": (study.adapters(), ()),
