@@ -122,7 +122,8 @@ def test_a_saved_folder_reads_as_its_maker_meant_it(models):
     for name, (folder, model) in models.items():
         arch = read_architecture(folder)
         config = transformers.AutoConfig.from_pretrained(folder)
-        assert config.rope_parameters["rope_theta"] == arch.rope_theta, name
+        rope = config.rope_parameters
+        assert rope.get("full_attention", rope)["rope_theta"] == arch.rope_theta, name
         attention = model.model.layers[-1].self_attn
         assert getattr(attention, "head_dim" if arch.latents is None else "qk_head_dim") == arch.head_size, name
         assert {key: tuple(value.shape) for key, value in model.named_parameters()} == hf_shapes(arch), name
