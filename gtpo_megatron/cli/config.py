@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -29,8 +30,11 @@ def run(arguments: Sequence[str]) -> int:
             Console(stderr=True),
             f"data and model are not checked: {named} is converted by the first run, to {folder}",
         )
-    elif is_hub_name(named) and cached_hub_folder(named) is None:
+    elif is_hub_name(named) and (cached := cached_hub_folder(named)) is None:
         print_sentence(Console(stderr=True), f"data and model are not checked: {named} is downloaded by the first run")
+    elif is_hub_name(named):
+        here = replace(config, model=replace(config.model, path=str(cached)))
+        config = pin_date(config, check_inputs(here).template_date)
     else:
         config = pin_date(config, check_inputs(with_model_folder(config)).template_date)
     sys.stdout.write(to_yaml(config))

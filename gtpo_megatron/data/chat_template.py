@@ -271,6 +271,8 @@ def stop_token_ids(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> list[i
         if (content := find_json(folder / name)) is None:
             continue
         fields = Fields(content, printable(folder / name))
+        if not fields.has("eos_token_id") and isinstance(fields.raw.get("text_config"), dict):
+            fields = fields.fields("text_config")  # of a model that also sees
         if isinstance(declared := fields.raw.get("eos_token_id"), list):
             found |= set(fields.get("eos_token_id", list[int]))
         elif declared is not None:

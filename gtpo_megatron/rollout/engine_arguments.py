@@ -124,6 +124,8 @@ def llm_arguments(
         "seed": seed,
         "logits_processors": None,
     }
+    if architecture.also_sees:  # of which a whole configuration has its class's default in the place of ours
+        arguments["hf_overrides"]["tie_word_embeddings"] = architecture.tied_embeddings
     if architecture.is_quantized or architecture.also_sees:
         arguments["hf_overrides"] = partial(_plain_text, overrides=arguments["hf_overrides"])
     if config.entropy_source == "rollout":

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gtpo_megatron.errors import ConfigError
+
 logger = logging.getLogger(__name__)
 
 # keyed by the text part's own model type; None: whatever it says, or nothing
@@ -21,7 +23,6 @@ _TEXT_CLASSES: dict[str, dict[str | None, tuple[str, str]]] = {
     "Qwen3VLForConditionalGeneration": {None: ("Qwen3ForCausalLM", "qwen3")},
     "Qwen3_5ForConditionalGeneration": {None: ("Qwen3_5ForCausalLM", "qwen3_5_text")},
     "Qwen3_5MoeForConditionalGeneration": {None: ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text")},
-    "Qwen3VLMoeForConditionalGeneration": {None: ("Qwen3MoeForCausalLM", "qwen3_moe")},
 }
 """Class of a folder -> class of its text part, and its model type."""
 
@@ -37,7 +38,9 @@ _PREFIXES = {
 """How names of the text part begin in such folders -> in one of text alone."""
 
 _KEPT = ("quantization_config", "tie_word_embeddings", "dtype", "torch_dtype", "eos_token_id", "transformers_version")
-"""Keys of the whole model that hold for its text part if that does not have them."""
+"""Keys of the whole model that hold for its text part, too, and before its own."""
+
+_TIED = "tie_word_embeddings"
 
 _MROPE = ("mrope_section", "mrope_interleaved")
 
@@ -51,6 +54,9 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """A ``config.json`` of the text part alone; the same keys if there is no other part.
 
     Positions of images have several numbers each (mRoPE); of text these are equal, and so are plain positions.
+
+    Raises:
+        ConfigError: it does not say whether the output layer is tied, where transformers' classes differ.
     """
     found = _text_class(config)
     if found is None:
@@ -59,15 +65,15 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     # Qwen2.5-VL's folders have the keys of the text beside those of the image
     text = {key: value for key, value in config.items() if not key.endswith("_config")}
     if isinstance(part, dict):
-        text = {key: config[key] for key in _KEPT if key in config} | {
-            key: value for key, value in part.items() if value is not None or key not in _KEPT
-        }
-    if "quantization_config" in config:
-        text.setdefault("quantization_config", config["quantization_config"])
+        text = dict(part)
+    text |= {key: config[key] for key in _KEPT if config.get(key) is not None}
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(rope := text.get(key), dict) and any(name in rope for name in _MROPE):
-            text[key] = {name: value for name, value in rope.items() if name not in (*_MROPE, "type", "rope_type")}
+            text[key] = {name: value for name, value in rope.items() if name not in _MROPE and value != "mrope"}
     architecture, model_type = found
+    if text.get(_TIED) is None and model_type.startswith(("mistral", "ministral")):
+        # transformers takes true for the whole model, and false for its text
+        raise ConfigError(f"config.json of a {architecture} that also sees lacks {_TIED}; add it: is there an lm_head?")
     return text | {"architectures": [architecture], "model_type": model_type}
 
 

@@ -70,6 +70,8 @@ def gemma3(path: Path, fields: Fields, arch: Architecture, windowed: tuple[bool,
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if fields.has(key):
             raise ConfigError(f"{path}: {key}={shown(fields.raw[key])} is not supported; expected null")
+    if fields.raw.get("sliding_window", 0) is None:
+        raise ConfigError(f"{path}: sliding_window=null is not supported; expected a number of tokens")
     theta = _theta_of_windows(path, fields) or fields.get("rope_local_base_freq", float, 10000.0)
     scale = fields.get("query_pre_attn_scalar", float, 256.0)
     if not (theta > 0 and scale > 0):

@@ -5,16 +5,24 @@ Without torch, so that the planner can ask.
 """
 
 import logging
+import re
 from pathlib import Path
 
 from gtpo_megatron.config.model import hub_name
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.untrusted.fields import Fields
+from gtpo_megatron.untrusted.json_text import read_json
 from gtpo_megatron.untrusted.text import printable
 
 logger = logging.getLogger(__name__)
 
 FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 """What a folder is read of: configuration, weights, tokenizer, chat templates. No code."""
+
+DOWNLOADED = ".gtpo_megatron_downloaded"
+"""Empty file in a folder that was downloaded whole."""
+
+_COMMIT = re.compile("[0-9a-f]{40}")
 
 OTHER_FORMATS = ("original/*", "consolidated*", "onnx/*", "openvino/*")
 """The same weights once more."""
@@ -33,31 +41,52 @@ def hub_folder(path: str, earlier: str = "") -> Path:
     from huggingface_hub import snapshot_download
 
     repository, revision = hub_name(path)
-    if not revision and _is_of(repository, earlier):
+    if not _COMMIT.fullmatch(revision) and _is_of(repository, earlier):
         return Path(earlier)
-    if (cached := cached_hub_folder(path)) is None:
-        logger.warning("%s is downloaded from the Hugging Face hub, once", printable(path))
     try:
         commit = _commit(repository, revision)
+    except Exception as error:
+        if (cached := cached_hub_folder(path)) is None:
+            raise _not_had(path, error) from error
+        logger.warning(
+            "%s: the hub does not answer (%s): the cache's %s", repository, type(error).__name__, cached.name
+        )
+        return cached
+    if (cached := cached_hub_folder(f"{repository}@{commit}")) is not None:
+        return cached
+    logger.warning("%s: commit %s is downloaded from the Hugging Face hub, once", repository, commit[:12])
+    try:
         found = snapshot_download(
             repository, revision=commit, allow_patterns=list(FILES), ignore_patterns=list(OTHER_FORMATS)
         )
+        (Path(found) / DOWNLOADED).touch()
     except Exception as error:  # whatever huggingface_hub and its transport raise
-        if cached is not None:
-            return cached
         raise _not_had(path, error) from error
     return Path(found)
 
 
 def cached_hub_folder(path: str) -> Path | None:
-    """The folder of the commit that the cache has last seen, or of the one that is named; None: it is not there."""
+    """The folder of the commit that the cache has last seen, or of the one that is named; None: it is not whole.
+
+    It is whole if a run has downloaded it, or weights and tokenizer are there: of a plan's there is ``config.json``.
+    """
     from huggingface_hub import snapshot_download
 
     repository, revision = hub_name(path)
     try:
-        return Path(snapshot_download(repository, revision=revision or None, local_files_only=True))
+        found = Path(snapshot_download(repository, revision=revision or None, local_files_only=True))
+        is_whole = (found / DOWNLOADED).exists() or (_has_weights(found) and any(found.glob("*token*")))
     except Exception:  # noqa: BLE001 - it is not there, or nothing that can be
         return None
+    return found if is_whole else None
+
+
+def _has_weights(folder: Path) -> bool:
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return any(folder.glob("*.safetensors"))
+    names = Fields(read_json(index, error=ConfigError), str(index), ConfigError).get("weight_map", dict[str, str])
+    return all((folder / name).is_file() for name in set(names.values()))
 
 
 def hub_config(path: str) -> Path:

@@ -21,7 +21,7 @@ from gtpo_megatron.weights.hf.quantized import RAW_DTYPES, Packed, RawTensor, qu
 from gtpo_megatron.weights.hf.stacked_experts import STACKED, Inside, part_of, parts_inside
 from gtpo_megatron.weights.param_mapping import Box, SliceCopy, as_matrix
 from gtpo_megatron.weights.quantization import quantization_of
-from gtpo_megatron.weights.text_part import has_other_parts, text_name, warn_of_other_parts
+from gtpo_megatron.weights.text_part import has_other_parts, text_config, text_name, warn_of_other_parts
 
 logger = logging.getLogger(__name__)
 
@@ -127,14 +127,16 @@ class WeightFolder:
         self.folder = folder
         self._open: dict[Path, Any] = {}
         self._num_read = 0
-        self._config = self._read_config()
+        whole = self._read_config()
+        has_others = whole is not None and has_other_parts(whole.raw)
+        self._config = None if whole is None else Fields(text_config(whole.raw), f"{folder}/config.json", ConfigError)
         stored = [
             RawTensor(path, name, entry.get_dtype(), tuple(entry.get_shape()))
             for path in weight_files(folder)
             for name in self._file(path).keys()  # noqa: SIM118 - no mapping
             for entry in [self._file(path).get_slice(name)]
         ]
-        self._raw = self._named(stored)
+        self._raw = self._text(stored) if has_others else {raw.name: raw for raw in stored}
         self.tensors = self._readable()
         if (folder / INDEX_FILE).exists():
             promised, there = _weight_map(folder / INDEX_FILE), {(raw.name, raw.path.name) for raw in stored}
@@ -167,10 +169,8 @@ class WeightFolder:
         config = self.folder / "config.json"
         return Fields(read_json(config, error=ConfigError), str(config), ConfigError) if config.is_file() else None
 
-    def _named(self, stored: Sequence[RawTensor]) -> dict[str, RawTensor]:
-        """The stored tensors by their names, or of a folder with other parts those of the text by theirs."""
-        if self._config is None or not has_other_parts(self._config.raw):
-            return {raw.name: raw for raw in stored}
+    def _text(self, stored: Sequence[RawTensor]) -> dict[str, RawTensor]:
+        """The tensors of the text, by the names that a folder of text alone has for them."""
         found: dict[str, RawTensor] = {}
         for raw in stored:
             if (name := text_name(raw.name)) is None:

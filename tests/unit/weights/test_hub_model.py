@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from gtpo_megatron.config.model import hub_name, is_hub_name
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.orchestration.model_folder import model_folder, with_model_folder
 from gtpo_megatron.weights.config_json import read_architecture
+from gtpo_megatron.weights.hf.hub import cached_hub_folder
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
 
@@ -75,6 +77,23 @@ def test_what_cannot_be_had_is_said_with_the_command(cache):
         model_folder("nobody/none")
     with pytest.raises(ConfigError, match="hf download somebody/tiny --revision v2 --local-dir FOLDER"):
         model_folder("somebody/tiny@v2")
+
+
+def test_what_a_plan_has_fetched_is_no_model(cache):
+    for path in (cache / "snapshots" / COMMITS[1]).glob("*.safetensors"):
+        path.unlink()
+    assert cached_hub_folder("somebody/tiny") is None
+    with pytest.raises(ConfigError, match="cannot be had from the Hugging Face hub"):
+        model_folder("somebody/tiny")
+
+
+def test_a_download_that_fails_is_no_reason_for_an_older_commit(cache, monkeypatch):
+    import huggingface_hub
+
+    newest = SimpleNamespace(sha="c" * 40)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: newest)
+    with pytest.raises(ConfigError, match="cannot be had from the Hugging Face hub"):
+        model_folder("somebody/tiny")
 
 
 def test_a_plan_reads_the_configuration_alone(cache):

@@ -1,13 +1,18 @@
 """The text part of folders whose models also see, as transformers saves them and as the hub has them."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from gtpo_megatron.errors import WeightMappingError
+from gtpo_megatron.config.adapter import AdapterConfig
+from gtpo_megatron.config.rollout import RolloutConfig
+from gtpo_megatron.data.chat_template import stop_token_ids
+from gtpo_megatron.errors import ConfigError, WeightMappingError
+from gtpo_megatron.rollout.engine_arguments import llm_arguments
 from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.hf.reader import WeightFolder
 from gtpo_megatron.weights.hf.writer import copy_companions
@@ -52,6 +57,58 @@ def test_a_tensor_that_is_there_under_two_names_is_named(tmp_path):
     save_file(tensors | {"model.norm.weight": tensors[name].clone()}, tmp_path / "model.safetensors")
     with pytest.raises(WeightMappingError, match=r"model.norm.weight and .*model.norm.weight are the same tensor"):
         WeightFolder(tmp_path)
+
+
+def test_stretched_positions_stay(tmp_path):
+    make_seeing_folder(tmp_path, "qwen2_5_vl")
+    config = json.loads((tmp_path / "config.json").read_text())
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "mrope_section": [2, 1, 1]}
+    config["text_config"] |= {"rope_scaling": yarn, "rope_theta": 300.0, "rope_parameters": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    arch = read_architecture(tmp_path)
+    assert (arch.rope_scaling.kind, arch.rope_scaling.factor, arch.rope_theta) == ("yarn", 4.0, 300.0)
+
+
+@pytest.mark.parametrize("name", SEEING)
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_engine_ties_what_the_trainer_ties(tmp_path, name, tied):
+    """Whole configurations of transformers' have their classes' defaults where the file has no key."""
+    make_seeing_folder(tmp_path, name)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["tie_word_embeddings"] = tied
+    config["text_config"].pop("tie_word_embeddings", None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    arch = read_architecture(tmp_path)
+    assert arch.tied_embeddings is tied
+    change = llm_arguments(
+        RolloutConfig(),
+        arch,
+        on_gpu=False,
+        cache_mib=64,
+        max_sequence_tokens=64,
+        seed=0,
+        reads_weights=True,
+        adapter=AdapterConfig(),
+    )["hf_overrides"]
+    found = change(change(transformers.AutoConfig.from_pretrained(tmp_path)))
+    assert found.tie_word_embeddings is tied
+    assert found.architectures == [SEEING[name][-1]]
+
+
+def test_the_end_of_a_response_is_that_of_the_text(tmp_path):
+    config = {"text_config": {"eos_token_id": [7, 9]}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert stop_token_ids(tmp_path, SimpleNamespace(eos_token_id=5)) == [5, 7, 9]
+
+
+def test_a_mistral_must_say_whether_it_is_tied(tmp_path):
+    make_seeing_folder(tmp_path, "mistral3")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config.pop("tie_word_embeddings")
+    config["text_config"].pop("tie_word_embeddings", None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="lacks tie_word_embeddings; add it"):
+        read_architecture(tmp_path)
 
 
 def test_other_models_are_as_they_were(tmp_path):
