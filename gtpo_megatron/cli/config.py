@@ -30,13 +30,13 @@ def run(arguments: Sequence[str]) -> int:
             Console(stderr=True),
             f"data and model are not checked: {named} is converted by the first run, to {folder}",
         )
-    elif is_hub_name(named) and (cached := cached_hub_folder(named)) is None:
+    elif not is_hub_name(named):
+        config = pin_date(config, check_inputs(with_model_folder(config)).template_date)
+    elif (cached := cached_hub_folder(named)) is None:
         print_sentence(Console(stderr=True), f"data and model are not checked: {named} is downloaded by the first run")
-    elif is_hub_name(named):
+    else:
         here = replace(config, model=replace(config.model, path=str(cached)))
         config = pin_date(config, check_inputs(here).template_date)
-    else:
-        config = pin_date(config, check_inputs(with_model_folder(config)).template_date)
     sys.stdout.write(to_yaml(config))
     return 0
 

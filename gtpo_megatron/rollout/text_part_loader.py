@@ -13,7 +13,7 @@ from gtpo_megatron.rollout.engine_arguments import TEXT_PART_FORMAT
 from gtpo_megatron.weights.text_part import text_name
 
 
-class TextPartLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM has no types here
+class TextPartLoader(DefaultModelLoader):
     """vLLM's own loader, which gives a model of text its tensors by their names and leaves the others out."""
 
     def __init__(self, load_config: LoadConfig) -> None:

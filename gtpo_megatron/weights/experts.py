@@ -130,30 +130,26 @@ def qwen2_moe_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
 
 def olmoe_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
     """The experts of an ``OlmoeForCausalLM``: softmax over all, in every layer; as wide as a dense model's MLP."""
-    return _checked(
-        path,
-        Experts(
-            num_experts=_num_experts(path, fields, "num_experts"),
-            experts_per_token=fields.get("num_experts_per_tok", int, at_least=1),
-            ffn_size=fields.get("intermediate_size", int, at_least=1),
-            layers=(True,) * num_layers,
-            normalised=fields.get("norm_topk_prob", bool, False),
-        ),
-    )
+    normalised = fields.get("norm_topk_prob", bool, False)
+    return _in_every_layer(path, fields, num_layers, key="num_experts", normalised=normalised)
 
 
 def mixtral_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
     """The experts of a ``MixtralForCausalLM``: softmax over the chosen ones, in every layer."""
     if noise := fields.get("router_jitter_noise", float, 0.0):
         raise ConfigError(f"{path}: router_jitter_noise={noise:g} is not supported; expected 0")
+    return _in_every_layer(path, fields, num_layers, key="num_local_experts", normalised=True)
+
+
+def _in_every_layer(path: Path, fields: Fields, num_layers: int, *, key: str, normalised: bool) -> Experts:
     return _checked(
         path,
         Experts(
-            num_experts=_num_experts(path, fields, "num_local_experts"),
+            num_experts=_num_experts(path, fields, key),
             experts_per_token=fields.get("num_experts_per_tok", int, at_least=1),
             ffn_size=fields.get("intermediate_size", int, at_least=1),
             layers=(True,) * num_layers,
-            normalised=True,
+            normalised=normalised,
         ),
     )
 

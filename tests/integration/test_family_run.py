@@ -101,19 +101,12 @@ def test_a_random_model_learns(tmp_path, family, tied):
 ONE_PROCESS = ("--cluster.mode", "local", "--parallel.num-ranks", "1", "--parallel.tensor-parallel-size", "1")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", ["fp8", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("mxfp4", "int4"))]
-)
-def test_a_quantized_folder_is_trained_as_it_is(tmp_path, kind):
-    """From the hub's form to trained steps, pushes into an engine of bfloat16, and a folder that transformers loads."""
-    folder = tmp_path / "model"
-    rope = {**GPT_OSS["rope_parameters"], "original_max_position_embeddings": 64}
-    more = {"rope_parameters": rope, "max_position_embeddings": 256} if kind == "mxfp4" else {}
-    make_quantized(folder, kind, vocab_size=339, head_dim=32, **more)
+def two_steps(tmp_path, folder, *others):
+    """A run of a folder of weights, which is given the tiny model's tokenizer, as the others are."""
     for path in (ASSETS / "tiny_qwen2").iterdir():
         if path.name not in ("config.json", "model.safetensors"):
-            shutil.copy(path, folder)
+            for one in (folder, *others):
+                shutil.copy(path, one)
     (tmp_path / "letters.py").write_text(LETTERS, encoding="utf-8")
     run = Run(
         tmp_path / "run",
@@ -127,6 +120,20 @@ def test_a_quantized_folder_is_trained_as_it_is(tmp_path, kind):
     run.succeed()
     rows = read_metrics(run.folder / "metrics.jsonl")[1:]
     assert all(row["sync/logprob_gap_max"] <= 1e-4 for row in rows)
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", ["fp8", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("mxfp4", "int4"))]
+)
+def test_a_quantized_folder_is_trained_as_it_is(tmp_path, kind):
+    """From the hub's form to trained steps, pushes into an engine of bfloat16, and a folder that transformers loads."""
+    folder = tmp_path / "model"
+    rope = {**GPT_OSS["rope_parameters"], "original_max_position_embeddings": 64}
+    more = {"rope_parameters": rope, "max_position_embeddings": 256} if kind == "mxfp4" else {}
+    make_quantized(folder, kind, vocab_size=339, head_dim=32, **more)
+    run = two_steps(tmp_path, folder)
     assert "quantization_config" not in json.loads((run.folder / "hf" / "config.json").read_text())
     before, trained = read_whole(folder), read_whole(run.folder / "hf")
     assert sum(not torch.equal(tensor, before[name].to(tensor)) for name, tensor in trained.items()) > len(trained) / 2
@@ -143,23 +150,7 @@ def test_the_text_of_a_model_that_sees_is_trained_as_it_is(tmp_path, name):
     sizes = {"vocab_size": 339, "hidden_size": 128, "head_dim": 32, "max_position_embeddings": 256}
     _, alone = make_seeing_folder(folder, name, more=sizes)
     alone.save_pretrained(text)
-    for path in (ASSETS / "tiny_qwen2").iterdir():
-        if path.name not in ("config.json", "model.safetensors"):
-            shutil.copy(path, folder)
-            shutil.copy(path, text)
-    (tmp_path / "letters.py").write_text(LETTERS, encoding="utf-8")
-    run = Run(
-        tmp_path / "run",
-        *("--model.path", str(folder), "--model.max-sequence-tokens", "128", *ONE_PROCESS),
-        *("--reward.function", f"{tmp_path / 'letters.py'}:letters"),
-        *("--rollout.sampling.max-response-tokens", "16", "--evaluation.sampling.max-response-tokens", "16"),
-        *("--optimizer.learning-rate", "2e-3", "--weight-sync.verify-every-steps", "1"),
-        recipe="recipes.tiny_cpu:grpo",
-        num_steps=2,
-    )
-    run.succeed()
-    rows = read_metrics(run.folder / "metrics.jsonl")[1:]
-    assert all(row["sync/logprob_gap_max"] <= 1e-4 for row in rows)
+    run = two_steps(tmp_path, folder, text)
     assert type(AutoModelForCausalLM.from_pretrained(run.folder / "hf")) is type(alone)
     assert not read_architecture(run.folder / "hf").also_sees
     said = [evaluated(tmp_path / f"evaluated_{path.name}", path) for path in (folder, text)]

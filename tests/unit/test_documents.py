@@ -198,3 +198,14 @@ def test_the_site_is_built_and_a_broken_link_is_an_error(tmp_path):
     assert done.returncode != 0
     assert "nowhere.md" in done.stderr
     assert "#nowhere" in done.stderr
+
+
+def test_the_lines_of_families_are_those_of_the_code():
+    """docs/your_own_model.md shows three."""
+    page = (ROOT / "docs" / "your_own_model.md").read_text(encoding="utf-8")
+    code = (ROOT / "gtpo_megatron" / "weights" / "config_json.py").read_text(encoding="utf-8")
+    (block,) = (block for block in page.split("```python\n") if block.startswith('"SmolLM3ForCausalLM"'))
+    shown = "".join(block.split("```")[0].split())
+    assert shown.count("_Family(") == 3
+    for line in shown.split("),")[:-1]:
+        assert line in "".join(code.split()), line

@@ -26,6 +26,14 @@ from gtpo_megatron.weights.reshard import (
 from tests.strategies import examples
 
 EXPERTS = Experts(num_experts=4, experts_per_token=2, ffn_size=8, layers=(True,) * 4)
+DELTA = DeltaNet(
+    num_key_heads=4,
+    num_value_heads=8,
+    key_size=3,
+    value_size=2,
+    conv_size=4,
+    layers=(True, True, False, True),
+)
 TRAITS = {
     "qwen2": {"qkv_bias": True},
     "qwen3": {"qk_norm": True},
@@ -45,28 +53,14 @@ TRAITS = {
         "qk_norm": True,
         "has_output_gate": True,
         "norms_from_one": True,
-        "delta": DeltaNet(
-            num_key_heads=4,
-            num_value_heads=8,
-            key_size=3,
-            value_size=2,
-            conv_size=4,
-            layers=(True, True, False, True),
-        ),
+        "delta": DELTA,
         "experts": replace(EXPERTS, shared_ffn_size=8, has_shared_gate=True),
     },
     "qwen3_5": {
         "qk_norm": True,
         "has_output_gate": True,
         "norms_from_one": True,
-        "delta": DeltaNet(
-            num_key_heads=4,
-            num_value_heads=8,
-            key_size=3,
-            value_size=2,
-            conv_size=4,
-            layers=(True, True, False, True),
-        ),
+        "delta": DELTA,
     },
     "deepseek": {
         "num_query_groups": 8,

@@ -114,5 +114,5 @@ def test_a_mistral_must_say_whether_it_is_tied(tmp_path):
 def test_other_models_are_as_they_were(tmp_path):
     config = {"architectures": ["LlavaForConditionalGeneration"], "text_config": {"model_type": "llama"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(Exception, match="architecture 'LlavaForConditionalGeneration' has no name table"):
+    with pytest.raises(ConfigError, match="architecture 'LlavaForConditionalGeneration' has no name table"):
         read_architecture(tmp_path)
