@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
+from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
 from gtpo_megatron.config.adapter import AdapterConfig
@@ -47,8 +48,27 @@ def rotate_all_heads() -> None:
     RotaryEmbedding.forward_cpu = forward_cpu
 
 
+@functools.cache
+def route_as_one_group() -> None:
+    """Lets vLLM's CPU build choose experts by sigmoids or with a bias where they are not grouped, as MiniMax M2's.
+
+    It has both for groups alone (vLLM 0.32): without them it ends at sigmoids, and leaves a bias out silently.
+    """
+    initialise = CPURouter.__init__
+
+    @functools.wraps(initialise)
+    def with_a_group(self: CPURouter, *args: Any, **kwargs: Any) -> None:
+        initialise(self, *args, **kwargs)
+        is_plain = self.scoring_func == "softmax" and self.e_score_correction_bias is None
+        if not (self.use_grouped_topk or is_plain or self.scoring_func == "sqrtsoftplus"):
+            self.use_grouped_topk, self.num_expert_group, self.topk_group = True, 1, 1
+
+    CPURouter.__init__ = with_a_group
+
+
 if not torch.cuda.is_available():
     rotate_all_heads()
+    route_as_one_group()
 
 
 class WorkerExtension:

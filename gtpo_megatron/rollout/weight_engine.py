@@ -1,5 +1,6 @@
 """The weight-transfer engine inside every vLLM worker, which receives the trainer's buckets by vLLM's update API."""
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -95,6 +96,7 @@ class LinkEngine(WeightTransferEngine[LinkInfo, PushInfo]):
         """Prepares the model for new weights."""
         if not torch.cuda.is_available():
             _forget_expert_kernels(self.model)
+        _name_loaders(self.model)
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -168,6 +170,14 @@ def _theta_of(name: str, arch: Architecture) -> float:
     if local is not None and number is not None and local.layers[int(number[1])]:
         return local.theta
     return arch.rope_theta
+
+
+def _name_loaders(model: torch.nn.Module) -> None:
+    """Names partial functions, of which MiniMax M2's norms have one: vLLM's reload asks loaders for their names."""
+    for parameter in model.parameters():
+        loader = getattr(parameter, "weight_loader", None)
+        if isinstance(loader, functools.partial):
+            vars(loader)["__name__"] = loader.func.__name__
 
 
 def _forget_expert_kernels(model: torch.nn.Module) -> None:

@@ -19,6 +19,7 @@ from gtpo_megatron.weights.experts import (
     glm4_moe_experts,
     glm4_moe_lite_experts,
     gpt_oss_experts,
+    minimax_m2_experts,
     mixtral_experts,
     olmoe_experts,
     qwen2_moe_experts,
@@ -124,6 +125,19 @@ _FAMILIES = {
         fuses_gate_up=True,
         variant=variants.glm4,
     ),
+    "GlmForCausalLM": _Family(
+        "glm",
+        groups=2,
+        qkv_bias=True,
+        head_size=128,
+        own_switches=True,
+        rotary_fraction=0.5,
+        rotates_neighbours=True,
+        fuses_gate_up=True,
+    ),
+    "CwmForCausalLM": _Family(
+        "llama", groups=8, head_size=128, window=8192, full_every=4, rope_theta=1e6, variant=variants.cwm
+    ),
     "Olmo2ForCausalLM": _Family("olmo2", qk_norm=True, variant=variants.olmo2),
     "Olmo3ForCausalLM": _Family(
         "olmo2", qk_norm=True, window=4096, full_every=4, rope_theta=500000.0, variant=variants.olmo3
@@ -149,9 +163,22 @@ _FAMILIES = {
     ),
     "Qwen3MoeForCausalLM": _Family("qwen3_moe", groups=4, qk_norm=True, experts=qwen3_moe_experts),
     "OlmoeForCausalLM": _Family("qwen3_moe", qk_norm=True, experts=olmoe_experts, variant=variants.olmoe),
+    "FlexOlmoForCausalLM": _Family(
+        "flex_olmo", qk_norm=True, rope_theta=500000.0, experts=olmoe_experts, variant=variants.olmo2
+    ),
     "Qwen2MoeForCausalLM": _Family("glm4_moe", groups=16, qkv_bias=True, experts=qwen2_moe_experts),
     "Dots1ForCausalLM": _Family("glm4_moe", groups=32, qk_norm=True, experts=dots1_experts),
     "MixtralForCausalLM": _Family("mixtral", groups=8, window=None, rope_theta=1e6, experts=mixtral_experts),
+    "MiniMaxM2ForCausalLM": _Family(
+        "minimax_m2",
+        groups=8,
+        qk_norm=True,
+        head_size=128,
+        rotary_fraction=1.0,
+        rope_theta=5e6,
+        experts=minimax_m2_experts,
+        variant=variants.minimax_m2,
+    ),
     "Glm4MoeForCausalLM": _Family(
         "glm4_moe", groups=8, own_switches=True, rotary_fraction=0.5, experts=glm4_moe_experts
     ),
@@ -210,7 +237,6 @@ _MISSING = {
     "Lfm2ForCausalLM": "short convolutions",
     "Gemma4ForCausalLM": "heads of several sizes and shared keys",
     "HunYuanDenseV1ForCausalLM": "norms of heads behind the rotation",
-    "MiniMaxM2ForCausalLM": "norms over all heads",
     "GraniteMoeForCausalLM": "Granite's factors on embedding, residuals and logits",
 }
 """What a trainer of these classes would need besides a name table."""

@@ -12,10 +12,9 @@ from gtpo_megatron.untrusted.text import shown
 
 MAX_EXPERTS = 1 << 14
 """A name table has rows for each expert of each layer."""
+_GROUPS = ("n_group", "topk_group")
 GPT_OSS_CLAMP = 7.0
 """Of gate and up projections."""
-_SCORED_PER_GROUP = 2
-"""A group's score is the sum of its so many best experts' scores."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +23,8 @@ class Experts:
 
     The router gives every expert a score ``s = softmax(z)`` or ``sigmoid(z)`` of its logit ``z``, chooses the
     ``experts_per_token`` best by ``s + b`` (``b``: the expert bias, if there is one), and weighs their outputs by
-    ``s``, divided by the chosen experts' sum if ``normalised``, times ``scaling``.
+    ``s``, divided by the chosen experts' sum if ``normalised``, times ``scaling``. Where experts are grouped, they are
+    of the groups whose best experts' ``s + b`` have the largest sum.
 
     An expert is ``W2 (silu(W1 x) * W3 x)``; with a ``clamp`` of c, router and projections have biases, and it is
     ``W2 (g sigmoid(1.702 g) (u + 1))``, ``g = min(W1 x, c)``, ``u = min(max(W3 x, -c), c)``.
@@ -42,6 +42,7 @@ class Experts:
         has_bias: experts are chosen by their score plus a bias, which is balanced and not trained.
         num_groups: groups of neighbouring experts; 1: experts are not grouped.
         groups_per_token: groups that a token's experts are chosen from.
+        scored_per_group: best experts of a group whose sum is its score.
         clamp: limit of gate and up projection, before the activation; 0: there is none.
     """
 
@@ -57,7 +58,13 @@ class Experts:
     has_bias: bool = False
     num_groups: int = 1
     groups_per_token: int = 1
+    scored_per_group: int = 2
     clamp: float = 0.0
+
+    @property
+    def are_chosen_by_megatron(self) -> bool:
+        """Whether its router has the rule, where ``experts_per_token / groups_per_token`` best score a group."""
+        return self.num_groups == 1 or self.experts_per_token == self.scored_per_group * self.groups_per_token
 
     def check_layout(self, parallel: ParallelConfig) -> None:
         """Raises ConfigError unless the experts and the matrices of each expert split evenly over their ranks."""
@@ -141,6 +148,17 @@ def mixtral_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
     return _in_every_layer(path, fields, num_layers, key="num_local_experts", normalised=True)
 
 
+def minimax_m2_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
+    """The experts of a ``MiniMaxM2ForCausalLM``: sigmoid and expert bias, in every layer."""
+    for key, wanted in (("scoring_func", "sigmoid"), ("use_routing_bias", True)):  # vLLM goes by them, of the two alone
+        if fields.get(key, type(wanted)) != wanted:
+            raise ConfigError(f"{path}: {key}={shown(fields.raw[key])} is not supported; expected {shown(wanted)}")
+    if noise := fields.get("router_jitter_noise", float, 0.0):
+        raise ConfigError(f"{path}: router_jitter_noise={noise:g} is not supported; expected 0")
+    plain = _in_every_layer(path, fields, num_layers, key="num_local_experts", normalised=True)
+    return replace(plain, score="sigmoid", has_bias=True)
+
+
 def _in_every_layer(path: Path, fields: Fields, num_layers: int, *, key: str, normalised: bool) -> Experts:
     return _checked(
         path,
@@ -198,8 +216,8 @@ def glm4_moe_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
             normalised=fields.get("norm_topk_prob", bool, True),
             scaling=fields.get("routed_scaling_factor", float, 1.0),
             has_bias=True,
-            num_groups=fields.get("n_group", int, 1, at_least=1),
-            groups_per_token=fields.get("topk_group", int, 1, at_least=1),
+            num_groups=fields.get(_GROUPS[0], int, 1, at_least=1),
+            groups_per_token=fields.get(_GROUPS[1], int, 1, at_least=1),
         ),
     )
 
@@ -238,11 +256,12 @@ def dots1_experts(path: Path, fields: Fields, num_layers: int) -> Experts | None
 
 
 def deepseek_v2_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
-    """The experts of a ``DeepseekV2ForCausalLM`` such as V2-Lite: softmax, shared experts; no bias, no groups.
-
-    V2 itself has groups, and scores one by its best expert alone, which Megatron does not.
-    """
-    _check_router(path, fields, scoring_func="softmax", topk_method="greedy")
+    """The experts of a ``DeepseekV2ForCausalLM``: softmax, shared experts, no bias; V2 has groups, V2-Lite has none."""
+    is_grouped = fields.get("topk_method", str, "greedy") == "group_limited_greedy"
+    _check_router(path, fields, scoring_func="softmax", topk_method="group_limited_greedy" if is_grouped else "greedy")
+    groups, open_groups = (fields.get(key, int, None if is_grouped else 1, at_least=1) for key in _GROUPS)
+    if groups > 1 and not is_grouped:
+        raise ConfigError(f"{path}: n_group={groups} with topk_method='greedy' is not supported; vLLM goes by n_group")
     if fields.get("norm_topk_prob", bool, False):
         raise ConfigError(f"{path}: norm_topk_prob=true is not supported; vLLM heeds it, transformers does not")
     ffn_size = fields.get("moe_intermediate_size", int, at_least=1)
@@ -257,6 +276,9 @@ def deepseek_v2_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
             shared_ffn_size=ffn_size * fields.get("n_shared_experts", int, 2, at_least=1),
             normalised=False,
             scaling=fields.get("routed_scaling_factor", float, 1.0),
+            num_groups=groups,
+            groups_per_token=open_groups if is_grouped else 1,
+            scored_per_group=1,
         ),
     )
 
@@ -321,11 +343,10 @@ def _checked(path: Path, experts: Experts) -> Experts:
             f"{path}: n_group={groups} must divide the {total} experts of a layer, and topk_group={open_groups} must "
             f"not exceed it"
         )
-    if groups > 1 and chosen != _SCORED_PER_GROUP * open_groups:
+    if groups > 1 and total // groups < experts.scored_per_group:
         raise ConfigError(
-            f"{path}: num_experts_per_tok={chosen} with topk_group={open_groups} of n_group={groups} is not supported; "
-            f"expected {_SCORED_PER_GROUP} experts per group: Megatron scores a group by its best experts_per_token / "
-            f"topk_group experts, the model by its best {_SCORED_PER_GROUP}"
+            f"{path}: n_group={groups} of {total} experts is not supported; expected groups of at least "
+            f"{experts.scored_per_group}, whose scores are summed"
         )
     if chosen > open_groups * (total // groups):
         raise ConfigError(

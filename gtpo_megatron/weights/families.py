@@ -4,7 +4,7 @@ Megatron names are those of its local layers; ``reshard.fused_name`` says how Tr
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from gtpo_megatron.weights.architecture import Architecture
@@ -172,6 +172,12 @@ def gated_mlp(arch: Architecture, layer: Layer, names: tuple[str, str] = ("gate"
     yield from _mlp(f"{layer.here}.mlp", f"{layer.there}.mlp", arch.hidden_size, arch.ffn_size, names=names)
 
 
+def joint_mlp(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
+    """The same in one tensor, of a family that vLLM runs by transformers' own class, whose workers share it as one."""
+    for mapping in gated_mlp(arch, layer, ("gate_up",) * 2):
+        yield replace(mapping, workers_share_halves=False) if isinstance(mapping, GatedMLP) else mapping
+
+
 def gated_mlp_or_experts(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
     """The dense MLP of a layer without experts; else router, the rank's experts and the shared experts."""
     experts = arch.experts
@@ -199,6 +205,8 @@ def numbered_experts(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]
     experts, here, there = arch.experts, f"{layer.here}.mlp", f"{layer.there}.block_sparse_moe"
     assert experts is not None  # the family says so
     yield Replicated(f"{here}.router.weight", f"{there}.gate.weight", experts.num_experts, arch.hidden_size)
+    if experts.has_bias:
+        yield Replicated(f"{here}.router.expert_bias", f"{there}.e_score_correction_bias", experts.num_experts)
     for local, expert in enumerate(layer.experts):
         mine, its = f"{here}.experts.local_experts.{local}", f"{there}.experts.{expert}"
         sizes = experts.ffn_size, arch.hidden_size, expert
@@ -256,7 +264,7 @@ LAYER_TABLES: dict[str, tuple[LayerRows, ...]] = {
     # Qwen3, dense
     "qwen3": (layer_norms, attention, qk_norms, gated_mlp),
     # Llama 3, 3.1, 3.2, 3.3 and the DeepSeek-R1 distillations into them; 3.1 on have stretched rotary positions
-    # Mistral, Ministral 3; SmolLM3, of which some layers are not rotated; ERNIE 4.5; Granite 3; Gemma
+    # Mistral, Ministral 3; SmolLM3, of which some layers are not rotated; ERNIE 4.5; Granite 3; Gemma; CWM
     "llama": (layer_norms, attention, gated_mlp),
     # OLMo 2 and 3, EXAONE 4: norms behind attention and MLP
     "olmo2": (partial(layer_norms, names=POST_NORMS), attention, qk_norms, gated_mlp),
@@ -269,14 +277,20 @@ LAYER_TABLES: dict[str, tuple[LayerRows, ...]] = {
         qkv_bias,
         partial(gated_mlp, names=("gate_up",) * 2),
     ),
+    # GLM-4-9B: gate and up in one tensor
+    "glm": (layer_norms, attention, qkv_bias, joint_mlp),
     # Phi-4: Llama's layer in fewer tensors
     "phi3": (layer_norms, partial(attention, names=("qkv",) * 3), partial(gated_mlp, names=("gate_up",) * 2)),
     # Qwen3-MoE: 30B-A3B, 235B-A22B; OLMoE
     "qwen3_moe": (layer_norms, attention, qk_norms, gated_mlp_or_experts),
+    # FlexOlmo: OLMo 2's layer with experts
+    "flex_olmo": (partial(layer_norms, names=POST_NORMS), attention, qk_norms, gated_mlp_or_experts),
     # GLM-4.5, 4.5-Air, 4.6: their first layers are dense; Qwen1.5 and 2 with experts; dots.llm1
     "glm4_moe": (layer_norms, attention, qkv_bias, qk_norms, gated_mlp_or_experts),
     # Mixtral 8x7B, 8x22B
     "mixtral": (layer_norms, attention, numbered_experts),
+    # MiniMax M2: Mixtral's experts with an expert bias
+    "minimax_m2": (layer_norms, attention, qk_norms, numbered_experts),
     # DeepSeek V2-Lite, V3, R1; Moonlight, Kimi K2; GLM-4.7-Flash: multi-latent attention, first layers dense
     "deepseek": (layer_norms, latent_attention, gated_mlp_or_experts),
     # Qwen3-Next: gated delta nets in three of four layers

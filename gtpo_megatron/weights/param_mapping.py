@@ -284,6 +284,8 @@ class GatedMLP:
         up_name: name of the up projection's; the same if one tensor has both, the gate above.
         rows: rows of either projection.
         expert: number among the layer's experts; None if it is no expert's.
+        workers_share_halves: each of a sampler's workers holds rows of the gate and of the up projection; else, of one
+            tensor, a part of all rows in their order.
     """
 
     megatron_name: str
@@ -292,6 +294,7 @@ class GatedMLP:
     rows: int
     columns: int
     expert: int | None = None
+    workers_share_halves: bool = True
 
     @property
     def extent(self) -> tuple[int, int]:
@@ -305,11 +308,18 @@ class GatedMLP:
 
     def copies(self, tp: TensorParallel) -> Iterator[SliceCopy]:
         """Two copies: this rank's rows of the gate projection, then of the up projection."""
-        for half, (hf_name, box) in enumerate(self.kept(tp)):
+        for half, (hf_name, box) in enumerate(self._halves(tp)):
             yield SliceCopy(self.megatron_name, Box(half * box.num_rows, box.num_rows, 0, self.columns), hf_name, box)
 
     def kept(self, tp: TensorParallel) -> Iterator[tuple[str, Box]]:
-        """A worker's rows of either projection; a rank of the trainer has the same."""
+        """A worker's rows of either projection, as a rank of the trainer has them, or of both as one."""
+        if self.workers_share_halves:
+            yield from self._halves(tp)
+        else:
+            start, part = _share(2 * self.rows, tp, self.gate_name)
+            yield self.gate_name, Box(start, part, 0, self.columns)
+
+    def _halves(self, tp: TensorParallel) -> Iterator[tuple[str, Box]]:
         start, part = _share(self.rows, tp, self.gate_name)
         for hf_name, first in _placed((self.gate_name, self.rows), (self.up_name, self.rows)):
             yield hf_name, Box(first + start, part, 0, self.columns)

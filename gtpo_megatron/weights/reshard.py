@@ -33,7 +33,7 @@ from gtpo_megatron.weights.param_mapping import (
 EMBEDDING, FINAL_NORM, OUTPUT = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 
-_FLOAT32 = ".mlp.gate.e_score_correction_bias"
+_FLOAT32 = ".e_score_correction_bias"
 """Ends the names of tensors that are float32 whatever the model's dtype: rounded biases would choose other experts."""
 
 

@@ -110,6 +110,31 @@ def qwen3_5(path: Path, fields: Fields, arch: Architecture, windowed: tuple[bool
     return arch
 
 
+def cwm(path: Path, fields: Fields, arch: Architecture, windowed: tuple[bool, ...]) -> Architecture:
+    """CWM: nothing but windows in some layers, of which the hub's folders say in which."""
+    del windowed
+    if fields.has("sliding_window"):
+        fields.get("layer_types", list[str])  # the class begins with a layer without
+    if not (fields.has("rope_parameters") or fields.has("rope_scaling")):
+        raise ConfigError(f"{path}: lacks rope_parameters, of which transformers and vLLM have other defaults")
+    return arch
+
+
+def minimax_m2(path: Path, fields: Fields, arch: Architecture, windowed: tuple[bool, ...]) -> Architecture:
+    """MiniMax M2: norms over all heads, of which a part is rotated."""
+    del windowed
+    rotated = fields.get("rotary_dim", int, at_least=2, at_most=arch.head_size)  # vLLM knows no other key
+    if rotated % 2:
+        raise ConfigError(f"{path}: rotary_dim={rotated} is not supported; expected an even number")
+    fraction = rotated / arch.head_size
+    if arch.rotary_fraction not in (1.0, fraction):
+        raise ConfigError(
+            f"{path}: partial_rotary_factor={arch.rotary_fraction:g} and rotary_dim={rotated} of "
+            f"head_dim={arch.head_size} differ"
+        )
+    return replace(arch, rotary_fraction=fraction, qk_norm_spans_heads=True)
+
+
 def ministral3(path: Path, fields: Fields, arch: Architecture, windowed: tuple[bool, ...]) -> Architecture:
     """Ministral 3: queries grow with the position beyond the original context, which nothing here does."""
     del windowed

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import transformers
 
-from tests.distributed.family_models import DELTA, DOTS1, GPT_OSS, config_class
+from tests.distributed.family_models import DELTA, DOTS1, GPT_OSS, MINIMAX_M2, config_class
 from tests.distributed.tiny_world import VOCAB
 
 LATENTS = {
@@ -73,6 +73,23 @@ EXPERT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 1,
         },
     ),
+    # groups, scored by their best expert alone
+    "deepseek_v2_groups": (
+        "DeepseekV2",
+        {
+            **LATENTS,
+            "q_lora_rank": 12,
+            "n_routed_experts": 8,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "topk_method": "group_limited_greedy",
+            "scoring_func": "softmax",
+            "routed_scaling_factor": 16.0,
+            "first_k_dense_replace": 1,
+        },
+    ),
     # two layers with delta nets, one with attention, a shared expert with a gate; two key heads, four value heads
     "qwen3_next": (
         "Qwen3Next",
@@ -104,10 +121,27 @@ EXPERT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2Moe",
         {"num_experts": 8, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 24, "decoder_sparse_step": 2},
     ),
-    "dots1": ("Dots1", {**DOTS1, "n_routed_experts": 8, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2}),
+    # three experts of two groups
+    "dots1": ("Dots1", {**DOTS1, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}),
     "mixtral": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 16}),
     # norms over all heads
     "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 16, "pad_token_id": None}),
+    # norms over all heads, and behind attention and experts
+    "flex_olmo": (
+        "FlexOlmo",
+        {
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 16,
+            "pad_token_id": None,
+            "norm_topk_prob": True,
+            "eos_token_id": 2,
+        },
+    ),
+    "minimax_m2": (
+        "MiniMaxM2",
+        {**MINIMAX_M2, "intermediate_size": 16, "num_local_experts": 8, "num_experts_per_tok": 4},
+    ),
     "gpt_oss": ("GptOss", {**GPT_OSS, "intermediate_size": 16, "num_local_experts": 8, "num_experts_per_tok": 4}),
 }
 """Family -> its classes in transformers, less ``Config`` and ``ForCausalLM``; changes to the shared configuration."""

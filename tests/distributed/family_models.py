@@ -77,6 +77,17 @@ DOTS1 = {
 }
 """Qwen3's attention, DeepSeek V3's experts."""
 
+MINIMAX_M2 = {
+    "num_experts_per_tok": 2,
+    "head_dim": 8,
+    "rotary_dim": 4,
+    "scoring_func": "sigmoid",
+    "use_routing_bias": True,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+}
+"""Norms over all heads, half of each rotated, an expert bias."""
+
 GPT_OSS = {
     "num_experts_per_tok": 2,
     "sliding_window": 4,
@@ -149,6 +160,20 @@ FAMILIES = {
         },
     ),
     "glm4": FamilyModel("Glm4", {"head_dim": 8, "pad_token_id": None}),
+    "glm": FamilyModel("Glm", {"head_dim": 8, "attention_bias": True, "pad_token_id": None}),
+    # a window in the first layer, frequencies stretched in both
+    "cwm": FamilyModel(
+        "Cwm",
+        {
+            "head_dim": 16,
+            "pad_token_id": None,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {"rope_theta": 500.0, **LLAMA3_ROPE},
+        },
+    ),
     "olmo2": FamilyModel("Olmo2", {"pad_token_id": None}),
     # a window in the first layer, the stretched embedding in the second
     "olmo3": FamilyModel(
@@ -228,6 +253,10 @@ MIXTURES = {
     "olmoe": FamilyModel(
         "Olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16, "pad_token_id": None}
     ),
+    "flex_olmo": FamilyModel(
+        "FlexOlmo", {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16, "pad_token_id": None}
+    ),
+    "minimax_m2": FamilyModel("MiniMaxM2", {**MINIMAX_M2, "intermediate_size": 16, "num_local_experts": 4}),
     "glm4_moe": FamilyModel(
         "Glm4Moe",
         {
@@ -300,6 +329,9 @@ MIXTURES = {
 DeepSeek V2 an expert bias and groups; gpt-oss's has neither."""
 
 
+VLLMS_OWN = ("scoring_func", "topk_method", "use_routing_bias", "rotary_dim")
+"""Keys of ``config.json`` that transformers may drop and vLLM goes by."""
+
 HAVE_TOWERS = ("Gemma3", "Qwen3_5", "Qwen3_5Moe")
 
 
@@ -331,7 +363,7 @@ def config_class(name: str) -> Any:
 def family_config(family: FamilyModel) -> dict[str, Any]:
     """``config.json`` of the family's model."""
     raw = json.loads(_config(family).to_json_string(use_diff=False))
-    own = {key: value for key, value in family.changes.items() if key in ("scoring_func", "topk_method")}
+    own = {key: value for key, value in family.changes.items() if key in VLLMS_OWN}
     return raw | own | {"architectures": [f"{family.name}ForCausalLM"]}
 
 

@@ -5,7 +5,7 @@ import contextlib
 import torch
 
 
-def by_folder_names(parameters, *, is_mixtral=False):
+def by_folder_names(parameters, *, has_numbers=False):
     """Weights, or their gradients, by the names of the tables, which have experts one by one where a model stacks them.
 
     gpt-oss has biases, and its experts transposed, gate and up projection in turns.
@@ -32,13 +32,17 @@ def by_folder_names(parameters, *, is_mixtral=False):
         for expert, weight in enumerate(tensor):
             for part, piece in zip(parts, weight.chunk(len(parts)), strict=True):
                 found[f"{stem}.{expert}.{part}.weight"] = piece
-    return {_as_mixtral(name): tensor for name, tensor in found.items()} if is_mixtral else found
+    return {_as_numbered(name): tensor for name, tensor in found.items()} if has_numbers else found
 
 
-def _as_mixtral(name):
+NUMBERED = ("mixtral", "minimax_m2")
+"""Model types whose folders call an expert's matrices w1, w2 and w3."""
+
+
+def _as_numbered(name):
     for ours, its in (("mlp", "block_sparse_moe"), ("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")):
         name = name.replace(f".{ours}.", f".{its}.")
-    return name
+    return name.replace("mlp.e_score", "block_sparse_moe.e_score")
 
 
 def _routers(model):

@@ -84,6 +84,9 @@ IN_THE_GATE = {
     "dots1": ("tp2_etp1_ep2",),
     "mixtral": ("ep2_cp2",),
     "olmoe": ("tp2_etp1_ep2",),
+    "flex_olmo": ("ep2",),
+    "minimax_m2": ("tp2_etp1_ep2",),
+    "deepseek_v2_groups": ("one",),
     "qwen3_5": ("tp2_etp1_ep2",),
 }
 CASES = [

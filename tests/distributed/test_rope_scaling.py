@@ -55,7 +55,12 @@ KINDS = {
 }
 LATENT_KINDS = ("yarn", "yarn_card", "yarn_with_mscale")
 """Of multi-latent attention; ``mscale_all_dim`` is a factor of all its scores besides, other kinds are refused."""
-SOME = {"deepseek_v3": LATENT_KINDS, "deepseek_v2": LATENT_KINDS, "gpt_oss": ("yarn", "yarn_card")}
+SOME = {
+    "deepseek_v3": LATENT_KINDS,
+    "deepseek_v2": LATENT_KINDS,
+    "deepseek_v2_groups": (),  # the same positions
+    "gpt_oss": ("yarn", "yarn_card"),
+}
 """Families that do not take all kinds."""
 WITHOUT_CONTEXT_PARALLELISM = {"gpt_oss", "qwen3_next", "qwen3_5"}
 """Sinks and delta nets, which read a whole sequence."""

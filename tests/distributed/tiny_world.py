@@ -12,7 +12,7 @@ from gtpo_megatron.batch import RewardBatch, RolloutBatch, mask_of_lengths
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
 from recipes import tiny_cpu
-from tests.distributed.mixtures import by_folder_names, forced_routers, recorded_routers
+from tests.distributed.mixtures import NUMBERED, by_folder_names, forced_routers, recorded_routers
 from tests.reference import expert_balance
 
 VOCAB = 53  # odd: every tensor-parallel layout pads it
@@ -120,7 +120,7 @@ def named_weights(model):
     """A model's weights by the names of its folder."""
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     biases = {name: buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")}
-    return by_folder_names(parameters, is_mixtral=model.config.model_type == "mixtral") | biases
+    return by_folder_names(parameters | biases, has_numbers=model.config.model_type in NUMBERED)
 
 
 def router_penalty(balance, routed, loads, model_config):
@@ -187,7 +187,7 @@ def dense_step(model, config, batch, rewards, ref_model=None):
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_grad)
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     found = {name: parameter.grad.clone() for name, parameter in trained.items()}
-    gradients = by_folder_names(found, is_mixtral=model.config.model_type == "mixtral")
+    gradients = by_folder_names(found, has_numbers=model.config.model_type in NUMBERED)
     optimizer.step()
     biases = [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
     for bias, counted in zip(biases, loads, strict=False):

@@ -109,10 +109,9 @@ def perturb(reference, generator):
 
 def hub_tensors(reference):
     """Every tensor by its name in the tables; in memory transformers holds all experts of a layer in one."""
-    from tests.distributed.mixtures import by_folder_names
+    from tests.distributed.mixtures import NUMBERED, by_folder_names
 
-    is_mixtral = reference.config.model_type == "mixtral"
-    found = by_folder_names(reference.state_dict(), is_mixtral=is_mixtral)
+    found = by_folder_names(reference.state_dict(), has_numbers=reference.config.model_type in NUMBERED)
     return {name: tensor.double() for name, tensor in found.items()}
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from tests.distributed.family_models import DOTS1, config_class
+from tests.distributed.family_models import DOTS1, LLAMA3_ROPE, MINIMAX_M2, config_class
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
@@ -46,6 +46,11 @@ FAMILIES = {
     "gemma": "Gemma",
     "gemma3": "Gemma3",
     "olmoe": "Olmoe",
+    "glm": "Glm",
+    "cwm": "Cwm",
+    "flex_olmo": "FlexOlmo",
+    "minimax_m2": "MiniMaxM2",
+    "deepseek_v2_groups": "DeepseekV2",
 }
 LATENTS = {
     # the one size of a latent that vLLM's CPU build takes: 512 + 64
@@ -67,6 +72,20 @@ LATENTS = {
     "scoring_func": "sigmoid",
     "topk_method": "noaux_tc",
     "rms_norm_eps": 1e-6,
+}
+DEEPSEEK_V2 = {
+    "scoring_func": "softmax",
+    "topk_method": "greedy",
+    "n_group": 1,
+    "routed_scaling_factor": 1.0,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 20.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+    },
 }
 CHANGES = {
     "mistral": {"sliding_window": None},
@@ -105,6 +124,12 @@ CHANGES = {
         "attention_multiplier": 0.2,
     },
     "glm4": {"pad_token_id": None},
+    "glm": {"pad_token_id": None, "attention_bias": True},
+    "cwm": {
+        "sliding_window": 20,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 500.0},
+    },
     "olmo2": {"pad_token_id": None},
     "olmo3": {
         "pad_token_id": None,
@@ -132,6 +157,8 @@ CHANGES = {
         },
     },
     "olmoe": {"pad_token_id": None, "num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 48},
+    "flex_olmo": {"pad_token_id": None, "num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 48},
+    "minimax_m2": {**MINIMAX_M2, "rotary_dim": 16, "head_dim": 32, "num_local_experts": 8, "intermediate_size": 48},
     "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True},
     "qwen2_moe": {
         "num_experts": 8,
@@ -189,21 +216,14 @@ CHANGES = {
             "original_max_position_embeddings": 32,
         },
     },
-    "deepseek_v2": {
+    "deepseek_v2": {**LATENTS, **DEEPSEEK_V2, "q_lora_rank": None},
+    "deepseek_v2_groups": {
         **LATENTS,
-        "q_lora_rank": None,
-        "scoring_func": "softmax",
-        "topk_method": "greedy",
-        "n_group": 1,
-        "routed_scaling_factor": 1.0,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 20.0,
-            "factor": 4.0,
-            "original_max_position_embeddings": 32,
-            "mscale": 0.707,
-            "mscale_all_dim": 0.707,
-        },
+        **DEEPSEEK_V2,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "num_experts_per_tok": 3,
     },
 }
 
@@ -257,6 +277,9 @@ def make_folder(folder, family, *, tied, vocab_size=150):
         pytest.param("ministral3", False, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("granite", True, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("glm4", False, 2, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("glm", False, 1, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("glm", False, 2, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("cwm", False, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("olmo2", False, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("olmo3", False, 1, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("olmo3", False, 2, "shared_memory", marks=pytest.mark.nightly),
@@ -280,11 +303,14 @@ def test_pushed_weights_are_the_ones_that_answer(tmp_path, family, tied, sampler
         ("dots1", 2),
         ("mixtral", 2),
         ("olmoe", 2),
+        ("flex_olmo", 2),
+        ("minimax_m2", 2),
         ("glm4_moe", 1),
         ("glm4_moe", 2),
         ("deepseek_v3", 2),
         ("glm4_moe_lite", 1),
         ("deepseek_v2", 2),
+        ("deepseek_v2_groups", 2),
         ("gpt_oss", 1),
         ("gpt_oss", 2),
     ],
@@ -313,7 +339,7 @@ def test_pushed_delta_nets_say_to_the_last_bit_what_an_engine_says_that_read_the
     assert second["answers"] == started["answers"]
     assert not second["lost"]
     for row in (first, second):
-        assert row["same_checksums"], row
+        assert row["same_checksums"], str(row)
         assert row["gap"] < 2 * row["gap_of_bfloat16"], row
     assert first["gap_of_before"] > 10 * first["gap"]
     assert first["block"][0] == first["block"][1]  # as the planner has it
@@ -326,8 +352,8 @@ def test_pushed_delta_nets_say_to_the_last_bit_what_an_engine_says_that_read_the
 def assert_pushes(rows):
     assert len(rows) == 3
     for row in rows:
-        assert row["same_checksums"], row
-        assert row["same_output"], row
+        assert row["same_checksums"], str(row)
+        assert row["same_output"], str(row)
         assert row["gap"] < 1e-4, row
 
 

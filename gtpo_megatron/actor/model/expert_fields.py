@@ -20,7 +20,8 @@ def expert_fields(arch: Architecture, parallel: ParallelConfig, *, grouped: bool
     experts = arch.experts
     if experts is None:
         return {}
-    is_softmax, is_grouped_choice = experts.score == "softmax", experts.num_groups > 1
+    is_softmax = experts.score == "softmax"
+    is_grouped_choice = experts.num_groups > 1 and experts.are_chosen_by_megatron
     return {
         "num_moe_experts": experts.num_experts,
         "moe_router_topk": experts.experts_per_token,

@@ -10,7 +10,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from gtpo_megatron.actor import cpu_platform
-from gtpo_megatron.actor.model import rotary
+from gtpo_megatron.actor.model import rotary, router
 from gtpo_megatron.actor.model.layer_specs import layer_specs
 from gtpo_megatron.actor.model.transformer_config import padded_vocab_size, torch_dtype
 from gtpo_megatron.config.model import ModelConfig
@@ -172,6 +172,7 @@ def _build_chunk(
         vp_stage=vp_stage,
     )
     rotary.set_frequencies(policy, arch)
+    router.set_rule(policy, arch.experts)
     policy.packs_angles = not cpu_platform.has_transformer_engine()
     policy.embedding_factor, policy.logit_factor = arch.embedding_factor, arch.logit_factor
     return policy.to(device=cpu_platform.device(), dtype=torch_dtype(model))

@@ -1,11 +1,13 @@
-"""Megatron's router, with what it lacks: exact counts of tokens, and penalties that do not depend on the layout."""
+"""Megatron's router, with what it lacks: exact counts of tokens, penalties for any layout, other rules of choice."""
 
 from typing import Any
 
 import torch
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
-from torch import Tensor
+from torch import Tensor, nn
+
+from gtpo_megatron.weights.experts import Experts
 
 
 class PolicyRouter(TopKRouter):
@@ -18,6 +20,7 @@ class PolicyRouter(TopKRouter):
         counts_with_grad: of full recomputation's two passes the one with gradients is counted; of scoring the only
             one, which has none.
         z_coef: coefficient of the penalty ``z_coef * sum over tokens of logsumexp(logits)^2``.
+        rule: how experts are chosen where Megatron has another rule; None: it has this one.
         load_weights: ``[E]`` float32, of the penalty ``sum over tokens of load_weights . scores``; None: there is none.
             ``scores`` are the softmax of the logits, or their sigmoids divided by their sum.
     """
@@ -28,6 +31,7 @@ class PolicyRouter(TopKRouter):
         self.tokens_per_expert = torch.zeros(self.num_experts, dtype=torch.int64, device=self.weight.device)
         self.counts_with_grad = False
         self.z_coef = 0.0
+        self.rule: Experts | None = None
         self.load_weights: Tensor | None = None
 
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -46,11 +50,32 @@ class PolicyRouter(TopKRouter):
         if torch.is_grad_enabled() and (self.z_coef or self.load_weights is not None):
             penalty = self._penalty(logits.view(-1, logits.shape[-1]), is_token)
             logits = MoEAuxLossAutoScaler.apply(logits, penalty)
-        # without the mask: Megatron's own use of it is in its balancing, which is off
-        probs, choices = super().routing(logits, None, *args, **kwargs)
+        if self.rule is not None:
+            probs, choices = self._by_rule(logits.view(-1, logits.shape[-1]), self.rule)
+        else:  # without the mask: Megatron's own use of it is in its balancing, which is off
+            probs, choices = super().routing(logits, None, *args, **kwargs)
         if torch.is_grad_enabled() == self.counts_with_grad:
             self.tokens_per_expert += choices[is_token.bool()].sum(dim=0)
         return probs, choices
+
+    def _by_rule(self, logits: Tensor, rule: Experts) -> tuple[Tensor, Tensor]:
+        """As ``Experts`` has it: weights ``[p, E]`` and choices ``[p, E]`` bool of logits ``[p, E]``."""
+        scores = logits.softmax(dim=-1) if rule.score == "softmax" else logits.sigmoid()
+        ranked = scores if self.expert_bias is None else scores + self.expert_bias
+        if rule.num_groups > 1:
+            groups = ranked.unflatten(-1, (rule.num_groups, -1))
+            best = groups.topk(rule.scored_per_group, dim=-1)[0].sum(dim=-1).topk(rule.groups_per_token, dim=-1)[1]
+            is_open = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, True)
+            ranked = groups.masked_fill(~is_open[..., None], -torch.inf).flatten(1)
+        if self.router_replay is None:
+            experts = ranked.topk(self.topk, dim=-1)[1]
+        else:
+            _, experts = self.router_replay.get_replay_topk(ranked, self.topk, None, None, _best)
+        weights = scores.gather(-1, experts)
+        if rule.normalised:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        chosen = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, experts, True)
+        return torch.zeros_like(logits).scatter(-1, experts, rule.scaling * weights), chosen
 
     def _penalty(self, logits: Tensor, is_token: Tensor) -> Tensor:
         penalty = self.z_coef * torch.logsumexp(logits, dim=-1).square()
@@ -71,3 +96,17 @@ class PolicyRouter(TopKRouter):
         self.tokens_per_expert = self.tokens_per_expert.to(self.weight.device)
         self._maintain_float32_expert_bias()
         return self
+
+
+def set_rule(chunk: nn.Module, experts: Experts | None) -> None:
+    """Tells the routers of a model chunk how to choose, if Megatron's do not choose so."""
+    if experts is None or experts.are_chosen_by_megatron:
+        return
+    for router in chunk.modules():
+        if isinstance(router, PolicyRouter):
+            router.rule = experts
+
+
+def _best(scores: Tensor, topk: int, **_: Any) -> tuple[Tensor, Tensor]:
+    values, experts = scores.topk(topk, dim=-1)
+    return values, experts

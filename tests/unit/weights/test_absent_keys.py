@@ -9,7 +9,7 @@ from huggingface_hub.errors import StrictDataclassError
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.weights.config_json import architecture_of
-from tests.distributed.family_models import FAMILIES, MIXTURES, config_class, family_config
+from tests.distributed.family_models import FAMILIES, MIXTURES, VLLMS_OWN, config_class, family_config
 
 ALL = FAMILIES | MIXTURES
 
@@ -32,7 +32,7 @@ def filled(kind, raw):
 
 def vllms_own(raw):
     """Keys that transformers drops: vLLM goes by them."""
-    return {key: raw[key] for key in ("scoring_func", "topk_method", "architectures") if key in raw}
+    return {key: raw[key] for key in (*VLLMS_OWN, "architectures") if key in raw}
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -450,8 +450,9 @@ V2_LITE = {
         ),
         ({"rope_scaling": {"type": "yarn", **YARN, "attention_factor": 1.0}}, "attention_factor is not supported here"),
         ({"routed_scaling_factor": None}, "lacks routed_scaling_factor"),
-        (V2_LITE | {"topk_method": "group_limited_greedy"}, "topk_method='group_limited_greedy' is not supported"),
-        (V2_LITE | {"norm_topk_prob": True}, "norm_topk_prob=true is not supported; vLLM heeds it"),
+        (V2_LITE | {"n_group": 8}, "n_group=8 with topk_method='greedy' is not supported; vLLM goes by n_group"),
+        (V2_LITE | {"topk_method": "group_limited_greedy", "topk_group": None}, "lacks topk_group"),
+        (V2_LITE | {"n_group": 1, "norm_topk_prob": True}, "norm_topk_prob=true is not supported; vLLM heeds it"),
         (
             {"architectures": ["Glm4MoeLiteForCausalLM"], "mlp_layer_types": ["dense"] + ["sparse"] * 60},
             "mlp_layer_types does not fit first_k_dense_replace=3",

@@ -108,10 +108,14 @@ def test_what_transformers_writes_is_read(tmp_path, kind):
         ),
         (
             GLM4,
-            {"n_group": 4, "topk_group": 2},
-            "num_experts_per_tok=2 with topk_group=2 of n_group=4 is not supported",
+            {"n_group": 8, "topk_group": 2},
+            "n_group=8 of 8 experts is not supported; expected groups of at least 2",
         ),
-        (GLM4, {"n_group": 8, "topk_group": 1}, "exceeds the 1 experts of topk_group=1 groups"),
+        (
+            GLM4,
+            {"n_group": 4, "topk_group": 1, "num_experts_per_tok": 3},
+            "exceeds the 2 experts of topk_group=1 groups",
+        ),
         (GLM4, {"first_k_dense_replace": 4}, "no layer has experts"),
         (GLM4, {"partial_rotary_factor": 0.3, "head_dim": 10}, "rotates 3 elements; expected an even number"),
     ],

@@ -48,6 +48,14 @@ TRAITS = {
         "experts": replace(EXPERTS, layers=(False, True, True, True), shared_ffn_size=8, has_bias=True),
     },
     "mixtral": {"experts": EXPERTS},
+    "glm": {"qkv_bias": True},
+    "flex_olmo": {
+        "qk_norm": True,
+        "qk_norm_spans_heads": True,
+        "norm_placement": "post",
+        "experts": EXPERTS,
+    },
+    "minimax_m2": {"qk_norm": True, "qk_norm_spans_heads": True, "experts": replace(EXPERTS, has_bias=True)},
     "gpt_oss": {"qkv_bias": True, "has_sinks": True, "experts": replace(EXPERTS, clamp=7.0)},
     "qwen3_next": {
         "qk_norm": True,
@@ -285,6 +293,23 @@ def test_layers_that_do_not_split_over_virtual_stages_are_named():
         load_plan(architecture(), places(1, 4, 2)[0], 13)
 
 
+def with_experts(family, arch, layer):
+    """Names of a layer with experts, from those of one without."""
+    found = {name for name in layer if not name.startswith("mlp.")} | {"mlp.router.weight"}
+    found |= {f"mlp.experts.linear_fc{n}.weight{i}" for n in (1, 2) for i in range(4)}
+    if arch.norm_placement != "post":
+        found.add("pre_mlp_layernorm.weight")
+    if arch.experts is not None and arch.experts.has_bias:
+        found.add("mlp.router.expert_bias")
+    if arch.experts is not None and arch.experts.shared_ffn_size:
+        found |= {f"mlp.shared_experts.linear_fc{n}.weight" for n in (1, 2)}
+    if family == "qwen3_next":
+        found.add("mlp.shared_experts.gate_weight")
+    if family == "gpt_oss":
+        found |= {f"mlp.experts.linear_fc{n}.bias{i}" for n in (1, 2) for i in range(4)} | {"mlp.router.bias"}
+    return found
+
+
 @pytest.mark.parametrize("family", sorted(LAYER_TABLES))
 def test_transformer_engines_names_lead_to_the_same_rows(family):
     """The documented names of its layers: it holds each norm inside the linear layer after it."""
@@ -314,22 +339,11 @@ def test_transformer_engines_names_lead_to_the_same_rows(family):
         layer = {name for name in layer if name.startswith("mlp.")} | {"input_layernorm.weight"}
         layer |= {f"self_attention.linear_{name}.weight" for name in latents}
         layer |= {f"self_attention.{name}_layernorm.weight" for name in ("q", "kv")}
-    mixture = {name for name in layer if not name.startswith("mlp.")} | {
-        "pre_mlp_layernorm.weight",
-        "mlp.router.weight",
-    }
-    mixture |= {f"mlp.experts.linear_fc{n}.weight{i}" for n in (1, 2) for i in range(4)}
+    mixture = with_experts(family, arch, layer)
     beside = layer if arch.experts is None else mixture
     delta = {name for name in beside if name.startswith(("mlp.", "pre_mlp"))} | {"input_layernorm.weight"}
     delta |= {f"self_attention.{name}.weight" for name in ("in_proj", "gates_proj", "norm", "out_proj")}
     delta |= {f"self_attention.{name}" for name in ("conv_query", "conv_key", "conv_value", "A_log", "dt_bias")}
-    if family in ("glm4_moe", "deepseek"):
-        mixture |= {f"mlp.shared_experts.linear_fc{n}.weight" for n in (1, 2)} | {"mlp.router.expert_bias"}
-    if family == "qwen3_next":
-        of_shared = {"mlp.shared_experts.gate_weight", *(f"mlp.shared_experts.linear_fc{n}.weight" for n in (1, 2))}
-        mixture, delta = mixture | of_shared, delta | of_shared
-    if family == "gpt_oss":
-        mixture |= {f"mlp.experts.linear_fc{n}.bias{i}" for n in (1, 2) for i in range(4)} | {"mlp.router.bias"}
     kinds = [delta if arch.has_delta_net(i) else mixture if arch.has_experts(i) else layer for i in range(4)]
     theirs = {f"decoder.layers.{i}.{name}" for i in range(4) for name in kinds[i]}
     theirs |= {"embedding.word_embeddings.weight", "decoder.final_layernorm.weight", "output_layer.weight"}
