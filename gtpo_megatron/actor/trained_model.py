@@ -101,6 +101,8 @@ def trained_model(config: RunConfig, arch: Architecture, *, global_rank: int) ->
 
 
 def _whole_adapters(config: RunConfig, arch: Architecture) -> WholeAdapter:
-    if config.adapter.path:
-        return PeftFolder(Path(config.adapter.path), arch, config.adapter).read
-    return partial(new_adapter, config=config.adapter, seed=config.seed)
+    new = partial(new_adapter, config=config.adapter, seed=config.seed)
+    if not config.adapter.path:
+        return new
+    folder = PeftFolder(Path(config.adapter.path), arch, config.adapter)
+    return lambda projection: folder.read(projection) if folder.has(projection) else new(projection)

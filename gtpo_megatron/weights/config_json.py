@@ -47,11 +47,10 @@ class _Family:
     Attributes:
         table: key of the name table.
         qkv_bias: biases of the projections, as in ``Architecture``.
-        qk_norm: norms of queries and keys, as in ``Architecture``.
+        qk_norm: norms of queries and keys, as in ``Architecture``; None: ``use_qk_norm`` of ``config.json`` says it.
         groups: key-value heads if ``config.json`` has no ``num_key_value_heads``; 0, and null there: as many as heads.
         head_size: size of a head if ``config.json`` has no ``head_dim``; 0, and null there: hidden size over heads.
-        own_switches: ``attention_bias`` and ``use_qk_norm`` of ``config.json`` go before ``qkv_bias`` and ``qk_norm``;
-            the output projection has no bias.
+        own_switches: ``attention_bias`` of ``config.json`` goes before ``qkv_bias``; the output projection has no bias.
         window: tokens that attention looks back if ``config.json`` has no ``sliding_window``, which only null switches
             off (None: its absence, too); 0 for a family that looks at that key only where ``use_sliding_window`` is
             true.
@@ -78,7 +77,7 @@ class _Family:
 
     table: str
     qkv_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: bool | None = False
     groups: int = 0
     head_size: int = 0
     own_switches: bool = False
@@ -111,6 +110,7 @@ _FAMILIES = {
     "Ernie4_5ForCausalLM": _Family(
         "llama", groups=2, head_size=128, rope_theta=5e5, rotates_neighbours=True, tied=True
     ),
+    "HeliumForCausalLM": _Family("llama", groups=20, head_size=128, rope_theta=1e5, rotates_neighbours=True),
     "Phi3ForCausalLM": _Family("phi3", window=None, rotary_fraction=1.0, fuses_qkv=True, fuses_gate_up=True),
     "Ministral3ForCausalLM": _Family("llama", groups=8, head_size=128, window=None, variant=variants.ministral3),
     "GraniteForCausalLM": _Family("llama", variant=variants.granite),
@@ -180,7 +180,7 @@ _FAMILIES = {
         variant=variants.minimax_m2,
     ),
     "Glm4MoeForCausalLM": _Family(
-        "glm4_moe", groups=8, own_switches=True, rotary_fraction=0.5, experts=glm4_moe_experts
+        "glm4_moe", groups=8, own_switches=True, qk_norm=None, rotary_fraction=0.5, experts=glm4_moe_experts
     ),
     "DeepseekV2ForCausalLM": _Family("deepseek", has_latents=True, experts=deepseek_v2_experts),
     "DeepseekV3ForCausalLM": _Family("deepseek", groups=128, has_latents=True, experts=deepseek_v3_experts),
@@ -302,7 +302,14 @@ def _whole_fields(folder: Path) -> Fields:
 
 def _family(path: Path, fields: Fields) -> _Family:
     names = fields.get("architectures", list[str], [])
-    name = names[0] if names else "none"
+    if not names:
+        likely = fields.get("model_type", str, "").replace("_", "").lower()
+        known = [one for one in _FAMILIES if one.removesuffix("ForCausalLM").lower().replace("_", "") == likely]
+        raise ConfigError(
+            f"{path}: lacks architectures, by which vLLM goes; add the model's class, such as "
+            f'"architectures": ["{(known or list(_FAMILIES))[0]}"]'
+        )
+    name = names[0]
     if name in _MISSING:
         raise ConfigError(f"{path}: architecture {shown(name)} needs what is not there: {_MISSING[name]}")
     found = [key for key in _EXPERT_KEYS if fields.raw.get(key)]
@@ -339,9 +346,15 @@ def _refuse_unsupported(path: Path, fields: Fields, family: _Family) -> None:
             f"{path}: layer_types has {shown(unknown[0])}, which is not supported; expected "
             f"{' or '.join(map(repr, known_kinds))}"
         )
+    _refuse_other_positions(path, fields, family)
+
+
+def _refuse_other_positions(path: Path, fields: Fields, family: _Family) -> None:
     rope = rope_fields(fields)
     kind = rope_kind(rope)
     known = ("default", "yarn") if family.has_latents else ("default", *get_args(RopeKind))
+    if family.fuses_qkv:  # of Phi-3 transformers takes it for longrope
+        known = tuple(one for one in known if one != "yarn")
     if kind not in known:
         *others, last = map(repr, known)
         raise ConfigError(f"{path}: rope type {shown(kind)} is not supported; expected {', '.join(others)} or {last}")
@@ -432,7 +445,7 @@ def _latents(path: Path, fields: Fields) -> LatentAttention:
 
 
 def _delta(path: Path, fields: Fields, num_layers: int) -> DeltaNet:
-    """Gated delta nets, in every layer but each fourth if ``config.json`` says nothing else."""
+    """Gated delta nets, in every layer but each fourth if ``config.json`` says nothing else; classes have one size."""
     every = fields.get("full_attention_interval", int, 4, at_least=1, at_most=_MAX_LAYERS)
     usual = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(num_layers)]
     kinds = fields.get("layer_types", list[str], usual) if fields.has("layer_types") else usual
@@ -441,15 +454,18 @@ def _delta(path: Path, fields: Fields, num_layers: int) -> DeltaNet:
             f"{path}: layer_types has {len(kinds)} entries of {shown(sorted(set(kinds)))}; expected {num_layers}, and "
             f"both 'linear_attention' and 'full_attention'"
         )
-    keys, values = (fields.get(f"linear_num_{kind}_heads", int, at_least=1) for kind in ("key", "value"))
+    keys, values = (
+        fields.get(f"linear_num_{kind}_heads", int, usually, at_least=1)
+        for kind, usually in (("key", 16), ("value", 32))
+    )
     if values % keys:
         raise ConfigError(f"{path}: linear_num_key_heads={keys} must divide linear_num_value_heads={values}")
     return DeltaNet(
         num_key_heads=keys,
         num_value_heads=values,
-        key_size=fields.get("linear_key_head_dim", int, at_least=1, at_most=MAX_SIZE),
-        value_size=fields.get("linear_value_head_dim", int, at_least=1, at_most=MAX_SIZE),
-        conv_size=fields.get("linear_conv_kernel_dim", int, at_least=2, at_most=MAX_SIZE),
+        key_size=fields.get("linear_key_head_dim", int, 128, at_least=1, at_most=MAX_SIZE),
+        value_size=fields.get("linear_value_head_dim", int, 128, at_least=1, at_most=MAX_SIZE),
+        conv_size=fields.get("linear_conv_kernel_dim", int, 4, at_least=2, at_most=MAX_SIZE),
         layers=tuple(kind == "linear_attention" for kind in kinds),
     )
 
@@ -510,7 +526,7 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
         has_sinks=family.has_sinks,
         fuses_qkv=family.fuses_qkv,
         fuses_gate_up=family.fuses_gate_up,
-        qk_norm=fields.get("use_qk_norm", bool, False) if family.own_switches else family.qk_norm,
+        qk_norm=fields.get("use_qk_norm", bool, False) if family.qk_norm is None else family.qk_norm,
         has_output_gate=family.has_delta,
         delta=_delta(path, fields, num_layers) if family.has_delta else None,
         norms_from_one=family.has_delta,

@@ -16,7 +16,7 @@ from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE, Architecture
 from gtpo_megatron.weights.config_json import read_architecture
-from gtpo_megatron.weights.hf.reader import WeightFolder
+from gtpo_megatron.weights.hf.reader import WeightFolder, require_finite
 from gtpo_megatron.weights.hf.stacked_experts import stacked, stacks
 from gtpo_megatron.weights.hf.writer import SHARD_BYTES, copy_companions, write_shards, written_aside
 from gtpo_megatron.weights.megatron.adapters import MergedModel, stored_adapters
@@ -29,6 +29,7 @@ from gtpo_megatron.weights.megatron.checkpoint_files import (
 from gtpo_megatron.weights.megatron.layout import CheckpointChunk, chunks_by_rank, cut, key_dtypes, model_parts
 from gtpo_megatron.weights.megatron.reader import MegatronCheckpoint
 from gtpo_megatron.weights.megatron.writer import write_checkpoint
+from gtpo_megatron.weights.param_mapping import SliceCopy
 from gtpo_megatron.weights.peft import write_peft_folder
 from gtpo_megatron.weights.reshard import hf_shapes, stays_float32
 
@@ -69,7 +70,8 @@ def hf_to_megatron(source: Path, target: Path, parallel: ParallelConfig, *, prog
         progress: receives the bytes of every chunk.
 
     Raises:
-        ConfigError: ``source`` is unusable, the layout does not divide the model, or ``target`` is not empty.
+        ConfigError: ``source`` is unusable or holds NaN or infinity, the layout does not divide the model, or
+            ``target`` is not empty.
         WeightMappingError: the tensors are not exactly those of the architecture.
         CheckpointError: the disk is full or not writable.
     """
@@ -102,12 +104,17 @@ def hf_to_megatron(source: Path, target: Path, parallel: ParallelConfig, *, prog
 
 
 def _chunk_tensor(weights: WeightFolder, chunk: CheckpointChunk, dtype: torch.dtype) -> Tensor:
+    def read(copy: SliceCopy) -> Tensor:
+        piece = weights.read(copy.hf_name, copy.hf_box)
+        require_finite([piece], copy.hf_name, where=weights.tensors[copy.hf_name].path)
+        return piece
+
     copies = chunk.part.copies(chunk.box)
     if len(copies) == 1 and copies[0].megatron_box.shape == chunk.box.shape:
-        return weights.read(copies[0].hf_name, copies[0].hf_box)
+        return read(copies[0])
     tensor = torch.zeros(chunk.box.shape, dtype=dtype)  # rows that only pad the vocabulary stay so
     for copy in copies:
-        tensor[copy.megatron_box.slices] = weights.read(copy.hf_name, copy.hf_box)
+        tensor[copy.megatron_box.slices] = read(copy)
     return tensor
 
 

@@ -1,8 +1,10 @@
 """Folders of adapters in peft's format: ``adapter_config.json`` and ``adapter_model.safetensors``."""
 
 import json
+import logging
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gtpo_megatron.atomic_file import write_file
-from gtpo_megatron.config.adapter import AdapterConfig
+from gtpo_megatron.config.adapter import PROJECTIONS, AdapterConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import read_json
@@ -20,12 +22,18 @@ from gtpo_megatron.weights.adapters import PEFT_PREFIX, Projection, chosen_proje
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.hf.reader import ADAPTER_CONFIG_FILE, DTYPES, check_names, require_finite
 
+logger = logging.getLogger(__name__)
+
 WEIGHTS_FILE = "adapter_model.safetensors"
+PICKLED_FILE = "adapter_model.bin"
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+_ADAPTER = re.compile(r".*\.layers\.\d+\..*?(\w+)\.lora_[AB]\.weight")
 
 _HARMLESS = frozenset(
     {
         *("auto_mapping", "base_model_name_or_path", "inference_mode", "megatron_core", "peft_type", "peft_version"),
         *("revision", "task_type", "r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules"),
+        *("layers_to_transform", "layers_pattern"),  # the tensors say which layers
         "lora_dropout",  # of the training that made them
         "qalora_group_size",  # of no effect without use_qalora
         "eva_config",  # how A began
@@ -56,13 +64,17 @@ class PeftFolder:
         self._projections = chosen_projections(arch, config)
         found = set(self._file.keys())
         shapes = tensor_shapes(arch, config)
-        targets = {name.split(".")[-3] for name in found if name.count(".") > 2}
-        if targets and targets != set(config.targets):
-            raise ConfigError(
-                f"adapter.targets={config.targets!r}, but the adapters of {self._path} are of "
-                f"{shown(sorted(targets))}; set --adapter.targets to these"
-            )
+        _check_targets(found, config, self._path)
+        self._absent = {layer for layer in map(_layer, shapes) if layer not in set(map(_layer, found))}
+        shapes = {name: shape for name, shape in shapes.items() if _layer(name) not in self._absent}
         check_names(found, shapes.keys(), where=str(self._path))
+        if self._absent:
+            logger.warning(
+                "%s has no adapters of %d of %d layers, where they begin as new ones do: without effect",
+                self._path,
+                len(self._absent),
+                arch.num_layers,
+            )
         for name, shape in shapes.items():
             self._check(name, shape)
 
@@ -75,13 +87,17 @@ class PeftFolder:
                 f"{shape} of {', '.join(DTYPES)}: the adapters are of another model or rank"
             )
 
+    def has(self, projection: Projection) -> bool:
+        """Whether its layer has adapters here; the folder may be of some layers only."""
+        return _layer(projection.name) not in self._absent
+
     def check_values(self) -> None:
         """Reads all of them.
 
         Raises:
             ConfigError: as :meth:`read`.
         """
-        for projection in self._projections:
+        for projection in filter(self.has, self._projections):
             self.read(projection)
 
     def read(self, projection: Projection) -> tuple[Tensor, Tensor]:
@@ -96,7 +112,41 @@ class PeftFolder:
         return a, b
 
 
+def _layer(name: str) -> str:
+    """The number of the layer in a tensor's name; empty if it is in none."""
+    found = _LAYER.search(name)
+    return found[1] if found else ""
+
+
+def _check_targets(found: Collection[str], config: AdapterConfig, path: Path) -> None:
+    """Raises ConfigError unless the adapters are of the configuration's targets, and of nothing else."""
+    known = {name: _ADAPTER.fullmatch(name) for name in found}
+    if strange := sorted(name for name, match in known.items() if match is None):
+        raise ConfigError(
+            f"{path}: {shown(strange[0])} is no adapter of a projection in a layer as peft's save_pretrained names it; "
+            f"merge the adapters into the model (peft's merge_and_unload) and train that"
+        )
+    targets = {match[1] for match in known.values() if match is not None}
+    if unknown := sorted(targets - set(PROJECTIONS)):
+        raise ConfigError(
+            f"{path} has adapters of {', '.join(map(printable, unknown))}, of which none are trained here; merge the "
+            f"adapters into the model (peft's merge_and_unload) and train that"
+        )
+    if targets and targets != set(config.targets):
+        wanted = " ".join(name for name in PROJECTIONS if name in targets)
+        raise ConfigError(
+            f"adapter.targets={config.targets!r}, but the adapters of {path} are of others; set "
+            f"--adapter.targets {wanted}"
+        )
+
+
 def _open(path: Path) -> Any:
+    pickled = path.with_name(PICKLED_FILE)
+    if not path.exists() and pickled.exists():
+        raise ConfigError(
+            f"{path.parent} has {PICKLED_FILE}, which is not read: loading it could run code; load the adapters with "
+            f"peft and save_pretrained them again, which writes {WEIGHTS_FILE}"
+        )
     check_file(path, error=ConfigError)  # of a file that it may not read safetensors says that it is not there
     try:
         return safe_open(path, framework="pt")

@@ -67,8 +67,9 @@ def _rope(fields: Fields) -> Fields:
 
 
 def rope_kind(rope: Fields) -> str:
-    """The rope type; older files name the key ``type``."""
-    return rope.get("rope_type", str, rope.get("type", str, "default"))
+    """The rope type; older files name the key ``type``, and the oldest of Phi-3 longrope ``su``."""
+    kind = rope.get("rope_type", str, rope.get("type", str, "default"))
+    return "longrope" if kind == "su" else kind
 
 
 def original_positions_of(fields: Fields, rope: Fields, max_positions: int) -> int:

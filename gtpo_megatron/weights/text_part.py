@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gtpo_megatron.errors import ConfigError
-
 logger = logging.getLogger(__name__)
 
 # keyed by the text part's own model type; None: whatever it says, or nothing
@@ -40,8 +38,6 @@ _PREFIXES = {
 _KEPT = ("quantization_config", "tie_word_embeddings", "dtype", "torch_dtype", "eos_token_id", "transformers_version")
 """Keys of the whole model that hold for its text part, too, and before its own."""
 
-_TIED = "tie_word_embeddings"
-
 _MROPE = ("mrope_section", "mrope_interleaved")
 
 
@@ -54,9 +50,6 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """A ``config.json`` of the text part alone; the same keys if there is no other part.
 
     Positions of images have several numbers each (mRoPE); of text these are equal, and so are plain positions.
-
-    Raises:
-        ConfigError: it does not say whether the output layer is tied, where transformers' classes differ.
     """
     found = _text_class(config)
     if found is None:
@@ -71,9 +64,6 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(rope := text.get(key), dict) and any(name in rope for name in _MROPE):
             text[key] = {name: value for name, value in rope.items() if name not in _MROPE and value != "mrope"}
     architecture, model_type = found
-    if text.get(_TIED) is None and model_type.startswith(("mistral", "ministral")):
-        # transformers takes true for the whole model, and false for its text
-        raise ConfigError(f"config.json of a {architecture} that also sees lacks {_TIED}; add it: is there an lm_head?")
     return text | {"architectures": [architecture], "model_type": model_type}
 
 

@@ -48,6 +48,7 @@ FAMILIES = {
     "olmoe": "Olmoe",
     "glm": "Glm",
     "cwm": "Cwm",
+    "helium": "Helium",
     "flex_olmo": "FlexOlmo",
     "minimax_m2": "MiniMaxM2",
     "deepseek_v2_groups": "DeepseekV2",
@@ -130,6 +131,7 @@ CHANGES = {
         "layer_types": ["full_attention", "sliding_attention"] * 2,
         "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 500.0},
     },
+    "helium": {"pad_token_id": None},
     "olmo2": {"pad_token_id": None},
     "olmo3": {
         "pad_token_id": None,
@@ -280,6 +282,7 @@ def make_folder(folder, family, *, tied, vocab_size=150):
         pytest.param("glm", False, 1, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("glm", False, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("cwm", False, 2, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("helium", False, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("olmo2", False, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("olmo3", False, 1, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("olmo3", False, 2, "shared_memory", marks=pytest.mark.nightly),

@@ -85,14 +85,28 @@ def weight_files(folder: Path) -> list[Path]:
         if single.exists():
             return [single]
         raise ConfigError(
-            f"model.path={folder} has no weights: neither {SINGLE_FILE} nor {INDEX_FILE}; "
-            f"give a folder in Hugging Face format with safetensors"
+            f"model.path={printable(folder)} has no weights: neither {SINGLE_FILE} nor {INDEX_FILE}; "
+            f"{_what_to_do_without_weights(folder)}"
         )
     names = sorted(set(_weight_map(index).values()))
     absent = [name for name in names if not (folder / name).exists()]
     if absent:
         raise ConfigError(f"{index} names {', '.join(absent)}, not in the folder; fetch the missing shards")
     return [folder / name for name in names]
+
+
+def _what_to_do_without_weights(folder: Path) -> str:
+    def like(pattern: str) -> list[str]:
+        return sorted(printable(path.name) for path in folder.glob(pattern))
+
+    if shards := like("*.safetensors"):
+        return f"it has {shards[0]} ({len(shards)} such files): fetch the index that says which tensor is in which"
+    if pickles := like("*.bin") + like("*.pt") + like("*.pth"):
+        return (
+            f"it has {pickles[0]}, which is not read: loading it could run code; load the model with transformers and "
+            f"save_pretrained it, which writes safetensors"
+        )
+    return "give a folder in Hugging Face format with safetensors"
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -267,6 +281,11 @@ class WeightFolder:
         if "lm_head.weight" not in shapes and "lm_head.weight" in names:
             self._check_tied()
             names.remove("lm_head.weight")
+        if shapes.keys() - names == {"lm_head.weight"}:
+            raise WeightMappingError(
+                f"{self.folder} has no lm_head.weight; if its output layer is the embedding, config.json must say "
+                f"tie_word_embeddings: true"
+            )
         check_names(names, shapes.keys(), where=str(self.folder))
         for name, shape in shapes.items():
             if self.tensors[name].shape != shape:
@@ -290,8 +309,14 @@ class WeightFolder:
 
     def _check_tied(self) -> None:
         embedding, output = (self.tensors.get(name) for name in ("model.embed_tokens.weight", "lm_head.weight"))
-        is_same = embedding is not None and output is not None and embedding.shape == output.shape
-        if is_same and embedding is not None:
+        if embedding is None:
+            raise WeightMappingError(
+                f"{self.folder} has the matrix of embedding and output layer as lm_head.weight alone, which vLLM does "
+                f"not read; load the model with transformers and save_pretrained it: that writes "
+                f"model.embed_tokens.weight"
+            )
+        is_same = output is not None and embedding.shape == output.shape
+        if is_same:
             num_rows, columns = embedding.shape
             step = max(1, ROWS_AT_ONCE_BYTES // (columns * embedding.dtype.itemsize))
             boxes = (Box(row, min(step, num_rows - row), 0, columns) for row in range(0, num_rows, step))

@@ -348,7 +348,7 @@ def test_rotary_frequencies_equal_those_of_transformers(tmp_path, rope):
     ("changes", "message"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "architecture 'GPT2LMHeadModel' has no name table; known: Qwen2For"),
-        ({"architectures": None}, "architecture 'none' has no name table"),
+        ({"architectures": None}, "lacks architectures, by which vLLM goes"),
         ({"architectures": "Qwen2ForCausalLM"}, "architectures is 'Qwen2ForCausalLM', expected a list"),
         (
             {"architectures": ["PhiMoEForCausalLM"], "num_local_experts": 8},
@@ -358,7 +358,12 @@ def test_rotary_frequencies_equal_those_of_transformers(tmp_path, rope):
         ({"is_causal": False}, "is_causal=false is not supported"),
         ({"architectures": ["DeepseekV32ForCausalLM"]}, "DeepseekV32.* needs what is not there: sparse attention"),
         ({"architectures": ["Gemma2ForCausalLM"]}, "not there: a cap on scores and logits"),
-        ({"architectures": ["Qwen3_5ForConditionalGeneration"]}, "lacks linear_num_key_heads"),
+        ({"architectures": ["Qwen3_5ForConditionalGeneration"], "linear_num_key_heads": 5}, "=5 must divide"),
+        ({"architectures": None, "model_type": "qwen3_moe"}, 'lacks architectures.* "architectures": ."Qwen3MoeFor'),
+        (
+            {"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "yarn", "factor": 4.0}},
+            "rope type 'yarn' is",
+        ),
         ({"architectures": ["KimiLinearForCausalLM"]}, "needs what is not there: Kimi delta attention"),
         ({"num_experts": 4}, "architecture 'Qwen2ForCausalLM' is a mixture of experts"),
         ({"architectures": ["Phi3ForCausalLM"], "sliding_window": 0}, "sliding_window is 0, expected from 1"),

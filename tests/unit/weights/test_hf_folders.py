@@ -49,6 +49,19 @@ def test_a_folder_without_weights_says_what_is_missing(tmp_path):
         weight_files(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("pytorch_model.bin", "it has pytorch_model.bin, which is not read: .*save_pretrained it, which writes"),
+        ("model-00001-of-00002.safetensors", "it has model-00001-of-00002.* .1 such files.: fetch the index"),
+    ],
+)
+def test_a_folder_of_other_files_is_told_which(tmp_path, name, message):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ConfigError, match=message):
+        weight_files(tmp_path)
+
+
 def test_two_sets_of_weights_are_refused_whichever_is_meant(tmp_path):
     """Transformers takes ``model.safetensors``, and the old shards were trained."""
     indexed(tmp_path, {"matrix": "part0.safetensors"})

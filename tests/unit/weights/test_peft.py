@@ -98,7 +98,7 @@ def test_the_scale_may_be_said_in_two_ways(tmp_path, arch):
             {"alpha": 16.0},
             "multiplies adapters by 4, those of .* are made for 2; set --adapter.alpha 8 --adapter.scaling",
         ),
-        ({"targets": ("q_proj",)}, "are of .*down_proj.*; set --adapter.targets to these"),
+        ({"targets": ("q_proj",)}, "are of others; set --adapter.targets q_proj k_proj v_proj o_proj gate_proj"),
     ],
 )
 def test_another_configuration_is_told_what_to_set(folder, arch, changes, message):
@@ -128,6 +128,45 @@ def test_another_configuration_is_told_what_to_set(folder, arch, changes, messag
 def test_what_would_be_another_sum_is_refused_by_name(folder, arch, values, message):
     change(folder, **values)
     with pytest.raises(ConfigError, match=message):
+        PeftFolder(folder, arch, CONFIG)
+
+
+def test_adapters_of_some_layers_are_read(tmp_path, arch):
+    """The others' begin without effect, as peft has them: not at all."""
+    adapted(tmp_path, layers_to_transform=[1])
+    folder = PeftFolder(tmp_path, arch, CONFIG)
+    folder.check_values()
+    there = {one.name.split(".")[2] for one in chosen_projections(arch, CONFIG) if folder.has(one)}
+    assert there == {"1"}
+    change_tensors(tmp_path, lambda tensors: tensors.pop(next(iter(tensors))))
+    with pytest.raises(WeightMappingError, match="lacks 1 of 14 tensors"):
+        PeftFolder(tmp_path, arch, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("rename", "message"),
+    [
+        (
+            ("model.layers.0.self_attn.q_proj", "lm_head"),
+            "lm_head.* is no adapter of .*; merge the adapters",
+        ),
+        (("lora_A.weight", "lora_A.default.weight"), "lora_A.default.weight' is no adapter of .*; merge"),
+        (("self_attn.q_proj", "self_attn.qkv_proj"), "has adapters of qkv_proj, of which none are trained here; merge"),
+    ],
+)
+def test_adapters_of_other_things_are_told_what_to_do(folder, arch, rename, message):
+    def renamed(tensors):
+        for name in [name for name in tensors if rename[0] in name]:
+            tensors[name.replace(*rename)] = tensors.pop(name)
+
+    change_tensors(folder, renamed)
+    with pytest.raises((ConfigError, WeightMappingError), match=message):
+        PeftFolder(folder, arch, CONFIG)
+
+
+def test_a_pickle_is_not_read(folder, arch):
+    (folder / WEIGHTS_FILE).rename(folder / "adapter_model.bin")
+    with pytest.raises(ConfigError, match="has adapter_model.bin, which is not read: .*save_pretrained them again"):
         PeftFolder(folder, arch, CONFIG)
 
 
