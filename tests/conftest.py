@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from gtpo_megatron.supervision import process_tree
 from tests import order
@@ -20,7 +20,14 @@ torch.set_num_threads(1)
 
 # The same examples in every run: a test that fails once in a hundred runs blames whoever runs it. Fresh examples are
 # drawn by `make fuzz`. An example that waits for a busy machine is not a slow one, hence no deadline.
-settings.register_profile("gate", deadline=None, derandomize=True)
+# The first failure is all: a search for others goes on past the time that a test has.
+settings.register_profile(
+    "gate",
+    deadline=None,
+    derandomize=True,
+    report_multiple_bugs=False,
+    phases=[phase for phase in Phase if phase is not Phase.explain],
+)
 settings.register_profile("nightly", settings.get_profile("gate"))  # with more of them: examples in tests/strategies.py
 settings.load_profile("gate")
 

@@ -82,7 +82,12 @@ def holdings(arch, layout):
                 shard = group * split.size + split.index
             whole = (
                 *("norm", ".mlp.gate.", ".q_a_proj.", ".kv_a_proj_with_mqa."),
-                *(".shared_expert_gate.", ".linear_attn.in_proj_ba."),
+                *(
+                    ".shared_expert_gate.",
+                    ".linear_attn.in_proj_ba.",
+                    ".linear_attn.in_proj_b.",
+                    ".linear_attn.in_proj_a.",
+                ),
             )
             everywhere = expert is None and any(part in copy.hf_name for part in whole)
             found.append(Holding(section, turn, shard, tuple(holders), copy, everywhere))

@@ -87,7 +87,7 @@ def check(arch, layout):
     engine=st.sampled_from([1, 2, 4, 8]),
     engines=st.integers(1, 4),
     tied=st.booleans(),
-    family=st.sampled_from(["qwen2", "qwen3", "llama"]),
+    family=st.sampled_from(["qwen2", "qwen3", "llama", "glm"]),
     sender_policy=st.sampled_from(SENDER_POLICIES),
     bucket_bytes=BUCKETS,
     vocab=st.sampled_from([5, 64, 70, 150]),
@@ -113,7 +113,7 @@ def test_dense_models(
 @pytest.mark.slow
 @examples(20)
 @given(
-    family=st.sampled_from(["qwen3_moe", "glm4_moe", "deepseek", "qwen3_next", "qwen3_5"]),
+    family=st.sampled_from(["qwen3_moe", "glm4_moe", "minimax_m2", "deepseek", "qwen3_next", "qwen3_5"]),
     tensor=TENSOR,
     pipeline=st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2), (2, 1, 1), (2, 1, 3)]),
     split=st.sampled_from([(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4), (2, 4)]),
