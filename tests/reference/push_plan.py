@@ -81,7 +81,7 @@ def holdings(arch, layout):
                 split = coordinates.expert_tensor_parallel
                 shard = group * split.size + split.index
             whole = (
-                *("norm", ".mlp.gate.", ".q_a_proj.", ".kv_a_proj_with_mqa."),
+                *("norm", ".gate.", "e_score_correction_bias", ".q_a_proj.", ".kv_a_proj_with_mqa."),
                 *(
                     ".shared_expert_gate.",
                     ".linear_attn.in_proj_ba.",
