@@ -16,6 +16,7 @@ from gtpo_megatron.weights.experts import (
     deepseek_v2_experts,
     deepseek_v3_experts,
     dots1_experts,
+    ernie4_5_moe_experts,
     glm4_moe_experts,
     glm4_moe_lite_experts,
     gpt_oss_experts,
@@ -169,6 +170,9 @@ _FAMILIES = {
     "Qwen2MoeForCausalLM": _Family("glm4_moe", groups=16, qkv_bias=True, experts=qwen2_moe_experts),
     "Dots1ForCausalLM": _Family("glm4_moe", groups=32, qk_norm=True, experts=dots1_experts),
     "MixtralForCausalLM": _Family("mixtral", groups=8, window=None, rope_theta=1e6, experts=mixtral_experts),
+    "Ernie4_5_MoeForCausalLM": _Family(
+        "ernie4_5_moe", groups=4, rope_theta=5e5, rotates_neighbours=True, tied=True, experts=ernie4_5_moe_experts
+    ),
     "MiniMaxM2ForCausalLM": _Family(
         "minimax_m2",
         groups=8,
@@ -231,7 +235,6 @@ _MISSING = {
     "KimiLinearForCausalLM": "Kimi delta attention",
     "Gemma2ForCausalLM": "a cap on scores and logits",
     "Cohere2ForCausalLM": "attention and MLP side by side",
-    "Ernie4_5_MoeForCausalLM": "a router whose softmax has a bias",
     "GraniteMoeHybridForCausalLM": "Granite's factors, and Mamba layers where it has some",
     "NemotronHForCausalLM": "Mamba layers",
     "Lfm2ForCausalLM": "short convolutions",

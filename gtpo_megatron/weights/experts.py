@@ -63,8 +63,12 @@ class Experts:
 
     @property
     def are_chosen_by_megatron(self) -> bool:
-        """Whether its router has the rule, where ``experts_per_token / groups_per_token`` best score a group."""
-        return self.num_groups == 1 or self.experts_per_token == self.scored_per_group * self.groups_per_token
+        """Whether its router has the rule.
+
+        It has an expert bias for sigmoids only, and ``experts_per_token / groups_per_token`` best score a group.
+        """
+        is_its_group = self.num_groups == 1 or self.experts_per_token == self.scored_per_group * self.groups_per_token
+        return is_its_group and not (self.has_bias and self.score == "softmax")
 
     def check_layout(self, parallel: ParallelConfig) -> None:
         """Raises ConfigError unless the experts and the matrices of each expert split evenly over their ranks."""
@@ -157,6 +161,27 @@ def minimax_m2_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
         raise ConfigError(f"{path}: router_jitter_noise={noise:g} is not supported; expected 0")
     plain = _in_every_layer(path, fields, num_layers, key="num_local_experts", normalised=True)
     return replace(plain, score="sigmoid", has_bias=True)
+
+
+def ernie4_5_moe_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
+    """The experts of an ``Ernie4_5_MoeForCausalLM``: softmax and expert bias, shared experts, some layers dense."""
+    if (least := fields.get("moe_norm_min", float, 1e-12)) > 1e-6:  # of the sum of weights; vLLM has none
+        raise ConfigError(f"{path}: moe_norm_min={least:g} is not supported; expected 1e-12")
+    ffn_size = fields.get("moe_intermediate_size", int, 1536, at_least=1)
+    first, last = (fields.get(f"moe_layer_{end}_index", int, usual) for end, usual in (("start", 1), ("end", -1)))
+    every = fields.get("moe_layer_interval", int, 1, at_least=1)
+    last = num_layers - 1 if last == -1 else last
+    return _checked(
+        path,
+        Experts(
+            num_experts=fields.get("moe_num_experts", int, 64, at_least=1, at_most=MAX_EXPERTS),
+            experts_per_token=fields.get("moe_k", int, 6, at_least=1),
+            ffn_size=ffn_size,
+            layers=tuple(first <= number <= last and (number + 1) % every == 0 for number in range(num_layers)),
+            shared_ffn_size=ffn_size * fields.get("moe_num_shared_experts", int, 2, at_least=0),
+            has_bias=True,
+        ),
+    )
 
 
 def _in_every_layer(path: Path, fields: Fields, num_layers: int, *, key: str, normalised: bool) -> Experts:

@@ -178,7 +178,9 @@ def joint_mlp(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
         yield replace(mapping, workers_share_halves=False) if isinstance(mapping, GatedMLP) else mapping
 
 
-def gated_mlp_or_experts(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
+def gated_mlp_or_experts(
+    arch: Architecture, layer: Layer, bias: str = "gate.e_score_correction_bias"
+) -> Iterator[ParamMapping]:
     """The dense MLP of a layer without experts; else router, the rank's experts and the shared experts."""
     experts = arch.experts
     if experts is None or not experts.layers[layer.number]:
@@ -187,7 +189,7 @@ def gated_mlp_or_experts(arch: Architecture, layer: Layer) -> Iterator[ParamMapp
     here, there = f"{layer.here}.mlp", f"{layer.there}.mlp"
     yield Replicated(f"{here}.router.weight", f"{there}.gate.weight", experts.num_experts, arch.hidden_size)
     if experts.has_bias:
-        yield Replicated(f"{here}.router.expert_bias", f"{there}.gate.e_score_correction_bias", experts.num_experts)
+        yield Replicated(f"{here}.router.expert_bias", f"{there}.{bias}", experts.num_experts)
     for local, expert in enumerate(layer.experts):
         mine, its = f"{here}.experts.local_experts.{local}", f"{there}.experts.{expert}"
         yield from _mlp(mine, its, arch.hidden_size, experts.ffn_size, expert)
@@ -287,6 +289,12 @@ LAYER_TABLES: dict[str, tuple[LayerRows, ...]] = {
     "flex_olmo": (partial(layer_norms, names=POST_NORMS), attention, qk_norms, gated_mlp_or_experts),
     # GLM-4.5, 4.5-Air, 4.6: their first layers are dense; Qwen1.5 and 2 with experts; dots.llm1
     "glm4_moe": (layer_norms, attention, qkv_bias, qk_norms, gated_mlp_or_experts),
+    # ERNIE 4.5 21B-A3B, 300B-A47B
+    "ernie4_5_moe": (
+        layer_norms,
+        attention,
+        partial(gated_mlp_or_experts, bias="moe_statics.e_score_correction_bias"),
+    ),
     # Mixtral 8x7B, 8x22B
     "mixtral": (layer_norms, attention, numbered_experts),
     # MiniMax M2: Mixtral's experts with an expert bias

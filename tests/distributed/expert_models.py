@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from tests.distributed.family_models import DELTA, DOTS1, GPT_OSS, MINIMAX_M2, config_class
+from tests.distributed.mixtures import expert_biases
 from tests.distributed.tiny_world import VOCAB
 
 LATENTS = {
@@ -138,6 +139,11 @@ EXPERT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "eos_token_id": 2,
         },
     ),
+    # softmax with an expert bias; one layer dense
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        {"moe_num_experts": 8, "moe_k": 5, "moe_num_shared_experts": 2, "pad_token_id": None},
+    ),
     "minimax_m2": (
         "MiniMaxM2",
         {**MINIMAX_M2, "intermediate_size": 16, "num_local_experts": 8, "num_experts_per_tok": 4},
@@ -184,8 +190,7 @@ def make_expert_model(folder: Path, family: str, *, num_layers: int = 4, **sizes
                 parameter.uniform_(-2, 0)  # by its own a token would forget nearly all that was before
             elif parameter_name.endswith("down_proj") and f"{parameter_name}_bias" in dict(model.named_parameters()):
                 parameter[:, 0].mul_(0.05)
-        for buffer_name, buffer in model.named_buffers():
-            if buffer_name.endswith("e_score_correction_bias"):
-                buffer.copy_(0.1 * torch.randn_like(buffer))
+        for bias in expert_biases(model).values():
+            bias.copy_((0.1 if bias.ndim == 1 else 0.01) * torch.randn_like(bias))  # of softmax scores most are small
     model.save_pretrained(folder)
     return model

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import transformers
 
+from tests.distributed.mixtures import expert_biases
+
 VOCAB = 53  # odd: every tensor-parallel layout pads it
 
 LLAMA3_ROPE = {
@@ -257,6 +259,16 @@ MIXTURES = {
     "flex_olmo": FamilyModel(
         "FlexOlmo", {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16, "pad_token_id": None}
     ),
+    "ernie4_5_moe": FamilyModel(
+        "Ernie4_5_Moe",
+        {
+            "moe_num_experts": 4,
+            "moe_k": 2,
+            "moe_num_shared_experts": 1,
+            "moe_intermediate_size": 16,
+            "pad_token_id": None,
+        },
+    ),
     "minimax_m2": FamilyModel("MiniMaxM2", {**MINIMAX_M2, "intermediate_size": 16, "num_local_experts": 4}),
     "glm4_moe": FamilyModel(
         "Glm4Moe",
@@ -347,9 +359,8 @@ def make_family_model(
         for parameter in model.parameters():
             parameter.add_(noise * torch.randn_like(parameter))
     model.to(dtype)
-    for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):  # float32 in every folder
-            buffer.data = 0.1 * torch.randn(buffer.shape)
+    for bias in expert_biases(model).values():  # float32 in every folder
+        bias.data = 0.1 * torch.randn(bias.shape)
     model.save_pretrained(folder)
     if family.is_old:
         spell_as_before(folder / "config.json")

@@ -13,6 +13,9 @@ def by_folder_names(parameters, *, has_numbers=False):
     found = {}
     for name, tensor in parameters.items():
         stem, _, kind = name.rpartition(".")
+        if stem.endswith(".moe_statics"):  # of ERNIE 4.5, a row
+            found[name.replace(".gate.moe_statics.", ".moe_statics.")] = tensor[0]
+            continue
         if {
             name.removesuffix("_bias"),
             f"{name.removesuffix('_bias')}_bias",
@@ -91,6 +94,12 @@ def forced_routers(model, batch):
     yield
     for hook in hooks:
         hook.remove()
+
+
+def expert_biases(model):
+    """By their names in the model; of ERNIE 4.5 they are parameters without gradient."""
+    everything = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: tensor for name, tensor in everything.items() if name.endswith("e_score_correction_bias")}
 
 
 def _weights(router, logits, experts):

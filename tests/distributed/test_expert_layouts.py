@@ -86,6 +86,7 @@ IN_THE_GATE = {
     "olmoe": ("tp2_etp1_ep2",),
     "flex_olmo": ("ep2",),
     "minimax_m2": ("tp2_etp1_ep2",),
+    "ernie4_5_moe": ("ep2_cp2",),
     "deepseek_v2_groups": ("one",),
     "qwen3_5": ("tp2_etp1_ep2",),
 }

@@ -12,7 +12,7 @@ from gtpo_megatron.batch import RewardBatch, RolloutBatch, mask_of_lengths
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
 from gtpo_megatron.config.parallel import ParallelConfig
 from recipes import tiny_cpu
-from tests.distributed.mixtures import NUMBERED, by_folder_names, forced_routers, recorded_routers
+from tests.distributed.mixtures import NUMBERED, by_folder_names, expert_biases, forced_routers, recorded_routers
 from tests.reference import expert_balance
 
 VOCAB = 53  # odd: every tensor-parallel layout pads it
@@ -119,8 +119,7 @@ def dense_scores(model, batch):
 def named_weights(model):
     """A model's weights by the names of its folder."""
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    biases = {name: buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")}
-    return by_folder_names(parameters | biases, has_numbers=model.config.model_type in NUMBERED)
+    return by_folder_names(parameters | expert_biases(model), has_numbers=model.config.model_type in NUMBERED)
 
 
 def router_penalty(balance, routed, loads, model_config):
@@ -189,10 +188,9 @@ def dense_step(model, config, batch, rewards, ref_model=None):
     found = {name: parameter.grad.clone() for name, parameter in trained.items()}
     gradients = by_folder_names(found, has_numbers=model.config.model_type in NUMBERED)
     optimizer.step()
-    biases = [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
-    for bias, counted in zip(biases, loads, strict=False):
-        moved = expert_balance.moved_bias(bias.tolist(), counted, config.balance.bias_update_rate)
-        bias.copy_(torch.tensor(moved))
+    for bias, counted in zip(expert_biases(model).values(), loads, strict=False):
+        moved = expert_balance.moved_bias(bias.flatten().tolist(), counted, config.balance.bias_update_rate)
+        bias.data.copy_(torch.tensor(moved).view_as(bias))
     weights = {name: tensor.clone() for name, tensor in named_weights(model).items()}
     return {
         "logprobs": logprobs.detach(),

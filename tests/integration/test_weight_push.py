@@ -51,6 +51,7 @@ FAMILIES = {
     "helium": "Helium",
     "flex_olmo": "FlexOlmo",
     "minimax_m2": "MiniMaxM2",
+    "ernie4_5_moe": "Ernie4_5_Moe",
     "deepseek_v2_groups": "DeepseekV2",
 }
 LATENTS = {
@@ -160,6 +161,13 @@ CHANGES = {
     },
     "olmoe": {"pad_token_id": None, "num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 48},
     "flex_olmo": {"pad_token_id": None, "num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 48},
+    "ernie4_5_moe": {
+        "moe_num_experts": 8,
+        "moe_k": 2,
+        "moe_num_shared_experts": 2,
+        "moe_intermediate_size": 48,
+        "pad_token_id": None,
+    },
     "minimax_m2": {**MINIMAX_M2, "rotary_dim": 16, "head_dim": 32, "num_local_experts": 8, "intermediate_size": 48},
     "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True},
     "qwen2_moe": {
@@ -308,6 +316,7 @@ def test_pushed_weights_are_the_ones_that_answer(tmp_path, family, tied, sampler
         ("olmoe", 2),
         ("flex_olmo", 2),
         ("minimax_m2", 2),
+        ("ernie4_5_moe", 2),
         ("glm4_moe", 1),
         ("glm4_moe", 2),
         ("deepseek_v3", 2),

@@ -90,7 +90,8 @@ class GatedDeltaNet(MegatronModule):
         Returns:
             As ``hidden_states``; no bias.
 
-        Collectives: those of the projections, and one more over tp, of two numbers a token and value head.
+        Collectives: those of the projections, and one more over tp, of two numbers a token and value head; without
+        sequence parallelism in backward a last one, of the norm's weight.
         """
         del attention_mask
         bounds: list[int] = packed_seq_params.cu_seqlens_q.tolist()
@@ -108,7 +109,10 @@ class GatedDeltaNet(MegatronModule):
             mixed = tensor_parallel.checkpoint(mix, False, *inputs)
         else:
             mixed = mix(*inputs)
-        normed = self.norm.weight * F.rms_norm(mixed, mixed.shape[-1:], eps=self.norm.eps).to(gate.dtype)
+        # a rank's gradient is that of its heads; under sequence parallelism Megatron sums what is marked so
+        shared = self.config.sequence_parallel
+        weight = self.norm.weight if shared else copy_to_tensor_model_parallel_region(self.norm.weight)
+        normed = weight * F.rms_norm(mixed, mixed.shape[-1:], eps=self.norm.eps).to(gate.dtype)
         output, _ = self.out_proj((normed * F.silu(gate.float())).to(gate.dtype).flatten(1).unsqueeze(1))
         return output, None
 

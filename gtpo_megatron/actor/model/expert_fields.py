@@ -30,7 +30,8 @@ def expert_fields(arch: Architecture, parallel: ParallelConfig, *, grouped: bool
         "moe_layer_freq": 1 if arch.has_equal_layers else [int(has_experts) for has_experts in experts.layers],
         "moe_shared_expert_intermediate_size": experts.shared_ffn_size or None,
         "moe_shared_expert_gate": experts.has_shared_gate,
-        "moe_router_score_function": experts.score,
+        # Megatron takes no expert bias with another; where the rule is ours, this is of no meaning
+        "moe_router_score_function": "sigmoid" if experts.has_bias else experts.score,
         # softmax after the choice is softmax before it, divided by the chosen experts' sum
         "moe_router_pre_softmax": is_softmax and not experts.normalised,
         "moe_router_topk_scaling_factor": experts.scaling if experts.scaling != 1.0 else None,

@@ -104,7 +104,7 @@ def set_rule(chunk: nn.Module, experts: Experts | None) -> None:
         return
     for router in chunk.modules():
         if isinstance(router, PolicyRouter):
-            router.rule = experts
+            router.rule, router.score_function = experts, experts.score
 
 
 def _best(scores: Tensor, topk: int, **_: Any) -> tuple[Tensor, Tensor]:

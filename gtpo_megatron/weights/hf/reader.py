@@ -4,7 +4,7 @@ import difflib
 import logging
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,7 +18,7 @@ from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import read_json
 from gtpo_megatron.untrusted.text import bare_name, check_file, printable
 from gtpo_megatron.weights.hf.quantized import RAW_DTYPES, Packed, RawTensor, quantized_tensors
-from gtpo_megatron.weights.hf.stacked_experts import STACKED, Inside, part_of, parts_inside
+from gtpo_megatron.weights.hf.stacked_experts import ONE_ROW, STACKED, Inside, part_of, parts_inside, row_inside
 from gtpo_megatron.weights.param_mapping import Box, SliceCopy, as_matrix
 from gtpo_megatron.weights.quantization import quantization_of
 from gtpo_megatron.weights.text_part import has_other_parts, text_config, text_name, warn_of_other_parts
@@ -217,6 +217,10 @@ class WeightFolder:
 
     def _split_experts(self) -> None:
         """Replaces tensors of all experts by the matrices in them, under the names of folders that store these."""
+        for name, whole in self.tensors.items():
+            if name.endswith(ONE_ROW):
+                shape, inside = row_inside(name, whole.shape, where=whole.path)
+                self.tensors[name] = replace(whole, shape=shape, inside=inside)
         found = {name: whole for name, whole in self.tensors.items() if name.endswith(STACKED)}
         for name, whole in found.items():
             del self.tensors[name]

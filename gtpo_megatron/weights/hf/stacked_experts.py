@@ -8,6 +8,8 @@ What the tables call ``mlp.experts.7.gate_proj.weight`` and the like, transforme
   hidden]``, ``gate_up_proj_bias [experts, 2 ffn]`` and ``down_proj_bias [experts, hidden]``.
 
 The first kind is read only; of gpt-oss nothing else is written.
+
+ERNIE 4.5 has the expert bias of a layer as a matrix of one row.
 """
 
 import re
@@ -22,6 +24,9 @@ from gtpo_megatron.weights.experts import MAX_EXPERTS
 
 STACKED = tuple(f".mlp.experts.{name}" for name in ("gate_up_proj", "down_proj", "gate_up_proj_bias", "down_proj_bias"))
 """End the names of such tensors."""
+
+ONE_ROW = ".moe_statics.e_score_correction_bias"
+"""Ends the names of vectors that a folder has as a matrix of one row."""
 
 _PART = re.compile(r"(.*\.mlp\.experts)\.\d+\.(gate|up|down)_proj\.(weight|bias)")
 
@@ -92,8 +97,19 @@ def parts_inside(
     }
 
 
+def row_inside(name: str, shape: tuple[int, ...], *, where: Path) -> tuple[tuple[int, ...], Inside]:
+    """Shape of a vector that a folder has as a matrix of one row, and where in it.
+
+    Raises:
+        WeightMappingError: the matrix has another shape.
+    """
+    if len(shape) != 2 or shape[0] != 1:
+        raise WeightMappingError(f"{where}: {name} has shape {shape}, expected one row")
+    return shape[1:], Inside(name, 0, 0, 1, is_turned=True)
+
+
 def stacks(names: Iterable[str]) -> dict[str, list[str]]:
-    """The tensors of a gpt-oss folder, and which of the tables' tensors each is made of, in order."""
+    """The tensors of a folder that has experts in one, and which of the tables' each is made of, in order."""
     found: dict[str, list[str]] = {}
     for name in names:
         stored = name
@@ -105,7 +121,9 @@ def stacks(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def stacked(name: str, parts: Sequence[Tensor]) -> Tensor:
-    """A tensor of a gpt-oss folder, of the tables' tensors that ``stacks`` has for it."""
+    """A tensor of a folder, of the tables' tensors that ``stacks`` has for it."""
+    if name.endswith(ONE_ROW):
+        return parts[0][None]
     if not name.endswith(STACKED):
         return parts[0]
     count = 2 if "gate_up_proj" in name else 1

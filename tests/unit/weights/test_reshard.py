@@ -55,6 +55,9 @@ TRAITS = {
         "norm_placement": "post",
         "experts": EXPERTS,
     },
+    "ernie4_5_moe": {
+        "experts": replace(EXPERTS, layers=(False, True, True, True), shared_ffn_size=8, has_bias=True),
+    },
     "minimax_m2": {"qk_norm": True, "qk_norm_spans_heads": True, "experts": replace(EXPERTS, has_bias=True)},
     "gpt_oss": {"qkv_bias": True, "has_sinks": True, "experts": replace(EXPERTS, clamp=7.0)},
     "qwen3_next": {
