@@ -38,6 +38,7 @@ class Architecture(ModelShape):
             of the second half of those that are rotated.
         unrotated_layers: numbers of the layers in which nothing is rotated.
         local_rope: rotary embedding of some of the layers; None: all have the same one.
+        norms_rotated_heads: queries and keys pass their norms behind the rotation, not before it.
         norms_from_one: the factor of a norm is ``1 + w``, but for that inside a delta net.
         activation: of the MLP's gate; GELU by its approximation with tanh. gpt-oss has one of its own.
         score_scale: factor on the products of queries and keys; None: one over the root of ``head_size``.
@@ -56,6 +57,7 @@ class Architecture(ModelShape):
     rotates_neighbours: bool = False
     unrotated_layers: tuple[int, ...] = ()
     local_rope: LocalRope | None = None
+    norms_rotated_heads: bool = False
     norms_from_one: bool = False
     activation: Literal["silu", "gelu_tanh"] = "silu"
     score_scale: float | None = None

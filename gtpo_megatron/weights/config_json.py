@@ -111,6 +111,7 @@ _FAMILIES = {
     "Ernie4_5ForCausalLM": _Family(
         "llama", groups=2, head_size=128, rope_theta=5e5, rotates_neighbours=True, tied=True
     ),
+    "HunYuanDenseV1ForCausalLM": _Family("hunyuan", qk_norm=True, variant=variants.hunyuan),
     "HeliumForCausalLM": _Family("llama", groups=20, head_size=128, rope_theta=1e5, rotates_neighbours=True),
     "Phi3ForCausalLM": _Family("phi3", window=None, rotary_fraction=1.0, fuses_qkv=True, fuses_gate_up=True),
     "Ministral3ForCausalLM": _Family("llama", groups=8, head_size=128, window=None, variant=variants.ministral3),
@@ -239,7 +240,6 @@ _MISSING = {
     "NemotronHForCausalLM": "Mamba layers",
     "Lfm2ForCausalLM": "short convolutions",
     "Gemma4ForCausalLM": "heads of several sizes and shared keys",
-    "HunYuanDenseV1ForCausalLM": "norms of heads behind the rotation",
     "GraniteMoeForCausalLM": "Granite's factors on embedding, residuals and logits",
 }
 """What a trainer of these classes would need besides a name table."""
@@ -358,6 +358,8 @@ def _refuse_other_positions(path: Path, fields: Fields, family: _Family) -> None
     known = ("default", "yarn") if family.has_latents else ("default", *get_args(RopeKind))
     if family.fuses_qkv:  # of Phi-3 transformers takes it for longrope
         known = tuple(one for one in known if one != "yarn")
+    if family.table == "hunyuan":
+        known = ("default", "dynamic")
     if kind not in known:
         *others, last = map(repr, known)
         raise ConfigError(f"{path}: rope type {shown(kind)} is not supported; expected {', '.join(others)} or {last}")

@@ -167,6 +167,13 @@ def qk_norms(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
         yield Replicated(ours, f"{layer.there}.self_attn.{name}_norm.weight", size)
 
 
+def rotated_head_norms(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
+    """RMSNorms of each head's rotated query and key, one weight for all heads."""
+    for ours, theirs in (("q", "query"), ("k", "key")):
+        here = f"{layer.here}.self_attention.core_attention.{ours}_layernorm.weight"
+        yield Replicated(here, f"{layer.there}.self_attn.{theirs}_layernorm.weight", arch.head_size)
+
+
 def gated_mlp(arch: Architecture, layer: Layer, names: tuple[str, str] = ("gate", "up")) -> Iterator[ParamMapping]:
     """Gate, up and down projections, without biases; those of one name are in one tensor."""
     yield from _mlp(f"{layer.here}.mlp", f"{layer.there}.mlp", arch.hidden_size, arch.ffn_size, names=names)
@@ -268,6 +275,8 @@ LAYER_TABLES: dict[str, tuple[LayerRows, ...]] = {
     # Llama 3, 3.1, 3.2, 3.3 and the DeepSeek-R1 distillations into them; 3.1 on have stretched rotary positions
     # Mistral, Ministral 3; SmolLM3, of which some layers are not rotated; ERNIE 4.5; Granite 3; Gemma; CWM
     "llama": (layer_norms, attention, gated_mlp),
+    # Hunyuan, dense: norms of rotated heads
+    "hunyuan": (layer_norms, attention, rotated_head_norms, gated_mlp),
     # OLMo 2 and 3, EXAONE 4: norms behind attention and MLP
     "olmo2": (partial(layer_norms, names=POST_NORMS), attention, qk_norms, gated_mlp),
     # Gemma 3: norms before and behind

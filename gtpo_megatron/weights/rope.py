@@ -84,7 +84,7 @@ def original_positions_of(fields: Fields, rope: Fields, max_positions: int) -> i
 def read_scaling(path: Path, rope: Fields, original: int, max_positions: int, num_pairs: int) -> RopeScaling | None:
     """How frequencies are scaled; ``original`` as of :func:`original_positions_of`, ``num_pairs`` of frequencies."""
     kind = rope_kind(rope)
-    if kind == "default":
+    if kind in ("default", "dynamic"):  # the latter has another base, which its family reads
         return None
     if kind == "longrope":
         return _longrope(path, rope, original, max_positions, num_pairs)

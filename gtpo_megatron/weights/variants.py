@@ -84,6 +84,19 @@ def gemma3(path: Path, fields: Fields, arch: Architecture, windowed: tuple[bool,
     )
 
 
+def hunyuan(path: Path, fields: Fields, arch: Architecture, windowed: tuple[bool, ...]) -> Architecture:
+    """Hunyuan: norms of rotated heads; a rotary base that ``alpha`` stretches once and for all."""
+    del windowed
+    rope = rope_fields(fields)
+    theta = arch.rope_theta
+    if rope_kind(rope) == "dynamic":
+        alpha = rope.get("alpha", float)
+        if not (alpha > 0 and arch.head_size > 2):
+            raise ConfigError(f"{path}: alpha={alpha:g} of rope type 'dynamic' must be more than 0")
+        theta *= alpha ** (arch.head_size / (arch.head_size - 2))
+    return replace(arch, norms_rotated_heads=True, rope_theta=theta)
+
+
 def granite(path: Path, fields: Fields, arch: Architecture, windowed: tuple[bool, ...]) -> Architecture:
     """Granite 3: factors on embedding, scores, residuals and logits."""
     del windowed

@@ -124,6 +124,14 @@ FAMILIES = {
     "seed_oss": FamilyModel("SeedOss", {"head_dim": 16, "pad_token_id": None}),
     "smollm3": FamilyModel("SmolLM3", {"tie_word_embeddings": True, "no_rope_layers": [0, 1], "pad_token_id": None}),
     "ernie4_5": FamilyModel("Ernie4_5", {"head_dim": 16, "tie_word_embeddings": True, "pad_token_id": None}),
+    "hunyuan": FamilyModel(
+        "HunYuanDenseV1",
+        {
+            "head_dim": 8,
+            "pad_token_id": None,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 20.0, "alpha": 9.0, "factor": 1.0},
+        },
+    ),
     "helium": FamilyModel("Helium", {"head_dim": 8, "pad_token_id": None}),
     "phi4": FamilyModel("Phi3", {"pad_token_id": None}),
     "phi4_mini": FamilyModel(

@@ -49,6 +49,7 @@ FAMILIES = {
     "glm": "Glm",
     "cwm": "Cwm",
     "helium": "Helium",
+    "hunyuan": "HunYuanDenseV1",
     "flex_olmo": "FlexOlmo",
     "minimax_m2": "MiniMaxM2",
     "ernie4_5_moe": "Ernie4_5_Moe",
@@ -133,6 +134,10 @@ CHANGES = {
         "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 500.0},
     },
     "helium": {"pad_token_id": None},
+    "hunyuan": {
+        "pad_token_id": None,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 50.0, "factor": 1.0},
+    },
     "olmo2": {"pad_token_id": None},
     "olmo3": {
         "pad_token_id": None,
@@ -291,6 +296,7 @@ def make_folder(folder, family, *, tied, vocab_size=150):
         pytest.param("glm", False, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("cwm", False, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("helium", False, 2, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("hunyuan", False, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("olmo2", False, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("olmo3", False, 1, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("olmo3", False, 2, "shared_memory", marks=pytest.mark.nightly),

@@ -24,6 +24,7 @@ from gtpo_megatron.actor.model.latent_attention import LatentSelfAttention
 from gtpo_megatron.actor.model.layer_classes import LocalRMSNorm, layer_classes
 from gtpo_megatron.actor.model.local_rotary import LocalRotaryAttention
 from gtpo_megatron.actor.model.residual import ResidualAdd
+from gtpo_megatron.actor.model.rotated_heads import NormedCoreAttention
 from gtpo_megatron.actor.model.router import PolicyRouter
 from gtpo_megatron.weights.architecture import Architecture
 
@@ -100,7 +101,7 @@ def _local_layer(arch: Architecture, config: TransformerConfig, *, num_experts: 
 
 
 def _give_variant(spec: Any, arch: Architecture, config: TransformerConfig) -> None:
-    """Norms behind attention and MLP, or over all heads; a factor on residuals; a rotary embedding by layer."""
+    """Norms behind attention and MLP, over all heads, of rotated ones; a factor on residuals; rotations by layer."""
     layer = spec.submodules
     if arch.norm_placement == "post":
         layer.input_layernorm = layer.pre_mlp_layernorm = IdentityOp
@@ -109,6 +110,10 @@ def _give_variant(spec: Any, arch: Architecture, config: TransformerConfig) -> N
             layer.self_attention.submodules.linear_qkv = _submodules(layer.mlp).linear_fc1 = linear
     if arch.norm_placement != "pre" or arch.residual_factor != 1.0:
         layer.self_attn_bda = layer.mlp_bda = ModuleSpec(ResidualAdd, params={"config": config, "arch": arch})
+    if arch.norms_rotated_heads:
+        attention = layer.self_attention.submodules
+        params = {"arch": arch, "inner": attention.core_attention}
+        attention.core_attention = ModuleSpec(NormedCoreAttention, params=params)
     if arch.qk_norm_spans_heads:
         attention = layer.self_attention.submodules
         for name, heads in (("q_layernorm", arch.num_heads), ("k_layernorm", arch.num_query_groups)):

@@ -42,7 +42,7 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
         **_activation(arch),
         add_bias_linear=arch.has_sinks,
         add_qkv_bias=arch.qkv_bias,
-        qk_layernorm=arch.qk_norm,
+        qk_layernorm=arch.qk_norm and not arch.norms_rotated_heads,
         attention_output_gate=arch.has_output_gate,
         layernorm_zero_centered_gamma=arch.norms_from_one,
         softmax_type="learnable" if arch.has_sinks else "vanilla",

@@ -52,9 +52,9 @@ def _qwen3_next(layers: int) -> ModelShape:
     return _shape(layers, 2048, 5120, 16, 2, 151936, delta=delta, experts=experts, **more)
 
 
-def _qwen3_experts(ffn: int, layers: int) -> Experts:
+def _everywhere(num: int, chosen: int, ffn: int, layers: int, **more: Any) -> Experts:
     """Experts in every layer."""
-    return Experts(num_experts=128, experts_per_token=8, ffn_size=ffn, layers=(True,) * layers)
+    return Experts(num_experts=num, experts_per_token=chosen, ffn_size=ffn, layers=(True,) * layers, **more)
 
 
 def _glm4_5_experts(num: int, ffn: int, dense: int, layers: int, scaling: float) -> Experts:
@@ -102,6 +102,12 @@ def _deepseek_experts(num: int, chosen: int, ffn: int, dense: int, layers: int, 
     )
 
 
+_OLMO = {"qk_norm": True, "qk_norm_spans_heads": True}
+_OLMO2 = {**_OLMO, "norm_placement": "post"}
+_GLM4 = {"norm_placement": "sandwich", "fuses_gate_up": True, "max_positions": 32768}
+_GEMMA3 = {"qk_norm": True, "norm_placement": "sandwich", "tied_embeddings": True}
+
+
 _DEEPSEEK_V3 = _deepseek(
     (61, 7168, 18432, 128, 129280),
     _deepseek_experts(256, 8, 2048, 3, 61, scaling=2.5, num_groups=8, groups_per_token=4),
@@ -127,10 +133,10 @@ KNOWN_MODELS: dict[str, ModelShape] = {
     "Qwen/Qwen3-14B": _shape(40, 5120, 17408, 40, 8, 151936, qk_norm=True, max_positions=40960),
     "Qwen/Qwen3-32B": _shape(64, 5120, 25600, 64, 8, 151936, qk_norm=True, max_positions=40960),
     "Qwen/Qwen3-30B-A3B": _shape(
-        48, 2048, 6144, 32, 4, 151936, qk_norm=True, max_positions=40960, experts=_qwen3_experts(768, 48)
+        48, 2048, 6144, 32, 4, 151936, qk_norm=True, max_positions=40960, experts=_everywhere(128, 8, 768, 48)
     ),
     "Qwen/Qwen3-235B-A22B": _shape(
-        94, 4096, 12288, 64, 4, 151936, qk_norm=True, max_positions=40960, experts=_qwen3_experts(1536, 94)
+        94, 4096, 12288, 64, 4, 151936, qk_norm=True, max_positions=40960, experts=_everywhere(128, 8, 1536, 94)
     ),
     # without the layer that predicts a second token, which is not trained here
     "Qwen/Qwen3-Next-80B-A3B": _qwen3_next(48),
@@ -186,6 +192,102 @@ KNOWN_MODELS: dict[str, ModelShape] = {
         latents=LatentAttention(query_rank=768, key_value_rank=512, rotated_size=64, value_size=256),
         head_size=256,
         max_positions=202752,
+    ),
+    "Qwen/Qwen1.5-MoE-A2.7B": _shape(
+        24,
+        2048,
+        5632,
+        16,
+        16,
+        151936,
+        qkv_bias=True,
+        max_positions=8192,
+        experts=_everywhere(60, 4, 1408, 24, shared_ffn_size=5632, has_shared_gate=True, normalised=False),
+    ),
+    "mistralai/Mixtral-8x7B-v0.1": _shape(
+        32, 4096, 14336, 32, 8, 32000, max_positions=32768, experts=_everywhere(8, 2, 14336, 32)
+    ),
+    "mistralai/Mixtral-8x22B-v0.1": _shape(
+        56, 6144, 16384, 48, 8, 32000, max_positions=65536, experts=_everywhere(8, 2, 16384, 56)
+    ),
+    "google/gemma-3-1b": _shape(
+        26,
+        1152,
+        6912,
+        4,
+        1,
+        262144,
+        head_size=256,
+        max_positions=32768,
+        windows=((512,) * 5 + (0,)) * 4 + (512,) * 2,
+        **_GEMMA3,
+    ),
+    # of the text
+    "google/gemma-3-27b": _shape(
+        62, 5376, 21504, 32, 16, 262208, windows=((1024,) * 5 + (0,)) * 10 + (1024,) * 2, **_GEMMA3
+    ),
+    "allenai/OLMo-2-1124-7B": _shape(32, 4096, 11008, 32, 32, 100352, max_positions=4096, **_OLMO2),
+    "allenai/Olmo-3-1025-7B": _shape(
+        32, 4096, 11008, 32, 32, 100278, max_positions=65536, windows=(4096, 4096, 4096, 0) * 8, **_OLMO2
+    ),
+    "allenai/OLMoE-1B-7B-0924": _shape(
+        16,
+        2048,
+        1024,
+        16,
+        16,
+        50304,
+        max_positions=4096,
+        experts=_everywhere(64, 8, 1024, 16, normalised=False),
+        **_OLMO,
+    ),
+    "ibm-granite/granite-3.3-8b-base": _shape(40, 4096, 12800, 32, 8, 49155, tied_embeddings=True),
+    "zai-org/GLM-4-9B-0414": _shape(40, 4096, 13696, 32, 2, 151552, qkv_bias=True, **_GLM4),
+    "zai-org/GLM-4-32B-0414": _shape(61, 6144, 23040, 48, 2, 151552, **_GLM4),
+    "LGAI-EXAONE/EXAONE-4.0-32B": _shape(
+        64, 5120, 27392, 40, 8, 102400, qk_norm=True, norm_placement="post", windows=(4096, 4096, 4096, 0) * 16
+    ),
+    "rednote-hilab/dots.llm1.base": _shape(
+        62,
+        4096,
+        10944,
+        32,
+        32,
+        152064,
+        qk_norm=True,
+        max_positions=32768,
+        experts=_deepseek_experts(128, 6, 1408, 1, 62, shared_ffn_size=2816, scaling=2.5),
+    ),
+    "MiniMaxAI/MiniMax-M2": _shape(
+        62,
+        3072,
+        1536,
+        48,
+        8,
+        200064,
+        max_positions=196608,
+        experts=_everywhere(256, 8, 1536, 62, score="sigmoid", has_bias=True),
+        **_OLMO,
+    ),
+    "deepseek-ai/DeepSeek-V2": _deepseek(
+        (60, 5120, 12288, 128, 102400),
+        _deepseek_experts(
+            160,
+            6,
+            1536,
+            1,
+            60,
+            shared_ffn_size=3072,
+            score="softmax",
+            has_bias=False,
+            normalised=False,
+            scaling=16.0,
+            num_groups=8,
+            groups_per_token=3,
+            scored_per_group=1,
+        ),
+        query_rank=1536,
+        max_positions=163840,
     ),
     "openai/gpt-oss-20b": _gpt_oss(24, 32),
     "openai/gpt-oss-120b": _gpt_oss(36, 128),

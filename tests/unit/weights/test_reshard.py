@@ -49,6 +49,7 @@ TRAITS = {
     },
     "mixtral": {"experts": EXPERTS},
     "glm": {"qkv_bias": True},
+    "hunyuan": {"norms_rotated_heads": True},
     "flex_olmo": {
         "qk_norm": True,
         "qk_norm_spans_heads": True,
@@ -333,6 +334,8 @@ def test_transformer_engines_names_lead_to_the_same_rows(family):
         layer |= {"self_attention.linear_proj.bias", "self_attention.core_attention.softmax_offset"}
     if arch.qk_norm:
         layer |= {"self_attention.q_layernorm.weight", "self_attention.k_layernorm.weight"}
+    if arch.norms_rotated_heads:
+        layer |= {f"self_attention.core_attention.{name}_layernorm.weight" for name in ("q", "k")}
     if arch.norm_placement != "pre":
         layer |= {"self_attn_bda.norm.weight", "mlp_bda.norm.weight"}
     if arch.norm_placement == "post":
