@@ -123,7 +123,10 @@ def test_a_saved_folder_reads_as_its_maker_meant_it(models):
         arch = read_architecture(folder)
         config = transformers.AutoConfig.from_pretrained(folder)
         rope = config.rope_parameters
-        assert rope.get("full_attention", rope)["rope_theta"] == arch.rope_theta, name
+        base = rope.get("full_attention", rope)["rope_theta"] * rope.get("alpha", 1.0) ** (
+            arch.head_size / (arch.head_size - 2)
+        )
+        assert base == pytest.approx(arch.rope_theta, rel=1e-12), name
         attention = model.model.layers[-1].self_attn
         assert getattr(attention, "head_dim" if arch.latents is None else "qk_head_dim") == arch.head_size, name
         assert {key: tuple(value.shape) for key, value in model.named_parameters()} == hf_shapes(arch), name
