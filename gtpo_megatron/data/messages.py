@@ -78,9 +78,8 @@ def _message(message: Mapping[str, object], column: str, place: str, *, is_padde
         if listed := literal(message.get("tool_calls"), "["):
             is_exact = isinstance(message.get("tool_calls"), str)
             found["tool_calls"] = _calls(listed, column, place, is_padded=is_padded and not is_exact)
-    if role == "tool":
-        found |= {key: str(message[key]) for key in ("name", "tool_call_id") if message.get(key)}
-    return found
+    of_role = ("name", "tool_call_id") if role == "tool" else ("name",)
+    return found | {key: str(message[key]) for key in of_role if message.get(key)}
 
 
 def _reasoning(message: Mapping[str, object], column: str, place: str) -> dict[str, str]:

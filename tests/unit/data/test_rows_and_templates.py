@@ -69,6 +69,7 @@ SHAPES = {
     "thinking": [user(), turn("Yes.", thinking="It is dry."), user()],
     "thinking of a call": [user(), turn("", thinking="I look.", tool_calls=CALL), result()],
     "reasoning": [user(), turn("Yes.", reasoning="It is dry."), user()],
+    "people with names": [{**user(), "name": "ann"}, {**turn("Hi."), "name": "bob"}, {**user(), "name": "eve"}],
     "both names": [user(), turn("", reasoning_content="A.", thinking="A.", tool_calls=CALL), result()],
     "empty reasoning": [user(), turn("<think>a</think>b", reasoning_content="", tool_calls=CALL), result()],
     "reasoning that is null": [user(), turn("Yes.", reasoning_content=None, thinking=None, tool_calls=CALL), result()],
