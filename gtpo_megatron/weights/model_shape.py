@@ -191,12 +191,12 @@ class ModelShape:
         return self.head_size if self.latents is None else self.latents.value_size
 
     @property
-    def shares_sequences(self) -> bool:
-        """Whether context-parallel ranks can share one.
+    def exchanges_heads(self) -> bool:
+        """Whether context-parallel ranks share heads instead of keys and values.
 
-        Transformer Engine's ring has no windows and no sinks, and a delta net reads a sequence from its beginning.
+        A delta net reads a sequence from its beginning, and Transformer Engine's ring has no windows and no sinks.
         """
-        return not (any(self.windows) or self.has_sinks or self.delta is not None)
+        return any(self.windows) or self.has_sinks or self.delta is not None
 
     @property
     def has_equal_layers(self) -> bool:
@@ -359,20 +359,38 @@ class ModelShape:
                 )
         if (problem := parallel.layer_split.problem(self.num_layers)) is not None:
             raise ConfigError(f"{parallel}: {problem}")
-        if not self.shares_sequences and parallel.context_parallel_size > 1:
-            what = "a sliding window" if any(self.windows) else "attention sinks"
-            if self.delta is not None:
-                what = "gated delta nets"
-            raise ConfigError(
-                f"{parallel}: context_parallel_size must be 1 for a model with {what}, which Transformer Engine's ring "
-                f"does not have"
-            )
+        self._check_exchange(parallel)
         if self.experts is not None:
             self.experts.check_layout(parallel)
         elif parallel.expert_parallel_size > 1 or parallel.expert_tensor_parallel_size > 1:
             raise ConfigError(
                 f"{parallel}: this model is dense, so expert_parallel_size and expert_tensor_parallel_size must be 1"
             )
+
+    def _check_exchange(self, parallel: ParallelConfig) -> None:
+        """Raises ConfigError unless context-parallel ranks can share a tensor-parallel rank's heads evenly."""
+        tensor, context = parallel.tensor_parallel_size, parallel.context_parallel_size
+        if not self.can_share_context(tensor, context):
+            what = "a sliding window" if any(self.windows) else "attention sinks"
+            if self.delta is not None:
+                what = "gated delta nets"
+            raise ConfigError(
+                f"{parallel}: context_parallel_size={context} of a model with {what} shares heads, so that times "
+                f"tensor_parallel_size={tensor} it must divide "
+                f"{' and '.join(f'{name}={total}' for name, total in self._exchanged_heads.items())}; choose from "
+                f"{divisors(math.gcd(*self._exchanged_heads.values()) // tensor)}"
+            )
+
+    def can_share_context(self, tensor: int, context: int) -> bool:
+        """Whether so many context-parallel ranks can share sequences, with so many tensor-parallel ones."""
+        return not self.exchanges_heads or not any(
+            total % (tensor * context) for total in self._exchanged_heads.values()
+        )
+
+    @property
+    def _exchanged_heads(self) -> dict[str, int]:
+        found = {"num_query_groups": self.num_query_groups}
+        return found if self.delta is None else {**found, "the delta nets' num_key_heads": self.delta.num_key_heads}
 
     def _parameters_with(self, num_experts: int) -> int:
         """Parameters of a model with ``num_experts`` experts in each of its MoE layers."""

@@ -84,6 +84,15 @@ def test_what_is_whole_on_every_rank(models, tmp_path, family, layout):
     check(te_update(tmp_path, model, te_config(folder, LAYOUTS[layout])))
 
 
+@pytest.mark.parametrize("family", ["mistral_window", "qwen3_next_dense"])
+def test_context_parallel_ranks_that_share_heads(models, tmp_path, family):
+    """Windows, which Transformer Engine's ring does not have; delta nets, whose exchange is ours."""
+    folder, model = models[family]
+    found = te_update(tmp_path, model, te_config(folder, LAYOUTS["cp2"]))
+    check(found)
+    assert not RING & set(found.calls)
+
+
 @pytest.mark.parametrize("layout", [{"num_ranks": 1}, LAYOUTS["tp2_sp"]], ids=["one", "tp2_sp"])
 @pytest.mark.parametrize("family", ["qwen2", "deepseek_dense"])
 def test_adapters_read_what_their_layers_read(models, tmp_path, family, layout):

@@ -1,4 +1,4 @@
-"""Halves of packed sequences, for the ring in which context-parallel ranks pass on their keys and values.
+"""Halves of packed sequences, for the ring in which context-parallel ranks pass on their keys and values; their order.
 
 A rank holds two chunks of every sequence, an early one and a late one: its halves. ``cu_seqlens`` says where the rank's
 own part of each sequence lies. Statistics are the logarithms of the softmax's sums, ``[heads, t]`` float32.
@@ -19,6 +19,30 @@ def _half(cu_seqlens: Tensor, index: int) -> Tensor:
         middle = (start + end) // 2
         places.append(torch.arange(middle, end) if index else torch.arange(start, middle))
     return torch.cat(places)
+
+
+def _by_rank(cu_seqlens: Tensor, cp_size: int) -> Tensor:
+    """The places of the tokens of rank 0, then of rank 1, and so on, among all ranks' sequences."""
+    held: list[list[Tensor]] = [[] for _ in range(cp_size)]
+    for start, end in bounds(cu_seqlens):
+        chunks = torch.arange(start, end).chunk(2 * cp_size)
+        for rank, places in enumerate(held):
+            places += [chunks[rank], chunks[2 * cp_size - 1 - rank]]
+    return torch.cat([place for places in held for place in places])
+
+
+def thd_sequence_order_to_cp_rank_order(x: Tensor, cu_seqlens: Tensor, cp_size: int, length: int) -> Tensor:
+    """``[T, ...]`` of whole sequences: the tokens of rank 0, then of rank 1, and so on."""
+    order = _by_rank(cu_seqlens, cp_size)
+    assert len(order) == length
+    return x[order]
+
+
+def thd_cp_rank_order_to_sequence_order(x: Tensor, cu_seqlens: Tensor, cp_size: int, length: int) -> Tensor:
+    """And back."""
+    order = _by_rank(cu_seqlens, cp_size)
+    assert len(order) == length
+    return x[order.argsort()]
 
 
 def thd_read_half_tensor(x: Tensor, cu_seqlens: Tensor, index: int) -> Tensor:

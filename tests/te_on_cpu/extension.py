@@ -67,6 +67,8 @@ ANSWERS: dict[str, Callable[..., Any]] = {
         matmul_and_norm.fused_rope_backward,
         attention.fused_attn_fwd,
         attention.fused_attn_bwd,
+        context_parallel.thd_sequence_order_to_cp_rank_order,
+        context_parallel.thd_cp_rank_order_to_sequence_order,
         context_parallel.thd_read_half_tensor,
         context_parallel.thd_second_half_lse_correction,
         context_parallel.thd_read_second_half_lse,

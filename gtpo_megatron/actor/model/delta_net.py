@@ -21,6 +21,7 @@ from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint, sharded_state_dict_default
 from torch import Tensor
 
+from gtpo_megatron.actor.model.head_exchange import HeadExchange
 from gtpo_megatron.actor.model.layer_classes import LayerClasses
 from gtpo_megatron.weights.architecture import Architecture
 
@@ -36,7 +37,8 @@ class GatedDeltaNet(MegatronModule):
 
     Tensor-parallel ranks share the key heads, each with its value heads. ``a`` and ``b`` are two numbers a value head:
     their projection is whole on every rank, and under sequence parallelism made of the rank's own tokens, so that what
-    is gathered for it is these numbers, not hidden states.
+    is gathered for it is these numbers, not hidden states. A state is that of a sequence from its beginning, so
+    context-parallel ranks exchange tokens for heads before it, and back behind it.
     """
 
     def __init__(self, config: Any, submodules: LayerClasses, arch: Architecture, **_: Any) -> None:
@@ -85,21 +87,24 @@ class GatedDeltaNet(MegatronModule):
         Args:
             hidden_states: ``[p, 1, H]``, under sequence parallelism ``[p / tp, 1, H]``.
             attention_mask: not looked at.
-            packed_seq_params: Megatron's record of where sequences start.
+            packed_seq_params: Megatron's record of where whole sequences start.
 
         Returns:
             As ``hidden_states``; no bias.
 
         Collectives: those of the projections, and one more over tp, of two numbers a token and value head; without
-        sequence parallelism in backward a last one, of the norm's weight.
+        sequence parallelism in backward a last one, of the norm's weight. Over cp three exchanges of ``HeadExchange``.
         """
         del attention_mask
         bounds: list[int] = packed_seq_params.cu_seqlens_q.tolist()
         projected, _ = self.in_proj(hidden_states)
         query, key, value, gate = self._heads(projected.squeeze(1))
         log_decay, strength = self._gates(hidden_states.squeeze(1))
+        exchange = HeadExchange(bounds, self.num_heads)
+        query, key, value = exchange.whole(query, key, value)
+        log_decay, strength = exchange.whole(log_decay, strength)
         query, key, value = (
-            F.silu(convolved(one.flatten(1), weight, bounds)).view_as(one)
+            F.silu(convolved(one.flatten(1), exchange.share(weight), bounds)).view_as(one)
             for one, weight in ((query, self.conv_query), (key, self.conv_key), (value, self.conv_value))
         )
 
@@ -109,6 +114,7 @@ class GatedDeltaNet(MegatronModule):
             mixed = tensor_parallel.checkpoint(mix, False, *inputs)
         else:
             mixed = mix(*inputs)
+        mixed = exchange.held(mixed)
         # a rank's gradient is that of its heads; under sequence parallelism Megatron sums what is marked so
         shared = self.config.sequence_parallel
         weight = self.norm.weight if shared else copy_to_tensor_model_parallel_region(self.norm.weight)

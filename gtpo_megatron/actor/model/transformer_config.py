@@ -63,6 +63,7 @@ def transformer_config(arch: Architecture, model: ModelConfig, parallel: Paralle
         ),
         num_layers_in_last_pipeline_stage=parallel.last_stage_layers,
         context_parallel_size=parallel.context_parallel_size,
+        cp_comm_type="a2a" if arch.exchanges_heads else "p2p",
         sequence_parallel=parallel.sequence_parallel,
         pipeline_dtype=dtype,
         params_dtype=dtype,

@@ -108,7 +108,9 @@ def layouts(shape: ModelShape, *, num_ranks: int, gpus_per_node: int) -> Iterato
         if tensor > gpus_per_node or gpus_per_node % tensor or not divides_model(shape, tensor):
             continue
         for pipeline in divisors(num_ranks // tensor):
-            for context in divisors(num_ranks // (tensor * pipeline)) if shape.shares_sequences else [1]:
+            for context in divisors(num_ranks // (tensor * pipeline)):
+                if not shape.can_share_context(tensor, context):
+                    continue
                 base = Layout(
                     num_ranks=num_ranks,
                     tensor=tensor,

@@ -171,8 +171,9 @@ def test_mistral_is_llama_with_a_window(tmp_path):
         arch = read_architecture(written(tmp_path, mistral, sliding_window=window))
         assert arch.windows == (found,) * 32
     arch.check_layout(ParallelConfig(num_ranks=2, tensor_parallel_size=2))
-    with pytest.raises(ConfigError, match="context_parallel_size must be 1 for a model with a sliding window"):
-        arch.check_layout(ParallelConfig(num_ranks=2, context_parallel_size=2))
+    arch.check_layout(ParallelConfig(num_ranks=4, tensor_parallel_size=2, context_parallel_size=2))
+    with pytest.raises(ConfigError, match=r"model with a sliding window shares heads, .*choose from"):
+        arch.check_layout(ParallelConfig(num_ranks=16, tensor_parallel_size=2, context_parallel_size=8))
 
 
 def test_seed_oss_is_qwen2_with_a_head_size_of_its_own(tmp_path):

@@ -41,7 +41,7 @@ def test_every_layout_can_be_built(shape):
         assert width % layout.expert_tensor == 0
         assert layout.expert_tensor <= layout.tensor
         assert (layout.expert, layout.expert_tensor) == (1, 1) or shape.experts is not None
-        assert layout.context == 1 or shape in (DENSE, SPARSE, MIXED)
+        assert shape in (DENSE, SPARSE, MIXED) or shape.num_query_groups % (layout.tensor * layout.context) == 0
         assert layout.expert_tensor == 1 or shape in (SPARSE, MIXED)
 
 
@@ -121,10 +121,9 @@ def test_order_of_layouts_is_stable():
     assert all(a.tensor <= b.tensor for a, b in pairwise(found))
 
 
-def test_delta_nets_share_heads_and_no_sequences():
+def test_delta_nets_share_heads_over_both_axes():
     found = all_of(DELTA, 64)
-    assert {layout.tensor for layout in found} == {1, 2}  # two key-value heads
-    assert {layout.context for layout in found} == {1}
+    assert {(layout.tensor, layout.context) for layout in found} == {(1, 1), (1, 2), (2, 1)}  # two key-value heads
     few = replace(DELTA, num_query_groups=8, delta=replace(DELTA.delta, num_key_heads=4))
     assert {layout.tensor for layout in all_of(few, 64)} == {1, 2, 4}
 
