@@ -39,7 +39,7 @@ class HeadExchange:
             return held
         parts = [one.reshape(len(one), self._heads, -1) for one in held]
         tokens = torch.cat(parts, dim=-1)
-        by_rank = tokens.unflatten(1, (self._size, -1)).transpose(0, 1).flatten(0, 1).contiguous()
+        by_rank = torch.unflatten(tokens, 1, (self._size, -1)).transpose(0, 1).flatten(0, 1).contiguous()
         found = all_to_all(self._group, by_rank).index_select(0, self._order.argsort().to(tokens.device))
         shares = found.split([part.shape[-1] for part in parts], dim=-1)
         return tuple(
@@ -55,9 +55,9 @@ class HeadExchange:
         if self._size == 1:
             return whole
         by_rank = whole.index_select(0, self._order.to(whole.device)).contiguous()
-        found = all_to_all(self._group, by_rank).unflatten(0, (self._size, -1)).transpose(0, 1)
+        found = torch.unflatten(all_to_all(self._group, by_rank), 0, (self._size, -1)).transpose(0, 1)
         return found.reshape(len(whole) // self._size, math.prod(found.shape[1:3]), *whole.shape[2:])
 
     def share(self, weight: Tensor) -> Tensor:
         """This rank's heads' rows of ``[heads times n, ...]``; the others' gradient is the other ranks'."""
-        return weight.unflatten(0, (self._size, -1))[self._index]
+        return torch.unflatten(weight, 0, (self._size, -1))[self._index]

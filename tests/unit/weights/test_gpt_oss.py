@@ -98,11 +98,11 @@ def test_sinks_and_biases_refuse_layouts_by_name(tmp_path):
     arch.check_layout(
         ParallelConfig(num_ranks=8, tensor_parallel_size=2, sequence_parallel=True, expert_parallel_size=8)
     )
-    ring = ParallelConfig(num_ranks=2, context_parallel_size=2)
-    with pytest.raises(ConfigError, match="context_parallel_size must be 1 for a model with a sliding window"):
-        arch.check_layout(ring)
-    with pytest.raises(ConfigError, match="context_parallel_size must be 1 for a model with attention sinks"):
-        dataclasses.replace(arch, windows=()).check_layout(ring)
+    shared = ParallelConfig(num_ranks=16, context_parallel_size=16)
+    for windows, what in ((arch.windows, "a sliding window"), ((), "attention sinks")):
+        told = f"model with {what} shares heads, .* must divide num_query_groups=8; choose from"
+        with pytest.raises(ConfigError, match=told):
+            dataclasses.replace(arch, windows=windows).check_layout(shared)
     cut = ParallelConfig(num_ranks=2, tensor_parallel_size=2, sequence_parallel=True, expert_tensor_parallel_size=2)
     with pytest.raises(ConfigError, match="expert_tensor_parallel_size must be 1 for experts with biases"):
         arch.check_layout(cut)

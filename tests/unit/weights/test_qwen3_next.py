@@ -94,7 +94,6 @@ def test_qwen3_next_is_read(tmp_path):
         ({"layer_types": ["sliding_attention", "full_attention"] * 24}, "layer_types has .*sliding_attention.* not "),
         ({"full_attention_interval": 1}, "both 'linear_attention' and 'full_attention'"),
         ({"linear_num_value_heads": 24}, "linear_num_key_heads=16 must divide linear_num_value_heads=24"),
-        ({"linear_conv_kernel_dim": None}, "lacks linear_conv_kernel_dim"),
         ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim is 1, expected from 2 to"),
         ({"shared_expert_intermediate_size": None}, "lacks shared_expert_intermediate_size"),
         ({"attention_bias": True}, "attention_bias=true is not supported"),
@@ -110,8 +109,11 @@ def test_layouts_and_adapters_that_it_has_not_are_named(tmp_path):
     arch.check_layout(
         ParallelConfig(num_ranks=8, tensor_parallel_size=2, sequence_parallel=True, expert_parallel_size=8)
     )
-    with pytest.raises(ConfigError, match="context_parallel_size must be 1 for a model with gated delta nets"):
-        arch.check_layout(ParallelConfig(num_ranks=2, context_parallel_size=2))
+    arch.check_layout(ParallelConfig(num_ranks=2, context_parallel_size=2))
+    with pytest.raises(
+        ConfigError, match="gated delta nets shares heads, .*num_query_groups=2 and the delta nets' num_key"
+    ):
+        arch.check_layout(ParallelConfig(num_ranks=4, context_parallel_size=4))
     with pytest.raises(ConfigError, match="tensor_parallel_size=4 must divide num_query_groups=2"):
         arch.check_layout(ParallelConfig(num_ranks=4, tensor_parallel_size=4, sequence_parallel=True))
     check_split(arch, RolloutConfig(tensor_parallel_size=8))
