@@ -10,6 +10,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from gtpo_megatron.config.checks import (
     require_date,
+    require_fraction,
     require_seed,
     require_text,
 )
@@ -245,6 +246,28 @@ def fill_template(template: str, problem: str) -> str:
 
 
 @configuration
+class PoolConfig:
+    """Draws problems by how often they were solved lately; ``data/problem_pool.py`` has the rule.
+
+    Attributes:
+        enabled: False has every problem in every epoch.
+        target: the rate at which a problem is drawn in every epoch; the farther from it, the less often.
+        floor: least chance of a problem that is not retired.
+        retire_after: groups in a row, all of whose responses are correct, after which a problem is left out; 0: never.
+        return_after: epochs for which it is left out.
+    """
+
+    enabled: bool = False
+    target: float = 0.5
+    floor: float = 0.1
+    retire_after: NonNegativeInt = 2
+    return_after: PositiveInt = 4
+
+    def __post_init__(self) -> None:
+        require_fraction(target=self.target, floor=self.floor)
+
+
+@configuration
 class DataConfig:
     """The training set.
 
@@ -258,6 +281,7 @@ class DataConfig:
         prompt_column: column of the prompt in training rows, if its name is another one; a text in it is a bare
             question. ``a.b`` is ``b`` in the object ``a``.
         answer_column: column of the reference answer, if its name is another one.
+        pool: which problems an epoch has, by what came of them before.
         prompts_per_step: prompts in a rollout batch; each is sampled ``group_size`` times.
         max_prompt_tokens: longer prompts are dropped, counted and reported.
         prompt_template: put around bare questions; ``{problem}`` stands for the question.
@@ -274,6 +298,7 @@ class DataConfig:
     train_path: str
     prompt_column: str = ""
     answer_column: str = ""
+    pool: PoolConfig = PoolConfig()
     prompts_per_step: PositiveInt = 128
     max_prompt_tokens: PositiveInt = 2048
     prompt_template: str = BOXED_TEMPLATE

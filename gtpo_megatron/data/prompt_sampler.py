@@ -3,30 +3,38 @@
 import hashlib
 import random
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gtpo_megatron.batch import Problem
+from gtpo_megatron.data.problem_pool import ProblemPool
 from gtpo_megatron.errors import CheckpointError, ConfigError, DataError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.text import shown
 
+_POOL_KEYS = {"order", "pool"}
 _STATE_KEYS = {"seed", "epoch", "position", "num_problems", "fingerprint"}
 
 
 class PromptSampler:
     """Returns every problem once per epoch, in an order that depends only on ``(seed, epoch)``.
 
+    With a pool, every problem that it has in the epoch, by what was known when the epoch began.
+
     Args:
         problems: the data set.
         seed: seed of the orders.
+        pool: chooses the problems of an epoch; None: all are in each.
     """
 
-    def __init__(self, problems: Sequence[Problem], seed: int) -> None:
+    def __init__(self, problems: Sequence[Problem], seed: int, pool: ProblemPool | None = None) -> None:
         if not problems:
             raise DataError("got no problems to sample; expected at least one")
         self._problems = tuple(problems)
         self._seed = seed
         self._epoch = 0
         self._position = 0
+        self._pool = pool
+        self._numbers = {problem.problem_id: number for number, problem in enumerate(self._problems)}
         self._order = self._shuffled(0)
         self._fingerprint = _fingerprint(self._problems)
 
@@ -34,7 +42,7 @@ class PromptSampler:
         """The next ``num`` problems, across the end of an epoch if needed.
 
         Raises:
-            ConfigError: ``num`` is not positive, or larger than an epoch.
+            ConfigError: ``num`` is not positive, or larger than the data set.
         """
         if not 1 <= num <= len(self._problems):
             raise ConfigError(
@@ -42,33 +50,48 @@ class PromptSampler:
             )
         chosen: list[Problem] = []
         while len(chosen) < num:
-            if self._position == len(self._problems):
+            if self._position == len(self._order):
                 self._epoch += 1
                 self._position = 0
                 self._order = self._shuffled(self._epoch)
-            end = min(self._position + num - len(chosen), len(self._problems))
+            end = min(self._position + num - len(chosen), len(self._order))
             chosen += [self._problems[index] for index in self._order[self._position : end]]
             self._position = end
         return tuple(chosen)
 
-    def state_dict(self) -> dict[str, int | str]:
+    def note(self, outcomes: Mapping[str, tuple[int, int]]) -> None:
+        """Tells the pool how groups came out: correct responses and those with a verdict, by the problem's id."""
+        if self._pool is None:
+            return
+        for problem_id, (correct, counted) in outcomes.items():
+            self._pool.note(self._numbers[problem_id], correct, counted, epoch=self._epoch)
+
+    def metrics(self) -> dict[str, float]:
+        """Of the pool; none without one."""
+        return {} if self._pool is None else self._pool.metrics(self._epoch)
+
+    def state_dict(self) -> dict[str, Any]:
         """The state, JSON-serialisable."""
-        return {
+        state: dict[str, Any] = {
             "seed": self._seed,
             "epoch": self._epoch,
             "position": self._position,
             "num_problems": len(self._problems),
             "fingerprint": self._fingerprint,
         }
+        if self._pool is not None:  # what was known when the epoch began is known no more
+            state |= {"order": list(self._order), "pool": self._pool.state_dict()}
+        return state
 
-    def load_state_dict(self, state: Mapping[str, int | str]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from ``state``.
 
         Raises:
             CheckpointError: the state is malformed, or of another data set or seed.
         """
-        if set(state) != _STATE_KEYS:
-            raise CheckpointError(f"sampler state has the keys {sorted(state)}, expected {sorted(_STATE_KEYS)}")
+        expected = _STATE_KEYS | (_POOL_KEYS if self._pool is not None else set())
+        if set(state) != expected:
+            raise CheckpointError(f"sampler state has the keys {sorted(state)}, expected {sorted(expected)}")
         mine = self.state_dict()
         for key in ("seed", "num_problems", "fingerprint"):
             if state[key] != mine[key]:
@@ -80,13 +103,24 @@ class PromptSampler:
         epoch = fields.get("epoch", int, at_least=0)
         position = fields.get("position", int, at_least=0, at_most=len(self._problems))
         self._epoch, self._position = epoch, position
-        self._order = self._shuffled(epoch)
+        if self._pool is None:
+            self._order = self._shuffled(epoch)
+            return
+        self._pool.load_state_dict(fields.fields("pool").raw, num_problems=len(self._problems))
+        self._order = fields.get("order", list[int])
+        if len(set(self._order)) < len(self._order) or not set(self._order) <= set(range(len(self._problems))):
+            raise CheckpointError(
+                "sampler state has an order that is none of these problems; the checkpoint is damaged"
+            )
 
     def _shuffled(self, epoch: int) -> list[int]:
         """The order of an epoch; the seed is text because its hash is the same in every Python process."""
         order = list(range(len(self._problems)))
         random.Random(f"{self._seed}/{epoch}").shuffle(order)
-        return order
+        if self._pool is None:
+            return order
+        # where all are retired, all come back
+        return [number for number in order if self._pool.is_in(number, epoch)] or order
 
 
 def _fingerprint(problems: Sequence[Problem]) -> str:

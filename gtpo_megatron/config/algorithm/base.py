@@ -1,5 +1,6 @@
 """The options that algorithms share: length penalties, a reference policy, off-policy weights, dynamic sampling."""
 
+import math
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
@@ -193,16 +194,44 @@ class OffPolicyConfig:
 
 @configuration
 class DynamicSamplingConfig:
-    """Replaces groups whose responses are all correct or all wrong by fresh ones (DAPO, arXiv 2503.14476).
+    """Replaces groups from which nothing can be learnt by fresh ones (DAPO, arXiv 2503.14476).
 
     Attributes:
         enabled: False keeps every group.
+        keep: groups with correct and wrong responses (``mixed``), or those whose raw rewards differ by ``min_spread``
+            or more (``spread``), which rewards between right and wrong make where all or none are correct.
+        min_spread: least difference between the largest and the smallest reward of a group.
+        min_mean: least mean raw reward of a group that is kept; None: any.
+        max_mean: largest; None: any.
         max_refills: generation rounds after the first; when they are used up the step goes on with what there is, or
             stops with a message where there is nothing.
     """
 
     enabled: bool = False
+    keep: Literal["mixed", "spread"] = "mixed"
+    min_spread: PositiveFloat = 1e-6
+    min_mean: float | None = None
+    max_mean: float | None = None
     max_refills: PositiveInt = 10
+
+    def __post_init__(self) -> None:
+        low, high = self.mean_between
+        if low > high:
+            raise ConfigError(f"min_mean={low:g} exceeds max_mean={high:g}: no group would be kept")
+
+    @property
+    def mean_between(self) -> tuple[float, float]:
+        """Least and largest mean reward of a group."""
+        low, high = self.min_mean, self.max_mean
+        return -math.inf if low is None else low, math.inf if high is None else high
+
+    @property
+    def rule(self) -> str:
+        """What is kept, for messages."""
+        kinds = {"mixed": "both correct and wrong responses", "spread": f"rewards {self.min_spread:g} or more apart"}
+        low, high = self.mean_between
+        band = "" if (low, high) == (-math.inf, math.inf) else f" and a mean reward from {low:g} to {high:g}"
+        return kinds[self.keep] + band
 
 
 @configuration

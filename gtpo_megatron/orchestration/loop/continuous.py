@@ -22,7 +22,16 @@ from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.observability.metrics import Max, Mean, Sum, merge
 from gtpo_megatron.orchestration.loop.group_scheduler import GroupScheduler, SchedulerRules
 from gtpo_megatron.orchestration.loop.rollout_metrics import best_rewards, rollout_metrics
-from gtpo_megatron.orchestration.loop.sampling import DrawPrompts, SampledStep, check_has_verdicts, informative, merged
+from gtpo_megatron.orchestration.loop.sampling import (
+    DrawPrompts,
+    NoteOutcomes,
+    SampledStep,
+    check_has_verdicts,
+    informative,
+    merged,
+    no_note,
+    outcomes,
+)
 from gtpo_megatron.orchestration.loop.sampling_state import from_plain, problem_from_plain, problem_to_plain, to_plain
 from gtpo_megatron.orchestration.stages.engines import Attempt, GroupSampler
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, joined
@@ -43,15 +52,17 @@ class ContinuousSampling:
         draw: draws prompts.
         stages: the stages of a step.
         config: the run's configuration.
+        note: is told how every group came out.
     """
 
-    def __init__(self, draw: DrawPrompts, stages: Stages, config: RunConfig) -> None:
+    def __init__(self, draw: DrawPrompts, stages: Stages, config: RunConfig, note: NoteOutcomes = no_note) -> None:
         rollout, dynamic = config.rollout, config.algorithm.dynamic_sampling
         self._draw = draw
         self._stages = stages
         self._config = config
         self._is_ahead = rollout.max_staleness > 0
-        self._threshold = config.algorithm.success_threshold if dynamic.enabled else None
+        self._is_dynamic = dynamic.enabled
+        self._note = note
         self._scheduler = GroupScheduler(
             SchedulerRules(
                 groups_per_step=config.data.prompts_per_step,
@@ -234,8 +245,9 @@ class ContinuousSampling:
         labels = self._scheduler.take(step)
         if not labels:
             raise RolloutError(
-                f"dynamic sampling: none of {events['dropped']} groups has both correct and wrong responses; the "
-                f"prompts are all too easy or too hard for this model: change the data, or raise group_size"
+                f"dynamic sampling: none of {events['dropped']} groups has "
+                f"{self._config.algorithm.dynamic_sampling.rule}; the prompts are all too easy or too hard for this "
+                f"model: change the data, or raise group_size"
             )
         events += self._scheduler.take_events()
         groups = [self._ready.pop(label) for label in labels]
@@ -248,9 +260,11 @@ class ContinuousSampling:
         dropped, self._dropped = self._dropped, []
         seconds, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
         staleness = [step - 1 - group.rollouts.policy_version for group in groups]
+        num_taught = sum(bool(informative(group, self._config.algorithm)) for group in groups)
         account = self._scheduler.account()
         metrics: Metrics = {
             "rollout/staleness_mean": Mean(float(sum(staleness)), len(staleness)),
+            "rollout/groups_taught_frac": Mean(float(num_taught), len(groups) + len(dropped)),
             "rollout/groups_dropped_count": Sum(events["dropped"]),
             "rollout/groups_aborted_count": Sum(events["aborted"]),
             "rollout/groups_too_old_count": Sum(events["too_old"]),
@@ -362,7 +376,8 @@ class ContinuousSampling:
         return groups
 
     def _record(self, attempt: Attempt, group: SampledStep) -> None:
-        is_kept = self._threshold is None or bool(informative(group, self._threshold))
+        self._note(outcomes(group, self._config.algorithm))
+        is_kept = not self._is_dynamic or bool(informative(group, self._config.algorithm))
         if not self._scheduler.graded(attempt, is_kept=is_kept):
             return
         if is_kept:

@@ -12,6 +12,7 @@ import torch
 from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.batch import PromptBatch
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.data.problem_pool import ProblemPool
 from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.evaluation.evaluator import HeldOutResult
 from gtpo_megatron.mismatch.gate import MismatchGate
@@ -90,7 +91,8 @@ class Controller:
         self._display = display
         self._stop_reason = stop_reason
         self._asked = ""
-        self._sampler = PromptSampler(inputs.train, config.seed)
+        pool = ProblemPool(config.data.pool, config.seed) if config.data.pool.enabled else None
+        self._sampler = PromptSampler(inputs.train, config.seed, pool)
         self._counters = {"groups": 0, "responses": 0, "response_tokens": 0, "reward_failed": 0}
         experts = read_architecture(Path(config.model.path)).experts
         self._gate = MismatchGate.of_run(config, has_experts=experts is not None)
@@ -102,7 +104,7 @@ class Controller:
             verify_every_steps=config.weight_sync.verify_every_steps,
         )
         self._saver = CheckpointSaver(config.checkpoint, folder.checkpoints, facts, stages.trainer)
-        self._pipeline = rollout_pipeline(self._draw, stages, config)
+        self._pipeline = rollout_pipeline(self._draw, stages, config, self._sampler.note)
         self._log = StepLog(config.logging, folder.path, inputs.tokenizer, stages, sinks, display)
         self._heldout = HeldOutMeasurement(
             config, inputs.heldout, stages, self._pipeline, display, is_asked_to_stop=self._is_asked_to_stop
@@ -202,6 +204,7 @@ class Controller:
         scalars = to_scalars(report.metrics | gap) | {
             "sync/policy_version": float(step),
             "health/engine_restarts_count": float(self._stages.engine.num_restarts),
+            **self._sampler.metrics(),
         }
         for counter in ("responses", "response_tokens", "reward_failed"):
             self._counters[counter] += int(scalars[f"rollout/{counter}_count"])

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.orchestration.loop.sampling import DrawPrompts, SampledStep
+from gtpo_megatron.orchestration.loop.sampling import DrawPrompts, NoteOutcomes, SampledStep, no_note
 from gtpo_megatron.orchestration.stages.stages import Stages
 
 
@@ -52,18 +52,21 @@ class RolloutPipeline(Protocol):
         ...
 
 
-def rollout_pipeline(draw: DrawPrompts, stages: Stages, config: RunConfig) -> RolloutPipeline:
+def rollout_pipeline(
+    draw: DrawPrompts, stages: Stages, config: RunConfig, note: NoteOutcomes = no_note
+) -> RolloutPipeline:
     """The pipeline that the configuration asks for.
 
     Args:
         draw: draws prompts; never called by two threads at once.
         stages: the stages of a step.
         config: the run's configuration.
+        note: is told how every group came out.
     """
     if config.rollout.is_continuous:
         from gtpo_megatron.orchestration.loop.continuous import ContinuousSampling
 
-        return ContinuousSampling(draw, stages, config)
+        return ContinuousSampling(draw, stages, config, note)
     from gtpo_megatron.orchestration.loop.stepwise import StepwiseSampling
 
-    return StepwiseSampling(draw, stages, config)
+    return StepwiseSampling(draw, stages, config, note)

@@ -3,23 +3,32 @@
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
 
 from gtpo_megatron.batch import PromptBatch, RewardBatch
 from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import RolloutError
-from gtpo_megatron.observability.metrics import Sum, merge
+from gtpo_megatron.observability.metrics import Mean, Sum, merge
 from gtpo_megatron.orchestration.loop.rollout_metrics import best_rewards, rollout_metrics
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle, joined
 from gtpo_megatron.orchestration.stages.stages import Stages
 from gtpo_megatron.orchestration.stages.trainer import Metrics
-from gtpo_megatron.outcomes import informative_groups
+from gtpo_megatron.outcomes import informative_groups, solved_counts
 
 logger = logging.getLogger(__name__)
 
 DrawPrompts = Callable[[int], PromptBatch]
 """Draws this many prompts, each with a group label that is unique in the run."""
+
+NoteOutcomes = Callable[[dict[str, tuple[int, int]]], None]
+"""Is told of every problem that was sampled, by its id: correct responses, and those with a verdict."""
+
+
+def no_note(_: dict[str, tuple[int, int]]) -> None:
+    """A ``NoteOutcomes`` for whoever draws without a pool."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,10 +65,11 @@ def sample_groups(
     *,
     num_prompts: int,
     seed: int,
+    note: NoteOutcomes = no_note,
 ) -> SampledStep:
     """Samples and grades ``num_prompts`` groups.
 
-    With dynamic sampling, groups whose responses are all correct or all incorrect are dropped and replaced by new
+    With dynamic sampling, groups from which nothing can be learnt are dropped and replaced by new
     prompts, at most ``max_refills`` times; the step then uses the groups it has. A refill draws as many prompts as are
     expected to be enough, since each round takes as long as its longest response. The first ``num_prompts`` groups in
     the order of drawing are taken, whichever were fastest.
@@ -67,23 +77,31 @@ def sample_groups(
     Raises:
         RolloutError: dynamic sampling found no informative group, or no response has a verdict.
     """
-    rounds = [_one_round(draw(num_prompts), stages, rollout, seed)]
+
+    def one_round(num: int) -> SampledStep:
+        found = _one_round(draw(num), stages, rollout, seed)
+        note(outcomes(found, algorithm))
+        return found
+
+    rounds = [one_round(num_prompts)]
     check_has_verdicts(rounds[0].rewards)
+    kept = [informative(rounds[0], algorithm)]
     if not algorithm.dynamic_sampling.enabled:
-        return rounds[0]
-    kept = [informative(rounds[0], algorithm.success_threshold)]
+        taught = {"rollout/groups_taught_frac": Mean(float(len(kept[0])), num_prompts)}
+        return replace(rounds[0], metrics=rounds[0].metrics | taught)
     limit = algorithm.dynamic_sampling.max_refills
     while (missing := num_prompts - sum(len(groups) for groups in kept)) > 0 and len(rounds) <= limit:
         num_drawn = sum(len(sampled.prompts.problems) for sampled in rounds)
         refill = refill_size(missing, num_kept=num_prompts - missing, num_drawn=num_drawn, num_prompts=num_prompts)
-        rounds.append(_one_round(draw(refill), stages, rollout, seed))
-        kept.append(informative(rounds[-1], algorithm.success_threshold))
+        rounds.append(one_round(refill))
+        kept.append(informative(rounds[-1], algorithm))
     num_kept = sum(len(groups) for groups in kept)
     num_drawn = sum(len(sampled.prompts.problems) for sampled in rounds)
     if num_kept == 0:
         raise RolloutError(
-            f"dynamic sampling: none of {num_drawn} groups in {len(rounds)} rounds has both correct and wrong "
-            f"responses; the prompts are all too easy or too hard for this model: change the data, or raise group_size"
+            f"dynamic sampling: none of {num_drawn} groups in {len(rounds)} rounds has "
+            f"{algorithm.dynamic_sampling.rule}; the prompts are all too easy or too hard for this model: change the "
+            f"data, or raise group_size"
         )
     if num_kept < num_prompts:
         logger.warning(
@@ -99,6 +117,7 @@ def sample_groups(
         merge([sampled.metrics for sampled in rounds])
         | best
         | {
+            "rollout/groups_taught_frac": Mean(float(min(num_kept, num_prompts)), num_drawn),
             "rollout/refills_count": Sum(len(rounds) - 1),
             "rollout/groups_dropped_count": Sum(num_drawn - num_kept),
             "rollout/groups_surplus_count": Sum(max(0, num_kept - num_prompts)),
@@ -130,16 +149,37 @@ def _one_round(prompts: PromptBatch, stages: Stages, config: RolloutConfig, seed
     return SampledStep(prompts=prompts, rollouts=rollouts, rewards=rewards, metrics=rollout_metrics(rollouts, rewards))
 
 
-def informative(sampled: SampledStep, threshold: float) -> set[int]:
-    """Labels of the groups with correct and incorrect responses."""
-    rewards = sampled.rewards
+def informative(sampled: SampledStep, algorithm: AlgorithmConfig) -> set[int]:
+    """Labels of the groups that dynamic sampling keeps."""
+    rewards, rule = sampled.rewards, algorithm.dynamic_sampling
     labels, is_informative = informative_groups(
         rewards.rewards,
         sampled.rollouts.group_ids,
-        success_threshold=threshold,
-        is_usable=~rewards.failed & (sampled.rollouts.own_lengths > 0),
+        success_threshold=algorithm.success_threshold,
+        is_usable=_counts(sampled),
+        min_spread=rule.min_spread if rule.keep == "spread" else None,
+        mean_between=rule.mean_between,
     )
     return set(labels[is_informative].tolist())
+
+
+def outcomes(sampled: SampledStep, algorithm: AlgorithmConfig) -> dict[str, tuple[int, int]]:
+    """By the id of a problem: its correct responses, and those with a verdict."""
+    threshold = algorithm.success_threshold
+    counts = solved_counts(
+        sampled.rewards.rewards, sampled.rollouts.group_ids, success_threshold=threshold, is_usable=_counts(sampled)
+    )
+    found: dict[str, tuple[int, int]] = {}
+    for label, problem in zip(sampled.prompts.group_ids, sampled.prompts.problems, strict=True):
+        if label in counts:  # with a pool a problem may be in a step twice, at the end of a short epoch
+            before = found.get(problem.problem_id, (0, 0))
+            found[problem.problem_id] = before[0] + counts[label][0], before[1] + counts[label][1]
+    return found
+
+
+def _counts(sampled: SampledStep) -> Tensor:
+    """``[B]`` bool: whether a response has a verdict and tokens."""
+    return ~sampled.rewards.failed & (sampled.rollouts.own_lengths > 0)
 
 
 def merged(

@@ -18,7 +18,7 @@ from gtpo_megatron.batch import Problem, PromptBatch
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import EngineLostError
 from gtpo_megatron.observability.timers import StageTimers
-from gtpo_megatron.orchestration.loop.sampling import DrawPrompts, SampledStep, sample_groups
+from gtpo_megatron.orchestration.loop.sampling import DrawPrompts, NoteOutcomes, SampledStep, no_note, sample_groups
 from gtpo_megatron.orchestration.loop.sampling_state import from_plain, to_plain
 from gtpo_megatron.orchestration.stages.stages import Stages
 
@@ -35,10 +35,11 @@ class StepwiseSampling:
         draw: draws prompts; called in the order of the steps.
         stages: the stages of a step.
         config: the run's configuration.
+        note: is told how every group came out, before the prompts of the next step are drawn.
     """
 
-    def __init__(self, draw: DrawPrompts, stages: Stages, config: RunConfig) -> None:
-        self._draw = draw
+    def __init__(self, draw: DrawPrompts, stages: Stages, config: RunConfig, note: NoteOutcomes = no_note) -> None:
+        self._draw, self._note = draw, note
         self._stages = stages
         self._config = config
         self._ahead = config.rollout.max_staleness
@@ -145,6 +146,7 @@ class StepwiseSampling:
             config.algorithm,
             num_prompts=config.data.prompts_per_step,
             seed=config.seed,
+            note=self._note,
         )
 
     def _collect_all(self, *, is_pushed_to_next: bool) -> None:

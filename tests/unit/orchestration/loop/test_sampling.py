@@ -8,7 +8,7 @@ import torch
 from gtpo_megatron.batch import Problem, PromptBatch, RewardBatch, RolloutBatch, mask_of_lengths, take_rows
 from gtpo_megatron.config.algorithm import DAPOConfig, DynamicSamplingConfig, GTPOConfig
 from gtpo_megatron.config.rollout import RolloutConfig
-from gtpo_megatron.errors import RolloutError, ShapeError
+from gtpo_megatron.errors import ConfigError, RolloutError, ShapeError
 from gtpo_megatron.observability.metrics import to_scalars
 from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.loop.sampling import refill_size, sample_groups
@@ -71,7 +71,7 @@ class WrittenDown:
         )
 
 
-def sample(outcomes, algorithm, num_prompts):
+def sample(outcomes, algorithm, num_prompts, **more):
     world = WrittenDown(outcomes)
     drawn = iter(range(len(outcomes)))
 
@@ -89,11 +89,36 @@ def sample(outcomes, algorithm, num_prompts):
         timers=StageTimers(),
         open_link=lambda _: None,
     )
-    return sample_groups(draw, stages, ROLLOUT, algorithm, num_prompts=num_prompts, seed=0), world
+    return sample_groups(draw, stages, ROLLOUT, algorithm, num_prompts=num_prompts, seed=0, **more), world
 
 
 def dynamic(max_refills=10):
     return GTPOConfig(dynamic_sampling=DynamicSamplingConfig(enabled=True, max_refills=max_refills))
+
+
+def test_rewards_that_differ_are_kept_where_none_is_correct():
+    groups = [(0.2, 0.4), (0.3, 0.3), (0.1, 0.9), (0.0, 0.45)]
+    rule = DynamicSamplingConfig(enabled=True, keep="spread", min_spread=0.1, max_mean=0.45)
+    sampled, world = sample(groups, GTPOConfig(dynamic_sampling=rule), 2)
+    assert sampled.prompts.group_ids == (0, 3)
+    assert world.asked == [2, 2]
+    assert to_scalars(sampled.metrics)["rollout/groups_taught_frac"] == 0.5
+
+
+def test_every_group_that_was_sampled_is_noted_with_its_problem():
+    noted = []
+    sample([(1, 1), (0, None), (1, 0), (None, None)], dynamic(), 1, note=noted.append)
+    assert noted == [{"0": (2, 2)}, {"1": (0, 1)}, {"2": (1, 2)}]
+
+
+def test_the_share_that_teaches_is_told_without_dynamic_sampling_too():
+    sampled, _ = sample([(1, 1), (0, 0), (1, 0), (0, 1)], GTPOConfig(), 4)
+    assert to_scalars(sampled.metrics)["rollout/groups_taught_frac"] == 0.5
+
+
+def test_a_band_that_is_empty_is_refused():
+    with pytest.raises(ConfigError, match="min_mean=0.6 exceeds max_mean=0.4"):
+        DynamicSamplingConfig(min_mean=0.6, max_mean=0.4)
 
 
 def test_without_dynamic_sampling_every_group_stays():
