@@ -247,14 +247,19 @@ def fill_template(template: str, problem: str) -> str:
 
 @configuration
 class PoolConfig:
-    """Draws problems by how often they were solved lately; ``data/problem_pool.py`` has the rule.
+    """Which problems are drawn, by how often they were solved; ``data/problem_pool.py`` has the rule.
 
     Attributes:
-        enabled: False has every problem in every epoch.
+        enabled: problems are drawn by how often they were solved lately; False has each in every epoch.
         target: the rate at which a problem is drawn in every epoch; the farther from it, the less often.
         floor: least chance of a problem that is not retired.
         retire_after: groups in a row, all of whose responses are correct, after which a problem is left out; 0: never.
         return_after: epochs for which it is left out.
+        verdicts: folder of an evaluation of the training set, or its ``verdicts.jsonl``: problems that it solved less
+            often than ``min_rate`` or more often than ``max_rate`` are left out for good, and a pool begins with its
+            rates. "": none.
+        min_rate: least rate of a problem that is used.
+        max_rate: largest.
     """
 
     enabled: bool = False
@@ -262,9 +267,21 @@ class PoolConfig:
     floor: float = 0.1
     retire_after: NonNegativeInt = 2
     return_after: PositiveInt = 4
+    verdicts: str = ""
+    min_rate: float = 0.0
+    max_rate: float = 1.0
 
     def __post_init__(self) -> None:
-        require_fraction(target=self.target, floor=self.floor)
+        require_fraction(target=self.target, floor=self.floor, min_rate=self.min_rate, max_rate=self.max_rate)
+        if self.min_rate > self.max_rate:
+            raise ConfigError(
+                f"min_rate={self.min_rate:g} exceeds max_rate={self.max_rate:g}: no problem would be used"
+            )
+        if not self.verdicts and (self.min_rate > 0 or self.max_rate < 1):
+            raise ConfigError(
+                f"min_rate={self.min_rate:g}, max_rate={self.max_rate:g} without verdicts: how often a problem is "
+                f"solved is not known; evaluate the training set and set --data.pool.verdicts to its folder"
+            )
 
 
 @configuration

@@ -24,9 +24,16 @@ class PromptSampler:
         problems: the data set.
         seed: seed of the orders.
         pool: chooses the problems of an epoch; None: all are in each.
+        rates: what the pool knows from before, as of ``note``; of problems of other sets, too.
     """
 
-    def __init__(self, problems: Sequence[Problem], seed: int, pool: ProblemPool | None = None) -> None:
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        seed: int,
+        pool: ProblemPool | None = None,
+        rates: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
         if not problems:
             raise DataError("got no problems to sample; expected at least one")
         self._problems = tuple(problems)
@@ -35,6 +42,7 @@ class PromptSampler:
         self._position = 0
         self._pool = pool
         self._numbers = {problem.problem_id: number for number, problem in enumerate(self._problems)}
+        self.note({name: counts for name, counts in (rates or {}).items() if name in self._numbers})
         self._order = self._shuffled(0)
         self._fingerprint = _fingerprint(self._problems)
 

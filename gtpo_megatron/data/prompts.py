@@ -1,6 +1,7 @@
 """Stage 1: reads a data set into tokenised problems."""
 
 import hashlib
+import itertools
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -119,6 +120,17 @@ class ProblemSet:
         """The questions, for :func:`~gtpo_megatron.data.contamination.find_contamination`."""
         ids = tuple(problem.problem_id for problem in self.problems)
         return Questions(ids=ids, texts=self.questions, details=self.details)
+
+    def only(self, is_used: Sequence[bool], note: str) -> "ProblemSet":
+        """The set with these of its problems, and a note that says why."""
+        return replace(
+            self,
+            problems=tuple(itertools.compress(self.problems, is_used)),
+            questions=tuple(itertools.compress(self.questions, is_used)),
+            prompt_digests=tuple(itertools.compress(self.prompt_digests, is_used)),
+            details=tuple(itertools.compress(self.details, is_used)),
+            notes=(*self.notes, note),
+        )
 
     def head(self, num: int) -> "ProblemSet":
         """The first ``num`` problems; 0 keeps all."""

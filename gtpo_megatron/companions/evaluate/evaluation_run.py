@@ -27,7 +27,6 @@ from gtpo_megatron.companions.evaluate.results import RESULTS_FILE, EvaluationRe
 from gtpo_megatron.companions.evaluate.verdict_file import (
     HEAD_DTYPE,
     TEMPLATE_INPUTS,
-    VERDICTS_FILE,
     GradedResponse,
     MeasuredSet,
     VerdictFile,
@@ -42,6 +41,7 @@ from gtpo_megatron.config.serialize import to_plain
 from gtpo_megatron.data.chat_template import TemplateInputs, stop_token_ids, today, unstopped_turn
 from gtpo_megatron.data.contamination import Questions, find_contamination
 from gtpo_megatron.data.prompts import ProblemSet, load_problems
+from gtpo_megatron.data.solved_rates import VERDICTS_FILE
 from gtpo_megatron.data.source import check_source
 from gtpo_megatron.data.unique_rows import load_questions
 from gtpo_megatron.distributed.rendezvous import ONE_MACHINE

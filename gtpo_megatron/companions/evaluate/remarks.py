@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from gtpo_megatron.batch import ENDED_UNGRADED, REQUESTS_REFUSED
-from gtpo_megatron.companions.evaluate.verdict_file import VERDICTS_FILE, GradedResponse
+from gtpo_megatron.companions.evaluate.verdict_file import GradedResponse
+from gtpo_megatron.data.solved_rates import VERDICTS_FILE
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import parse_json
 

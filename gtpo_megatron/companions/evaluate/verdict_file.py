@@ -23,7 +23,6 @@ from gtpo_megatron.untrusted.text import numbered_lines, printable
 
 logger = logging.getLogger(__name__)
 
-VERDICTS_FILE = "verdicts.jsonl"
 TEMPLATE_INPUTS = "template_inputs"
 """What the chat template was given besides the messages, in the identity."""
 HEAD_DTYPE = "head_dtype"

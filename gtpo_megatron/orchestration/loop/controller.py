@@ -92,7 +92,7 @@ class Controller:
         self._stop_reason = stop_reason
         self._asked = ""
         pool = ProblemPool(config.data.pool, config.seed) if config.data.pool.enabled else None
-        self._sampler = PromptSampler(inputs.train, config.seed, pool)
+        self._sampler = PromptSampler(inputs.train, config.seed, pool, inputs.rates)
         self._counters = {"groups": 0, "responses": 0, "response_tokens": 0, "reward_failed": 0}
         experts = read_architecture(Path(config.model.path)).experts
         self._gate = MismatchGate.of_run(config, has_experts=experts is not None)

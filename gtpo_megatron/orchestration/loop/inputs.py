@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from gtpo_megatron.batch import Problem
 from gtpo_megatron.config.environment import EnvironmentConfig
-from gtpo_megatron.config.problems import DataConfig
+from gtpo_megatron.config.problems import DataConfig, PoolConfig
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.chat_template import TemplateInputs, asks_for_date, stop_token_ids, today, unstopped_turn
 from gtpo_megatron.data.contamination import Contamination, find_contamination
 from gtpo_megatron.data.prompts import ProblemSet, RowsNeeded, load_problems
-from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.data.solved_rates import read_rates
+from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.evaluation.evaluator import HeldOutSet
 from gtpo_megatron.rewards.function import answer_complaint, complaint, needs_answer, run_rewards
 from gtpo_megatron.run_folder.folder import TRAIN, DataContent, heldout_name
@@ -40,6 +41,7 @@ class RunInputs:
         notes: remarks of the reading, for the person who starts the run.
         lost: how many training problems are left out, and which options bring them back; "" if none is.
         contents: content of every data set, by its name in ``data.json``.
+        rates: of an evaluation of the training set, by a problem's id: correct responses, and those with a verdict.
     """
 
     tokenizer: "PreTrainedTokenizerBase"
@@ -49,6 +51,7 @@ class RunInputs:
     notes: Sequence[str] = ()
     lost: str = ""
     contents: Mapping[str, DataContent] = field(default_factory=dict)
+    rates: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def read_inputs(config: RunConfig, tokenizer: "PreTrainedTokenizerBase", *, vocab_size: int | None = None) -> RunInputs:
@@ -76,6 +79,9 @@ def read_inputs(config: RunConfig, tokenizer: "PreTrainedTokenizerBase", *, voca
         given=given,
         vocab_size=vocab_size,
     )
+    rates = solved_rates(config)
+    if rates:
+        training = _within_rates(training, rates, data.pool)
     notes = [*template_notes(tokenizer, given), *training.notes]
     if warning := turn_warning(config, tokenizer):
         logger.warning(warning)
@@ -105,7 +111,41 @@ def read_inputs(config: RunConfig, tokenizer: "PreTrainedTokenizerBase", *, voca
         template_date=given.date if asks_for_date(tokenizer) else data.template_date,
         notes=tuple(notes),
         lost=_lost(training),
+        rates=rates,
         contents=contents,
+    )
+
+
+def solved_rates(config: RunConfig) -> dict[str, tuple[int, int]]:
+    """Of ``data.pool.verdicts``; none without.
+
+    Raises:
+        ConfigError: there is no such file.
+        DataError: it is none of verdicts.
+    """
+    path = config.data.pool.verdicts
+    return read_rates(Path(path), success_threshold=config.algorithm.success_threshold) if path else {}
+
+
+def _within_rates(training: ProblemSet, rates: Mapping[str, tuple[int, int]], pool: PoolConfig) -> ProblemSet:
+    """Without the problems that are solved too seldom or too often; one that was not evaluated is used."""
+    names = [problem.problem_id for problem in training.problems]
+    if not rates.keys() & set(names):
+        raise DataError(
+            f"data.pool.verdicts={pool.verdicts}: its {len(rates)} problems, such as {next(iter(rates))!r}, are not of "
+            f"the training set's, such as {names[0]!r}; evaluate the file that data.train_path names"
+        )
+    is_used = [name not in rates or pool.min_rate <= rates[name][0] / rates[name][1] <= pool.max_rate for name in names]
+    if not any(is_used):
+        raise DataError(
+            f"data.pool: none of {len(names)} problems is solved at a rate from {pool.min_rate:g} to {pool.max_rate:g}"
+        )
+    num_known = len(rates.keys() & set(names))
+    return training.only(
+        is_used,
+        f"{len(names) - sum(is_used)} of {len(names)} training problems are left out, since they are solved less often "
+        f"than {pool.min_rate:g} or more often than {pool.max_rate:g}; {len(names) - num_known} were not evaluated and "
+        f"are used",
     )
 
 

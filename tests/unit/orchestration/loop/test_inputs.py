@@ -3,7 +3,14 @@
 import dataclasses
 import json
 
+import pytest
+
+from gtpo_megatron.companions.evaluate.verdict_file import GradedResponse, VerdictFile
+from gtpo_megatron.config.problems import PoolConfig
 from gtpo_megatron.data.chat_template import load_tokenizer
+from gtpo_megatron.data.problem_pool import ProblemPool
+from gtpo_megatron.data.prompt_sampler import PromptSampler
+from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.orchestration.loop.inputs import read_inputs
 from recipes import tiny_cpu
 
@@ -15,11 +22,14 @@ def write(path, *questions):
     return str(path)
 
 
-def inputs(tmp_path, train, **evaluation):
+def inputs(tmp_path, train, pool=None, **evaluation):
     config = tiny_cpu.gtpo()
+    path = write(tmp_path / "train.jsonl", *train)
     config = dataclasses.replace(
         config,
-        data=dataclasses.replace(config.data, train_path=write(tmp_path / "train.jsonl", *train), max_prompt_tokens=40),
+        data=dataclasses.replace(
+            config.data, train_path=write(tmp_path / "train.jsonl", *train), max_prompt_tokens=40, pool=pool
+        ),
         evaluation=dataclasses.replace(config.evaluation, **evaluation),
     )
     return read_inputs(config, load_tokenizer("recipes/assets/tiny_qwen2"))
@@ -73,3 +83,66 @@ def test_clean_sets_leave_no_note(tmp_path):
     found = inputs(tmp_path, ("1+1?",), path=write(tmp_path / "held.jsonl", "1-1?"))
     assert found.notes == ()
     assert found.heldout[0].num_contaminated == 0
+
+
+def evaluated(folder, rewards):
+    """A folder of verdicts, by the evaluation's own writer; None is a response without one."""
+    folder.mkdir()
+    file = VerdictFile(folder / "verdicts.jsonl", {"model": "x"})
+    for problem_id, values in rewards.items():
+        for sample, reward in enumerate(values):
+            file.append(
+                GradedResponse(
+                    benchmark="mine",
+                    problem_id=problem_id,
+                    sample=sample,
+                    seed=0,
+                    reference="1",
+                    reward=reward or 0.0,
+                    failure="it fell" if reward is None else None,
+                    is_truncated=False,
+                    num_tokens=3,
+                    answer=None,
+                    response="one",
+                )
+            )
+    file.close()
+    return str(folder)
+
+
+def test_problems_that_an_evaluation_found_too_easy_or_too_hard_are_left_out(tmp_path):
+    rewards = {"train-1?": [1.0, 1.0], "train-2?": [0.0, 1.0], "train-3?": [0.0, 0.0], "train-4?": [None, 0.4]}
+    pool = PoolConfig(verdicts=evaluated(tmp_path / "e", rewards), min_rate=0.1, max_rate=0.9)
+    found = inputs(tmp_path, ("1?", "2?", "3?", "4?", "5?"), pool=pool)
+    assert [problem.problem_id for problem in found.train] == ["train-2?", "train-5?"]
+    assert found.rates == {"train-1?": (2, 2), "train-2?": (1, 2), "train-3?": (0, 2), "train-4?": (0, 1)}
+    assert "3 of 5 training problems are left out, since they are solved less often than 0.1" in "\n".join(found.notes)
+    assert PromptSampler(found.train, 0, None, found.rates).next(2)
+
+
+def test_a_pool_begins_with_what_an_evaluation_found(tmp_path):
+    rewards = {f"train-{number}?": [1.0, 1.0] for number in range(9)}
+    found = inputs(tmp_path, [f"{i}?" for i in range(12)], pool=PoolConfig(verdicts=evaluated(tmp_path / "e", rewards)))
+    pool = PoolConfig(enabled=True, retire_after=1)
+    sampler = PromptSampler(found.train, 0, ProblemPool(pool, 0), found.rates)
+    assert {problem.problem_id for problem in sampler.next(3)} == {"train-9?", "train-10?", "train-11?"}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "pool", "message"),
+    [
+        ({"other": [1.0]}, {}, "its 1 problems, such as 'other', are not of the training set's, such as 'train-1.'"),
+        ({"train-1?": [1.0]}, {"max_rate": 0.5}, "none of 1 problems is solved at a rate from 0 to 0.5"),
+        ({}, {}, "no verdict in it; evaluate the training set first"),
+    ],
+)
+def test_verdicts_that_leave_nothing_are_told(tmp_path, rewards, pool, message):
+    with pytest.raises(DataError, match=message):
+        inputs(tmp_path, ("1?",), pool=PoolConfig(verdicts=evaluated(tmp_path / "e", rewards), **pool))
+
+
+def test_a_folder_without_verdicts_is_told(tmp_path):
+    with pytest.raises(ConfigError, match="data.pool.verdicts=.*: no verdicts.jsonl; name the folder that .* evaluate"):
+        inputs(tmp_path, ("1?",), pool=PoolConfig(verdicts=str(tmp_path)))
+    with pytest.raises(ConfigError, match="without verdicts: how often a problem is solved is not known"):
+        PoolConfig(max_rate=0.9)
