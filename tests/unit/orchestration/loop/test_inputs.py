@@ -27,9 +27,7 @@ def inputs(tmp_path, train, pool=None, **evaluation):
     path = write(tmp_path / "train.jsonl", *train)
     config = dataclasses.replace(
         config,
-        data=dataclasses.replace(
-            config.data, train_path=write(tmp_path / "train.jsonl", *train), max_prompt_tokens=40, pool=pool
-        ),
+        data=dataclasses.replace(config.data, train_path=path, max_prompt_tokens=40, pool=pool or config.data.pool),
         evaluation=dataclasses.replace(config.evaluation, **evaluation),
     )
     return read_inputs(config, load_tokenizer("recipes/assets/tiny_qwen2"))
