@@ -11,7 +11,6 @@ from rich.console import Console
 from gtpo_megatron.checks import PlannedRun, run_checks
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import load_config, to_plain
-from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.observability.known_warnings import FILE_ONLY
 from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.observability.progress import TrainingDisplay
@@ -20,7 +19,7 @@ from gtpo_megatron.observability.timers import StageTimers
 from gtpo_megatron.orchestration.cpu_memory import check_memory
 from gtpo_megatron.orchestration.loop.controller import Controller, RunSummary
 from gtpo_megatron.orchestration.loop.disk_space import check_disk_space
-from gtpo_megatron.orchestration.loop.inputs import RunInputs, check_enough, read_inputs
+from gtpo_megatron.orchestration.loop.inputs import RunInputs, check_enough, prompt_sampler, read_inputs
 from gtpo_megatron.orchestration.machine_record import record_machines
 from gtpo_megatron.orchestration.model_folder import with_model_folder
 from gtpo_megatron.orchestration.pinned_data import pin_data_sets, pin_date
@@ -76,7 +75,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         first = checkpoint.state.step if checkpoint else 0
         notes = (*inputs.notes, *(resume_notes(checkpoint, facts, folder) if resume else ()))
         if checkpoint:
-            PromptSampler(inputs.train, config.seed).load_state_dict(checkpoint.state.sampler)
+            prompt_sampler(config, inputs).load_state_dict(checkpoint.state.sampler)
             check_metrics(run_dir / METRICS_FILE)
         folder.record_run(config, inputs.contents, goes_on=checkpoint is not None)
         # rows that an earlier start left, measured before its first step, give way to this run's

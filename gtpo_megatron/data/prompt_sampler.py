@@ -97,6 +97,10 @@ class PromptSampler:
         Raises:
             CheckpointError: the state is malformed, or of another data set or seed.
         """
+        if set(state) ^ _STATE_KEYS in (_POOL_KEYS, set()) and ("pool" in state) != (self._pool is not None):
+            raise CheckpointError(
+                f"the checkpoint is of a run with data.pool.enabled={'pool' in state}; resume with the same"
+            )
         expected = _STATE_KEYS | (_POOL_KEYS if self._pool is not None else set())
         if set(state) != expected:
             raise CheckpointError(f"sampler state has the keys {sorted(state)}, expected {sorted(expected)}")

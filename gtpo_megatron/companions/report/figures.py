@@ -44,8 +44,10 @@ _OF_OUTCOME = (
     Figure(
         "groups", "Groups and cuts", "share",
         "Prompt groups with both correct and incorrect responses, the only ones that teach; groups all correct or all "
-        "incorrect; and responses cut at the length limit.",
+        "incorrect; and responses cut at the length limit. Groups that teach, of all that were sampled, dropped ones "
+        "included.",
         (Curve("rollout/groups_mixed_frac", "mixed groups"),
+         Curve("rollout/groups_taught_frac", "groups that teach", VIOLET, "dash"),
          Curve("credit/one_sided_groups_frac", "one-sided groups", ORANGE, "dash"),
          Curve("rollout/truncated_frac", "cut responses", GREY, "dot")), _SHARE),
 )

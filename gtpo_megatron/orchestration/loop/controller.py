@@ -12,8 +12,6 @@ import torch
 from gtpo_megatron.atomic_file import write_file
 from gtpo_megatron.batch import PromptBatch
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.data.problem_pool import ProblemPool
-from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.evaluation.evaluator import HeldOutResult
 from gtpo_megatron.mismatch.gate import MismatchGate
 from gtpo_megatron.mismatch.statistics import PREFIX
@@ -23,7 +21,7 @@ from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.sinks import MetricSinks
 from gtpo_megatron.orchestration.loop.checkpoint_saver import CheckpointSaver
 from gtpo_megatron.orchestration.loop.heldout_measurement import HeldOutMeasurement
-from gtpo_megatron.orchestration.loop.inputs import RunInputs
+from gtpo_megatron.orchestration.loop.inputs import RunInputs, prompt_sampler
 from gtpo_megatron.orchestration.loop.pipeline import rollout_pipeline
 from gtpo_megatron.orchestration.loop.policy_check import MismatchCheck, check_version
 from gtpo_megatron.orchestration.loop.step_log import StepLog
@@ -91,8 +89,7 @@ class Controller:
         self._display = display
         self._stop_reason = stop_reason
         self._asked = ""
-        pool = ProblemPool(config.data.pool, config.seed) if config.data.pool.enabled else None
-        self._sampler = PromptSampler(inputs.train, config.seed, pool, inputs.rates)
+        self._sampler = prompt_sampler(config, inputs)
         self._counters = {"groups": 0, "responses": 0, "response_tokens": 0, "reward_failed": 0}
         experts = read_architecture(Path(config.model.path)).experts
         self._gate = MismatchGate.of_run(config, has_experts=experts is not None)

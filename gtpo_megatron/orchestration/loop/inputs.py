@@ -13,6 +13,8 @@ from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.chat_template import TemplateInputs, asks_for_date, stop_token_ids, today, unstopped_turn
 from gtpo_megatron.data.contamination import Contamination, find_contamination
+from gtpo_megatron.data.problem_pool import ProblemPool
+from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.data.prompts import ProblemSet, RowsNeeded, load_problems
 from gtpo_megatron.data.solved_rates import read_rates
 from gtpo_megatron.errors import ConfigError, DataError
@@ -114,6 +116,12 @@ def read_inputs(config: RunConfig, tokenizer: "PreTrainedTokenizerBase", *, voca
         rates=rates,
         contents=contents,
     )
+
+
+def prompt_sampler(config: RunConfig, inputs: RunInputs) -> PromptSampler:
+    """Draws a run's problems, from its beginning."""
+    pool = ProblemPool(config.data.pool, config.seed) if config.data.pool.enabled else None
+    return PromptSampler(inputs.train, config.seed, pool, inputs.rates)
 
 
 def solved_rates(config: RunConfig) -> dict[str, tuple[int, int]]:

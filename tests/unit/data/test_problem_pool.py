@@ -91,8 +91,12 @@ def test_a_resumed_sampler_goes_on_exactly(steps_before):
 
 def test_a_state_of_a_run_without_a_pool_is_refused():
     plain = PromptSampler([Problem(problem_id="p0", prompt_ids=(0,), answer="0")], 3)
-    with pytest.raises(CheckpointError, match="expected .*'order', .*'pool'"):
+    with pytest.raises(CheckpointError, match="of a run with data.pool.enabled=False; resume with the same"):
         sampler_of(1).load_state_dict(plain.state_dict())
+    with pytest.raises(CheckpointError, match="of a run with data.pool.enabled=True; resume with the same"):
+        plain.load_state_dict(sampler_of(1).state_dict())
+    with pytest.raises(CheckpointError, match="expected .*'order', .*'pool'"):
+        sampler_of(1).load_state_dict({"seed": 3})
 
 
 @pytest.mark.parametrize(
