@@ -254,7 +254,7 @@ class PoolConfig:
         target: the rate at which a problem is drawn in every epoch; the farther from it, the less often.
         floor: least chance of a problem that is not retired.
         retire_after: groups in a row, all of whose responses are correct, after which a problem is left out; 0: never.
-        return_after: epochs for which it is left out.
+        return_after: epochs for which it is left out; then it is drawn by its rate again, never where ``floor`` is 0.
         verdicts: folder of an evaluation of the training set, or its ``verdicts.jsonl``: problems that it solved less
             often than ``min_rate`` or more often than ``max_rate`` are left out for good, and a pool begins with its
             rates. "": none.

@@ -7,7 +7,8 @@ from typing import Any
 
 from gtpo_megatron.config.problems import PoolConfig
 from gtpo_megatron.errors import CheckpointError
-from gtpo_megatron.untrusted.fields import Fields
+from gtpo_megatron.untrusted.fields import as_kind
+from gtpo_megatron.untrusted.text import shown
 
 MEMORY = 0.5
 """Part of a problem's rate that one more group leaves of what it was."""
@@ -63,20 +64,23 @@ class ProblemPool:
         if self._config.retire_after and record.in_a_row >= self._config.retire_after:
             record.in_a_row, record.retired_at = 0, epoch
 
-    def is_in(self, number: int, epoch: int) -> bool:
-        """Whether a problem is in an epoch; the same whenever it is asked, as long as nothing is noted."""
+    def is_retired(self, number: int, epoch: int) -> bool:
+        """Whether a problem is left out of an epoch since it is solved."""
+        record = self._records.get(number)
+        return record is not None and self._is_retired(record, epoch)
+
+    def is_drawn(self, number: int, epoch: int) -> bool:
+        """Whether a problem that is not retired is in an epoch; the same as long as nothing is noted."""
         record = self._records.get(number)
         if record is None:
             return True
-        if self._is_retired(record, epoch):
-            return False
         target = self._config.target
         chance = max(self._config.floor, 1 - abs(record.rate - target) / max(target, 1 - target))
         return random.Random(f"{self._seed}/{epoch}/{number}").random() < chance
 
     def metrics(self, epoch: int) -> dict[str, float]:
         """Problems that were sampled, those of them that are retired, and the mean of their rates."""
-        records = self._records.values()
+        records = list(self._records.values())  # another thread may be noting
         return {
             "prompts/pool_seen_count": float(len(records)),
             "prompts/pool_retired_count": float(sum(self._is_retired(one, epoch) for one in records)),
@@ -93,13 +97,21 @@ class ProblemPool:
         Raises:
             CheckpointError: the state is malformed.
         """
-        fields, self._records = Fields(dict(state), "state of the pool", CheckpointError), {}
-        for name in state:
-            values = fields.get(name, list[float])
-            is_known = name.isdecimal() and int(name) < num_problems
-            if not is_known or len(values) != len(_Record.__slots__) or not 0 <= values[0] <= 1:
-                raise CheckpointError(f"state of the pool has {name!r}: {values!r}; the checkpoint is damaged")
-            self._records[int(name)] = _Record(values[0], int(values[1]), int(values[2]))
+        records: dict[int, _Record] = {}
+        for number in range(num_problems):
+            if (values := state.get(str(number))) is not None:
+                records[number] = _record(values, f"state of the pool: {number}")
+        if unknown := sorted(state.keys() - map(str, records))[:1]:
+            raise CheckpointError(f"state of the pool has {shown(unknown[0])}, which is no problem of this run")
+        self._records = records
 
     def _is_retired(self, record: _Record, epoch: int) -> bool:
         return record.retired_at >= 0 and epoch - record.retired_at <= self._config.return_after
+
+
+def _record(values: Any, place: str) -> _Record:
+    rate, *counts = as_kind(values, list[float], place, CheckpointError)
+    is_whole = len(counts) == 2 and all(count == int(count) for count in counts)
+    if not (is_whole and 0 <= rate <= 1 and counts[0] >= 0 and counts[1] >= -1):
+        raise CheckpointError(f"{place} is {shown(values)}; the checkpoint is damaged")
+    return _Record(rate, int(counts[0]), int(counts[1]))

@@ -18,7 +18,8 @@ _STATE_KEYS = {"seed", "epoch", "position", "num_problems", "fingerprint"}
 class PromptSampler:
     """Returns every problem once per epoch, in an order that depends only on ``(seed, epoch)``.
 
-    With a pool, every problem that it has in the epoch, by what was known when the epoch began.
+    With a pool, every problem that it has in the epoch, by what was known when the epoch began, and at least as many as
+    a step takes.
 
     Args:
         problems: the data set.
@@ -62,6 +63,8 @@ class PromptSampler:
                 self._epoch += 1
                 self._position = 0
                 self._order = self._shuffled(self._epoch)
+            if self._position == 0:
+                self._fill(num)
             end = min(self._position + num - len(chosen), len(self._order))
             chosen += [self._problems[index] for index in self._order[self._position : end]]
             self._position = end
@@ -118,9 +121,10 @@ class PromptSampler:
         if self._pool is None:
             self._order = self._shuffled(epoch)
             return
-        self._pool.load_state_dict(fields.fields("pool").raw, num_problems=len(self._problems))
+        self._pool.load_state_dict(fields.get("pool", dict[str, Any]), num_problems=len(self._problems))
         self._order = fields.get("order", list[int])
-        if len(set(self._order)) < len(self._order) or not set(self._order) <= set(range(len(self._problems))):
+        is_order = len(set(self._order)) == len(self._order) and set(self._order) <= set(range(len(self._problems)))
+        if not is_order or position > len(self._order):
             raise CheckpointError(
                 "sampler state has an order that is none of these problems; the checkpoint is damaged"
             )
@@ -131,8 +135,17 @@ class PromptSampler:
         random.Random(f"{self._seed}/{epoch}").shuffle(order)
         if self._pool is None:
             return order
-        # where all are retired, all come back
-        return [number for number in order if self._pool.is_in(number, epoch)] or order
+        active = [number for number in order if not self._pool.is_retired(number, epoch)] or order
+        return [number for number in active if self._pool.is_drawn(number, epoch)]
+
+    def _fill(self, num: int) -> None:
+        """An epoch has a step's problems at least, the others those that are not retired before those that are."""
+        if self._pool is None or len(self._order) >= num:
+            return
+        pool, epoch, rest = self._pool, self._epoch, sorted(set(range(len(self._problems))).difference(self._order))
+        random.Random(f"{self._seed}/{epoch}/rest").shuffle(rest)
+        rest.sort(key=lambda number: pool.is_retired(number, epoch))
+        self._order += rest[: num - len(self._order)]
 
 
 def _fingerprint(problems: Sequence[Problem]) -> str:

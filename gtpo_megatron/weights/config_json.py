@@ -308,10 +308,8 @@ def _family(path: Path, fields: Fields) -> _Family:
     if not names:
         likely = fields.get("model_type", str, "").replace("_", "").lower()
         known = [one for one in _FAMILIES if one.removesuffix("ForCausalLM").lower().replace("_", "") == likely]
-        raise ConfigError(
-            f"{path}: lacks architectures, by which vLLM goes; add the model's class, such as "
-            f'"architectures": ["{(known or list(_FAMILIES))[0]}"]'
-        )
+        such = f', such as "architectures": ["{known[0]}"]' if known else ""
+        raise ConfigError(f"{path}: lacks architectures, by which vLLM goes; add the model's class{such}")
     name = names[0]
     if name in _MISSING:
         raise ConfigError(f"{path}: architecture {shown(name)} needs what is not there: {_MISSING[name]}")

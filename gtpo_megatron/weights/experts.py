@@ -159,6 +159,7 @@ def minimax_m2_experts(path: Path, fields: Fields, num_layers: int) -> Experts:
             raise ConfigError(f"{path}: {key}={shown(fields.raw[key])} is not supported; expected {shown(wanted)}")
     if noise := fields.get("router_jitter_noise", float, 0.0):
         raise ConfigError(f"{path}: router_jitter_noise={noise:g} is not supported; expected 0")
+    _num_experts(path, fields, "num_local_experts", "num_experts")
     plain = _in_every_layer(path, fields, num_layers, key="num_local_experts", normalised=True)
     return replace(plain, score="sigmoid", has_bias=True)
 
@@ -174,8 +175,8 @@ def ernie4_5_moe_experts(path: Path, fields: Fields, num_layers: int) -> Experts
     return _checked(
         path,
         Experts(
-            num_experts=fields.get("moe_num_experts", int, 64, at_least=1, at_most=MAX_EXPERTS),
-            experts_per_token=fields.get("moe_k", int, 6, at_least=1),
+            num_experts=_num_experts(path, fields, "moe_num_experts", "num_experts", default=64),
+            experts_per_token=_of_one_value(path, fields, ("moe_k", "num_experts_per_tok"), 6),
             ffn_size=ffn_size,
             layers=tuple(first <= number <= last and (number + 1) % every == 0 for number in range(num_layers)),
             shared_ffn_size=ffn_size * fields.get("moe_num_shared_experts", int, 2, at_least=0),
@@ -337,16 +338,20 @@ def _check_router(path: Path, fields: Fields, **expected: str) -> None:
             )
 
 
-def _num_experts(path: Path, fields: Fields, key: str) -> int:
-    """Hub folders have the model's own key, transformers 5 may write ``num_local_experts``."""
-    found = {
-        name: fields.get(name, int, at_least=1, at_most=MAX_EXPERTS)
-        for name in (key, "num_local_experts")
-        if fields.has(name)
-    }
+def _num_experts(path: Path, fields: Fields, key: str, *others: str, default: int | None = None) -> int:
+    """Hub folders have the model's own key, transformers 5 may write another."""
+    names = (key, *(others or ("num_local_experts",)))
+    return _of_one_value(path, fields, names, default, at_most=MAX_EXPERTS)
+
+
+def _of_one_value(
+    path: Path, fields: Fields, names: tuple[str, ...], default: int | None, at_most: int = MAX_EXPERTS
+) -> int:
+    """A number that transformers reads under any of several names, of which the first is the model's own."""
+    found = {name: fields.get(name, int, at_least=1, at_most=at_most) for name in names if fields.has(name)}
     if len(set(found.values())) > 1:
-        raise ConfigError(f"{path}: {key}={found[key]} and num_local_experts={found['num_local_experts']} differ")
-    return next(iter(found.values())) if found else fields.get(key, int)
+        raise ConfigError(f"{path}: {' and '.join(f'{name}={value}' for name, value in found.items())} differ")
+    return next(iter(found.values())) if found else fields.get(names[0], int, default)
 
 
 def _checked(path: Path, experts: Experts) -> Experts:

@@ -66,6 +66,10 @@ class PeftFolder:
         shapes = tensor_shapes(arch, config)
         _check_targets(found, config, self._path)
         self._absent = {layer for layer in map(_layer, shapes) if layer not in set(map(_layer, found))}
+        if not found:
+            raise ConfigError(f"{self._path} holds no adapters; save them again, with peft's save_pretrained")
+        if not _names_layers(folder / ADAPTER_CONFIG_FILE):
+            self._absent = set()  # they lack, whatever is not there
         shapes = {name: shape for name, shape in shapes.items() if _layer(name) not in self._absent}
         check_names(found, shapes.keys(), where=str(self._path))
         if self._absent:
@@ -110,6 +114,14 @@ class PeftFolder:
         for one in (a, b):
             require_finite([one], projection.name, where=self._path)
         return a, b
+
+
+def _names_layers(path: Path) -> bool:
+    """Whether a folder's adapters may be of some layers: by their numbers, by a pattern, or with exceptions."""
+    said = read_json(path, error=ConfigError)
+    given = said if isinstance(said, dict) else {}
+    by_number = given.get("layers_to_transform") is not None
+    return by_number or isinstance(given.get("target_modules"), str) or bool(given.get("exclude_modules"))
 
 
 def _layer(name: str) -> str:

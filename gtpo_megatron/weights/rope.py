@@ -88,7 +88,7 @@ def read_scaling(path: Path, rope: Fields, original: int, max_positions: int, nu
         return None
     if kind == "longrope":
         return _longrope(path, rope, original, max_positions, num_pairs)
-    factor = rope.get("factor", float, at_least=1)
+    factor = rope.get("factor", float, at_least=1, at_most=MAX_POSITIONS)
     if kind == "linear":
         return RopeScaling(kind="linear", factor=factor)
     if kind == "yarn":

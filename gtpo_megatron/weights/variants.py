@@ -3,6 +3,7 @@
 Arguments of each are where the keys are from, the keys, the decoder so far, and which of its layers have a window.
 """
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.text import shown
 from gtpo_megatron.weights.architecture import Architecture, LocalRope
 from gtpo_megatron.weights.rope import ROPE_OF_WINDOWS, rope_by_layer, rope_fields, rope_kind
+
+_MAX_ALPHA = 1e9
+"""Published models have 1,000."""
 
 
 def olmo2(path: Path, fields: Fields, arch: Architecture, windowed: tuple[bool, ...]) -> Architecture:
@@ -91,9 +95,11 @@ def hunyuan(path: Path, fields: Fields, arch: Architecture, windowed: tuple[bool
     theta = arch.rope_theta
     if rope_kind(rope) == "dynamic":
         alpha = rope.get("alpha", float)
-        if not (alpha > 0 and arch.head_size > 2):
-            raise ConfigError(f"{path}: alpha={alpha:g} of rope type 'dynamic' must be more than 0")
+        if not (1 <= alpha <= _MAX_ALPHA and arch.head_size > 2):
+            raise ConfigError(f"{path}: alpha={alpha:g} of rope type 'dynamic' must lie between 1 and {_MAX_ALPHA:g}")
         theta *= alpha ** (arch.head_size / (arch.head_size - 2))
+        if not theta < math.inf:
+            raise ConfigError(f"{path}: alpha={alpha:g} makes a rotary base of infinity")
     return replace(arch, norms_rotated_heads=True, rope_theta=theta)
 
 
@@ -126,9 +132,9 @@ def qwen3_5(path: Path, fields: Fields, arch: Architecture, windowed: tuple[bool
 def cwm(path: Path, fields: Fields, arch: Architecture, windowed: tuple[bool, ...]) -> Architecture:
     """CWM: nothing but windows in some layers, of which the hub's folders say in which."""
     del windowed
-    if fields.has("sliding_window"):
+    if fields.raw.get("sliding_window", 0) is not None:
         fields.get("layer_types", list[str])  # the class begins with a layer without
-    if not (fields.has("rope_parameters") or fields.has("rope_scaling")):
+    if not (fields.raw.get("rope_parameters") or fields.raw.get("rope_scaling")):
         raise ConfigError(f"{path}: lacks rope_parameters, of which transformers and vLLM have other defaults")
     return arch
 
@@ -136,14 +142,14 @@ def cwm(path: Path, fields: Fields, arch: Architecture, windowed: tuple[bool, ..
 def minimax_m2(path: Path, fields: Fields, arch: Architecture, windowed: tuple[bool, ...]) -> Architecture:
     """MiniMax M2: norms over all heads, of which a part is rotated."""
     del windowed
-    rotated = fields.get("rotary_dim", int, at_least=2, at_most=arch.head_size)  # vLLM knows no other key
+    rotated = fields.get("rotary_dim", int, at_least=2, at_most=arch.head_size)  # without it vLLM does not start
     if rotated % 2:
         raise ConfigError(f"{path}: rotary_dim={rotated} is not supported; expected an even number")
     fraction = rotated / arch.head_size
-    if arch.rotary_fraction not in (1.0, fraction):
+    name = "partial_rotary_factor"
+    if any(where.has(name) for where in (fields, rope_fields(fields))) and arch.rotary_fraction != fraction:
         raise ConfigError(
-            f"{path}: partial_rotary_factor={arch.rotary_fraction:g} and rotary_dim={rotated} of "
-            f"head_dim={arch.head_size} differ"
+            f"{path}: {name}={arch.rotary_fraction:g} and rotary_dim={rotated} of head_dim={arch.head_size} differ"
         )
     return replace(arch, rotary_fraction=fraction, qk_norm_spans_heads=True)
 

@@ -24,6 +24,7 @@ from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.orchestration import cpu_memory
 from gtpo_megatron.rollout import engine_checks
+from gtpo_megatron.weights import conversion
 from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
 from gtpo_megatron.weights.experts import Experts
@@ -79,9 +80,10 @@ def test_a_weight_that_is_no_number_is_named_with_its_file(refused, tmp_path, va
     assert f"{folder / 'model.safetensors'}: model.layers.1.mlp.up_proj.weight holds NaN or infinity (1 of " in text
 
 
-def test_so_is_one_of_a_converted_model(refused, tmp_path):
+def test_so_is_one_of_a_converted_model(refused, tmp_path, monkeypatch):
     folder = poisoned(tmp_path / "model", "model.norm.weight", torch.nan)
     converted = tmp_path / "converted"
+    monkeypatch.setattr(conversion, "require_finite", lambda *_, **__: None)  # converted by an earlier version
     hf_to_megatron(folder, converted, PARALLEL, progress=ConversionProgress())
     text = refused("--model.path", str(converted))
     assert f"{converted / 'megatron'}: model.norm.weight holds NaN or infinity (1 of " in text

@@ -49,7 +49,7 @@ def begin(tmp_path, monkeypatch):
         if not ends:
             return summary
         if step:
-            sampler = train.PromptSampler(train.check_inputs(config).train, config.seed)
+            sampler = train.prompt_sampler(config, train.check_inputs(config))
             monkeypatch.setattr(
                 checkpoints,
                 "state",

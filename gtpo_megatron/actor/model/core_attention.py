@@ -24,7 +24,7 @@ class PackedSDPA(MegatronModule):
     Megatron's local attention refuses packed sequences and materialises all scores. This takes the same
     ``PackedSeqParams`` as Transformer Engine's, which takes its place on a GPU. Under context parallelism every rank
     gathers all keys and values, which is simple and exact but needs their memory; Transformer Engine passes them on in
-    a ring instead.
+    a ring instead, or exchanges them for heads.
 
     Attributes:
         softmax_offset: ``[heads / tp]``, of every head the logarithm of what is added to its softmax's sum (a sink);

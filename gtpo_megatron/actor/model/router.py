@@ -73,7 +73,7 @@ class PolicyRouter(TopKRouter):
             _, experts = self.router_replay.get_replay_topk(ranked, self.topk, None, None, _best)
         weights = scores.gather(-1, experts)
         if rule.normalised:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
         chosen = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, experts, True)
         return torch.zeros_like(logits).scatter(-1, experts, rule.scaling * weights), chosen
 

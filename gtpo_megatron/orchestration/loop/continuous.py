@@ -376,10 +376,10 @@ class ContinuousSampling:
         return groups
 
     def _record(self, attempt: Attempt, group: SampledStep) -> None:
-        self._note(outcomes(group, self._config.algorithm))
         is_kept = not self._is_dynamic or bool(informative(group, self._config.algorithm))
         if not self._scheduler.graded(attempt, is_kept=is_kept):
             return
+        self._note(outcomes(group, self._config.algorithm))
         if is_kept:
             self._ready[attempt.group] = group
         else:

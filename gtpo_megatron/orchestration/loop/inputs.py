@@ -81,8 +81,12 @@ def read_inputs(config: RunConfig, tokenizer: "PreTrainedTokenizerBase", *, voca
         given=given,
         vocab_size=vocab_size,
     )
-    rates = solved_rates(config)
-    if rates:
+    rates: dict[str, tuple[int, int]] = {}
+    if data.pool.verdicts:
+        threshold = config.algorithm.success_threshold
+        rates = read_rates(
+            Path(data.pool.verdicts), content_sha256=training.content_sha256, success_threshold=threshold
+        )
         training = _within_rates(training, rates, data.pool)
     notes = [*template_notes(tokenizer, given), *training.notes]
     if warning := turn_warning(config, tokenizer):
@@ -124,36 +128,19 @@ def prompt_sampler(config: RunConfig, inputs: RunInputs) -> PromptSampler:
     return PromptSampler(inputs.train, config.seed, pool, inputs.rates)
 
 
-def solved_rates(config: RunConfig) -> dict[str, tuple[int, int]]:
-    """Of ``data.pool.verdicts``; none without.
-
-    Raises:
-        ConfigError: there is no such file.
-        DataError: it is none of verdicts.
-    """
-    path = config.data.pool.verdicts
-    return read_rates(Path(path), success_threshold=config.algorithm.success_threshold) if path else {}
-
-
 def _within_rates(training: ProblemSet, rates: Mapping[str, tuple[int, int]], pool: PoolConfig) -> ProblemSet:
     """Without the problems that are solved too seldom or too often; one that was not evaluated is used."""
     names = [problem.problem_id for problem in training.problems]
-    if not rates.keys() & set(names):
-        raise DataError(
-            f"data.pool.verdicts={pool.verdicts}: its {len(rates)} problems, such as {next(iter(rates))!r}, are not of "
-            f"the training set's, such as {names[0]!r}; evaluate the file that data.train_path names"
-        )
     is_used = [name not in rates or pool.min_rate <= rates[name][0] / rates[name][1] <= pool.max_rate for name in names]
     if not any(is_used):
         raise DataError(
             f"data.pool: none of {len(names)} problems is solved at a rate from {pool.min_rate:g} to {pool.max_rate:g}"
         )
-    num_known = len(rates.keys() & set(names))
+    num_left, num_unknown = len(names) - sum(is_used), len(set(names) - rates.keys())
     return training.only(
         is_used,
-        f"{len(names) - sum(is_used)} of {len(names)} training problems are left out, since they are solved less often "
-        f"than {pool.min_rate:g} or more often than {pool.max_rate:g}; {len(names) - num_known} were not evaluated and "
-        f"are used",
+        f"data.pool leaves out {num_left} of {len(names)} training problems, which are not solved at a rate from "
+        f"{pool.min_rate:g} to {pool.max_rate:g}; {num_unknown} have no verdict and are used",
     )
 
 
@@ -161,6 +148,9 @@ def check_enough(data: DataConfig, inputs: RunInputs) -> None:
     """Raises ConfigError if a step needs more problems than there are."""
     if data.prompts_per_step > len(inputs.train):
         lost = f"; {inputs.lost}" if inputs.lost else ""
+        if data.pool.verdicts:
+            low, high = data.pool.min_rate, data.pool.max_rate
+            lost += f"; data.pool leaves out what is not solved at a rate from {low:g} to {high:g}"
         raise ConfigError(
             f"data.prompts_per_step={data.prompts_per_step} exceeds the {len(inputs.train)} usable problems of "
             f"{data.train_path}{lost}"

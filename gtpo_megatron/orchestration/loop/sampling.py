@@ -77,24 +77,21 @@ def sample_groups(
     Raises:
         RolloutError: dynamic sampling found no informative group, or no response has a verdict.
     """
-
-    def one_round(num: int) -> SampledStep:
-        found = _one_round(draw(num), stages, rollout, seed)
-        note(outcomes(found, algorithm))
-        return found
-
-    rounds = [one_round(num_prompts)]
+    rounds = [_one_round(draw(num_prompts), stages, rollout, seed)]
     check_has_verdicts(rounds[0].rewards)
     kept = [informative(rounds[0], algorithm)]
     if not algorithm.dynamic_sampling.enabled:
+        note(outcomes(rounds[0], algorithm))
         taught = {"rollout/groups_taught_frac": Mean(float(len(kept[0])), num_prompts)}
         return replace(rounds[0], metrics=rounds[0].metrics | taught)
     limit = algorithm.dynamic_sampling.max_refills
     while (missing := num_prompts - sum(len(groups) for groups in kept)) > 0 and len(rounds) <= limit:
         num_drawn = sum(len(sampled.prompts.problems) for sampled in rounds)
         refill = refill_size(missing, num_kept=num_prompts - missing, num_drawn=num_drawn, num_prompts=num_prompts)
-        rounds.append(one_round(refill))
+        rounds.append(_one_round(draw(refill), stages, rollout, seed))
         kept.append(informative(rounds[-1], algorithm))
+    for sampled in rounds:  # not before: where an engine dies, all rounds are sampled again
+        note(outcomes(sampled, algorithm))
     num_kept = sum(len(groups) for groups in kept)
     num_drawn = sum(len(sampled.prompts.problems) for sampled in rounds)
     if num_kept == 0:
@@ -171,7 +168,7 @@ def outcomes(sampled: SampledStep, algorithm: AlgorithmConfig) -> dict[str, tupl
     )
     found: dict[str, tuple[int, int]] = {}
     for label, problem in zip(sampled.prompts.group_ids, sampled.prompts.problems, strict=True):
-        if label in counts:  # with a pool a problem may be in a step twice, at the end of a short epoch
+        if label in counts:  # with a pool a problem may be in a step twice, where an epoch ends
             before = found.get(problem.problem_id, (0, 0))
             found[problem.problem_id] = before[0] + counts[label][0], before[1] + counts[label][1]
     return found

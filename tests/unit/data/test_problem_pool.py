@@ -62,14 +62,32 @@ def test_a_wrong_response_begins_the_count_anew():
         "prompts/pool_retired_count": 1.0,
         "prompts/pool_rate_mean": pytest.approx(0.96875),
     }
-    assert not pool.is_in(0, 4)
-    assert pool.is_in(0, 5) or ON.floor < 1  # back, at the chance of what is solved
+    assert [pool.is_retired(0, epoch) for epoch in (4, 5)] == [True, False]
 
 
 def test_where_all_are_retired_all_come_back():
-    sampler = sampler_of(3, PoolConfig(enabled=True, retire_after=1, return_after=100))
+    sampler = sampler_of(3, PoolConfig(enabled=True, retire_after=1, return_after=100, floor=1.0))
     found = epochs(sampler, 4, lambda _: 4)
     assert set(found.values()) == {4}
+
+
+def test_a_step_has_each_problem_once_and_twice_only_where_an_epoch_ends():
+    """Though nearly all are retired: the rest is filled up with them, and their time runs on by the epoch."""
+    sampler = sampler_of(16, PoolConfig(enabled=True, retire_after=1, return_after=1000))
+    for _ in range(30):
+        drawn = Counter(problem.problem_id for problem in sampler.next(12))
+        assert max(drawn.values()) <= 2
+        assert len(drawn) >= 8
+        sampler.note(dict.fromkeys(drawn, (4, 4)) | ({"p3": (2, 4)} if "p3" in drawn else {}))
+    assert sampler.metrics()["prompts/pool_retired_count"] == 15.0
+
+
+def test_what_is_retired_stays_so_where_another_problem_is_seldom_drawn():
+    config = PoolConfig(enabled=True, retire_after=1, return_after=1000, floor=0.0)
+    sampler = sampler_of(9, config)
+    sampler.note({f"p{i}": (0 if i == 0 else 4, 4) for i in range(9)})
+    sampler.next(9)
+    assert [sampler.next(1)[0].problem_id for _ in range(5)] == ["p0"] * 5
 
 
 @pytest.mark.parametrize("steps_before", [0, 5, 33])
@@ -109,6 +127,13 @@ def test_a_state_of_a_run_without_a_pool_is_refused():
         {"pool": {"0": [0.5]}},
         {"pool": {"nobody": [0.5, 0, -1]}},
         {"pool": {"0": "x"}},
+        {"pool": {"0": [1.0, 1.7, 0.0]}},
+        {"pool": {"0": [1.0, -5, -1]}},
+        {"pool": {"0": [float("nan"), 0, -1]}},
+        {"pool": {"00": [0.5, 0, -1]}},
+        {"pool": {"9" * 5000: [0.5, 0, -1]}},
+        {"pool": None},
+        {"order": [0], "position": 2},
     ],
 )
 def test_a_damaged_state_is_refused(change):

@@ -132,7 +132,7 @@ def run(tmp_path, monkeypatch):
     for step in range(7):
         metrics.write(step, {"policy/loss": 0.5})
     metrics.close()
-    sampler = train.PromptSampler(train.check_inputs(config).train, config.seed).state_dict()
+    sampler = train.prompt_sampler(config, train.check_inputs(config)).state_dict()
     monkeypatch.setattr(
         checkpoints,
         "state",

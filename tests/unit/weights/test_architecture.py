@@ -345,6 +345,18 @@ def test_rotary_frequencies_equal_those_of_transformers(tmp_path, rope):
     assert torch.equal(inverse_frequencies(read_architecture(folder)), expected)
 
 
+HUNYUAN = {"architectures": ["HunYuanDenseV1ForCausalLM"], "head_dim": 64}
+MINIMAX = {
+    "architectures": ["MiniMaxM2ForCausalLM"],
+    "head_dim": 8,
+    "rotary_dim": 4,
+    "scoring_func": "sigmoid",
+    "use_routing_bias": True,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -360,6 +372,19 @@ def test_rotary_frequencies_equal_those_of_transformers(tmp_path, rope):
         ({"architectures": ["DeepseekV32ForCausalLM"]}, "DeepseekV32.* needs what is not there: sparse attention"),
         ({"architectures": ["Gemma2ForCausalLM"]}, "not there: a cap on scores and logits"),
         ({"architectures": ["Qwen3_5ForConditionalGeneration"], "linear_num_key_heads": 5}, "=5 must divide"),
+        ({"architectures": None, "model_type": "gemma3_text"}, "add the model's class$"),
+        ({"architectures": ["CwmForCausalLM"], "rope_parameters": {"rope_theta": 1e6}}, "lacks layer_types"),
+        (
+            HUNYUAN | {"rope_scaling": {"type": "dynamic", "alpha": 1e300}},
+            "alpha=1e.300 .* must lie between 1 and 1e.09",
+        ),
+        (HUNYUAN | {"rope_scaling": {"type": "dynamic", "alpha": 1e8}, "rope_theta": 1e305}, "base of infinity"),
+        (
+            {"architectures": ["Ernie4_5_MoeForCausalLM"], "moe_k": 6, "num_experts_per_tok": 4},
+            "num_experts_per_tok=4 differ",
+        ),
+        (MINIMAX | {"num_experts": 16}, "num_local_experts=8 and num_experts=16 differ"),
+        (MINIMAX | {"partial_rotary_factor": 1.0}, "partial_rotary_factor=1 and rotary_dim=4 of head_dim=8 differ"),
         ({"architectures": None, "model_type": "qwen3_moe"}, 'lacks architectures.* "architectures": ."Qwen3MoeFor'),
         (
             {"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "yarn", "factor": 4.0}},
@@ -386,7 +411,7 @@ def test_rotary_frequencies_equal_those_of_transformers(tmp_path, rope):
         ({"rope_scaling": LONG | {"short_factor": [0.0] * 8}, **SHORT}, "has 8 entries; expected 8 above 0, one a"),
         ({"rope_scaling": LONG | {"attention_factor": 1.2}, **SHORT}, "attention_factor of rope type 'longrope' is"),
         ({"rope_scaling": LONG | {"short_mscale": 1.1}, **SHORT}, "short_mscale of rope type 'longrope' is not"),
-        ({"rope_scaling": {"rope_type": "yarn", **YARN, "factor": 0.5}}, "factor is 0.5, expected 1 or more"),
+        ({"rope_scaling": {"rope_type": "yarn", **YARN, "factor": 0.5}}, "factor is 0.5, expected from 1 to"),
         ({"rope_scaling": {"rope_type": "yarn", **YARN, "factor": None}}, "lacks factor"),
         (
             {"rope_scaling": {"rope_type": "yarn", **YARN, "beta_fast": 0.5}},

@@ -141,6 +141,12 @@ def test_adapters_of_some_layers_are_read(tmp_path, arch):
     change_tensors(tmp_path, lambda tensors: tensors.pop(next(iter(tensors))))
     with pytest.raises(WeightMappingError, match="lacks 1 of 14 tensors"):
         PeftFolder(tmp_path, arch, CONFIG)
+    change(tmp_path, layers_to_transform=None)  # then all layers should be there
+    with pytest.raises(WeightMappingError, match="lacks 43 of 56 tensors"):
+        PeftFolder(tmp_path, arch, CONFIG)
+    change_tensors(tmp_path, lambda tensors: tensors.clear())
+    with pytest.raises(ConfigError, match="holds no adapters"):
+        PeftFolder(tmp_path, arch, CONFIG)
 
 
 @pytest.mark.parametrize(
