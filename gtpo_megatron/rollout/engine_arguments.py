@@ -11,6 +11,7 @@ from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.rollout.cache_size import STATE_DTYPE
 from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.config_json import CHUNKS
 from gtpo_megatron.weights.quantization import KEY as QUANTIZATION
 from gtpo_megatron.weights.text_part import has_other_parts, text_config
 
@@ -126,7 +127,7 @@ def llm_arguments(
     }
     if architecture.also_sees:  # of which a whole configuration has its class's default in the place of ours
         arguments["hf_overrides"]["tie_word_embeddings"] = architecture.tied_embeddings
-    if architecture.is_quantized or architecture.also_sees:
+    if architecture.is_quantized or architecture.also_sees or architecture.asks_for_chunks:
         arguments["hf_overrides"] = partial(_plain_text, overrides=arguments["hf_overrides"])
     if config.entropy_source == "rollout":
         arguments["logits_processors"] = [GPU_ENTROPY_PROCESSOR if on_gpu else ENTROPY_PROCESSOR]
@@ -144,7 +145,8 @@ def llm_arguments(
 def _plain_text(config: Any, *, overrides: Mapping[str, Any]) -> Any:
     """VLLM's configuration of the text part, of 16 bits: what is pushed is not quantized, and fits no layers of fewer.
 
-    vLLM asks more than once, and before it reads the folder with a configuration of no model.
+    Attention is whole, as the trainer's. vLLM asks more than once, and before it reads the folder with a configuration
+    of no model.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # vLLM has imported it
 
@@ -152,7 +154,8 @@ def _plain_text(config: Any, *, overrides: Mapping[str, Any]) -> Any:
     if has_other_parts(whole):
         text = text_config(whole)
         config = CONFIG_MAPPING[text["model_type"]].from_dict(text)
-    if hasattr(config, QUANTIZATION):
-        delattr(config, QUANTIZATION)
+    for name in (QUANTIZATION, CHUNKS):
+        if hasattr(config, name):
+            delattr(config, name)
     config.update(dict(overrides))
     return config

@@ -47,6 +47,8 @@ class Architecture(ModelShape):
         logit_factor: multiplies the logits.
         is_quantized: the folder has quantized weights, which are read as bfloat16; of no meaning for the model.
         also_sees: the folder has other parts than this text part; of no meaning for it.
+        asks_for_chunks: the folder asks vLLM to attend in chunks beyond the original context, which transformers does
+            not; an engine is started without that.
     """
 
     family: str
@@ -66,6 +68,7 @@ class Architecture(ModelShape):
     logit_factor: float = 1.0
     is_quantized: bool = field(default=False, compare=False)
     also_sees: bool = field(default=False, compare=False)
+    asks_for_chunks: bool = field(default=False, compare=False)
 
     @property
     def rotary_size(self) -> int:

@@ -254,6 +254,8 @@ _UNSUPPORTED = (
 """Keys of ``config.json`` that must be absent or off, and why or what to do."""
 
 
+CHUNKS = "dual_chunk_attention_config"
+"""Of Qwen's models for a million tokens."""
 _MAX_LAYERS = 10_000
 """A name table has an entry for each."""
 MAX_SIZE = 1 << 31
@@ -534,6 +536,7 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
         delta=_delta(path, fields, num_layers) if family.has_delta else None,
         norms_from_one=family.has_delta,
         is_quantized=quantization_of(fields, path) is not None,
+        asks_for_chunks=fields.has(CHUNKS),
         rope_scaling=scaling,
         rotary_fraction=fraction,
         rotates_neighbours=family.rotates_neighbours,

@@ -43,7 +43,7 @@ _OF_OUTCOME = (
          Curve("rollout/reward_best_16_mean", "best 16", ORANGE, "dot")), _FROM_ZERO),
     Figure(
         "groups", "Groups and cuts", "share",
-        "Prompt groups with both correct and incorrect responses, the only ones that teach; groups all correct or all "
+        "Prompt groups whose rewards differ, the only ones that teach; groups all correct or all "
         "incorrect; and responses cut at the length limit. Groups that teach, of all that were sampled, dropped ones "
         "included.",
         (Curve("rollout/groups_mixed_frac", "mixed groups"),

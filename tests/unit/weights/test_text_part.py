@@ -23,6 +23,20 @@ from tests.unit.weights.seeing_models import SEEING, make_seeing_folder
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+def engine_config(arch):
+    """What an engine makes of a folder's configuration."""
+    return llm_arguments(
+        RolloutConfig(),
+        arch,
+        on_gpu=False,
+        cache_mib=64,
+        max_sequence_tokens=64,
+        seed=0,
+        reads_weights=True,
+        adapter=AdapterConfig(),
+    )["hf_overrides"]
+
+
 @pytest.mark.parametrize("name", SEEING)
 def test_it_reads_as_the_folder_of_text_that_it_has(tmp_path, name, caplog):
     model, text = make_seeing_folder(tmp_path / "seeing", name)
@@ -80,19 +94,22 @@ def test_an_engine_ties_what_the_trainer_ties(tmp_path, name, tied):
     (tmp_path / "config.json").write_text(json.dumps(config))
     arch = read_architecture(tmp_path)
     assert arch.tied_embeddings is tied
-    change = llm_arguments(
-        RolloutConfig(),
-        arch,
-        on_gpu=False,
-        cache_mib=64,
-        max_sequence_tokens=64,
-        seed=0,
-        reads_weights=True,
-        adapter=AdapterConfig(),
-    )["hf_overrides"]
+    change = engine_config(arch)
     found = change(change(transformers.AutoConfig.from_pretrained(tmp_path)))
     assert found.tie_word_embeddings is tied
     assert found.architectures == [SEEING[name][-1]]
+
+
+def test_an_engine_attends_to_everything_whatever_the_folder_asks_for(tmp_path):
+    """Of Qwen's models for a million tokens, which transformers reads without their chunks."""
+    config = transformers.Qwen2Config(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+    raw = config.to_dict() | {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"dual_chunk_attention_config": {"chunk_size": 262144}}))
+    whole = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert whole.dual_chunk_attention_config["chunk_size"] == 262144
+    found = engine_config(read_architecture(tmp_path))(whole)
+    assert not hasattr(found, "dual_chunk_attention_config")
+    assert found.head_dtype == "float32"
 
 
 def test_the_end_of_a_response_is_that_of_the_text(tmp_path):
