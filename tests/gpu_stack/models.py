@@ -45,6 +45,8 @@ STACK_FAMILIES = {
     "phi4": FamilyModel("Phi3", SHAPE | {"pad_token_id": None}),
     "granite": FamilyModel("Granite", SHAPE | FAMILIES["granite"].changes | EXACT_FACTORS),
     "glm4": FamilyModel("Glm4", SHAPE | {"head_dim": 32, "pad_token_id": None}),
+    "glm": FamilyModel("Glm", SHAPE | {"head_dim": 32, "attention_bias": True, "pad_token_id": None}),
+    "hunyuan": FamilyModel("HunYuanDenseV1", SHAPE | {"head_dim": 64, "pad_token_id": None}),
     "olmo3": FamilyModel("Olmo3", SHAPE | FAMILIES["olmo3"].changes | ALTERNATING),
     "gemma3": FamilyModel("Gemma3", SHAPE | FAMILIES["gemma3"].changes | {"head_dim": 32} | ALTERNATING),
 }

@@ -62,7 +62,7 @@ def test_every_family(models, tmp_path, family):
     found = te_update(tmp_path, model, te_config(folder, {"num_ranks": 1}))
     check(found)
     # a factor of attention, which the fused rotary embedding would leave out, and pairs of neighbours take Megatron's
-    unfused = ("qwen2_yarn", "olmo3", "ernie4_5", "glm4")
+    unfused = ("qwen2_yarn", "olmo3", "ernie4_5", "glm4", "glm")
     assert set(found.calls) == (ENTRY_POINTS if family in unfused else ENTRY_POINTS | FUSED_ROPE)
 
 
