@@ -112,7 +112,7 @@ class PromptSampler:
             if state[key] != mine[key]:
                 raise CheckpointError(
                     f"sampler state of another run: its {key} is {shown(state[key])}, here it is {mine[key]!r}; "
-                    "resume with the data set and seed of the checkpoint"
+                    "resume with the data set (and data.pool.verdicts) and seed of the checkpoint"
                 )
         fields = Fields(dict(state), "sampler state", CheckpointError)
         epoch = fields.get("epoch", int, at_least=0)
