@@ -16,7 +16,7 @@ MEMORY = 0.5
 
 @dataclass(slots=True)
 class _Record:
-    """What is known of a problem that was sampled.
+    """What is known of a problem, by samples or by an evaluation.
 
     Attributes:
         rate: how often it was solved, the newest group counting half.
@@ -79,7 +79,7 @@ class ProblemPool:
         return random.Random(f"{self._seed}/{epoch}/{number}").random() < chance
 
     def metrics(self, epoch: int) -> dict[str, float]:
-        """Problems that were sampled, those of them that are retired, and the mean of their rates."""
+        """Problems of which a rate is known, those of them that are retired, and the mean of their rates."""
         records = list(self._records.values())  # another thread may be noting
         return {
             "prompts/pool_seen_count": float(len(records)),

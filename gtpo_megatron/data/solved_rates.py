@@ -69,4 +69,4 @@ def _records(file: Path) -> Iterator[Fields]:
         if not line.endswith(b"\n"):
             return  # cut short by a crash
         place = f"{printable(file)}:{number}"
-        yield Fields(Fields(parse_json(line, place, half_pairs=True), place).raw, place)
+        yield Fields(parse_json(line, place, half_pairs=True), place)

@@ -101,6 +101,17 @@ class _Family:
     variant: Callable[[Path, Fields, Architecture, tuple[bool, ...]], Architecture] | None = None
 
 
+_GLM = _Family(
+    "glm",
+    groups=2,
+    qkv_bias=True,
+    head_size=128,
+    own_switches=True,
+    rotary_fraction=0.5,
+    rotates_neighbours=True,
+    fuses_gate_up=True,
+)
+
 _FAMILIES = {
     "Qwen2ForCausalLM": _Family("qwen2", groups=32, qkv_bias=True),
     "Qwen3ForCausalLM": _Family("qwen3", groups=32, qk_norm=True, head_size=128),
@@ -116,27 +127,8 @@ _FAMILIES = {
     "Phi3ForCausalLM": _Family("phi3", window=None, rotary_fraction=1.0, fuses_qkv=True, fuses_gate_up=True),
     "Ministral3ForCausalLM": _Family("llama", groups=8, head_size=128, window=None, variant=variants.ministral3),
     "GraniteForCausalLM": _Family("llama", variant=variants.granite),
-    "Glm4ForCausalLM": _Family(
-        "glm4",
-        groups=2,
-        qkv_bias=True,
-        head_size=128,
-        own_switches=True,
-        rotary_fraction=0.5,
-        rotates_neighbours=True,
-        fuses_gate_up=True,
-        variant=variants.glm4,
-    ),
-    "GlmForCausalLM": _Family(
-        "glm",
-        groups=2,
-        qkv_bias=True,
-        head_size=128,
-        own_switches=True,
-        rotary_fraction=0.5,
-        rotates_neighbours=True,
-        fuses_gate_up=True,
-    ),
+    "GlmForCausalLM": _GLM,
+    "Glm4ForCausalLM": replace(_GLM, table="glm4", variant=variants.glm4),
     "CwmForCausalLM": _Family(
         "llama", groups=8, head_size=128, window=8192, full_every=4, rope_theta=1e6, variant=variants.cwm
     ),

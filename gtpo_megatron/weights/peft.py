@@ -58,7 +58,7 @@ class PeftFolder:
     """
 
     def __init__(self, folder: Path, arch: Architecture, config: AdapterConfig) -> None:
-        _check_config(folder / ADAPTER_CONFIG_FILE, config)
+        said = _checked_config(folder / ADAPTER_CONFIG_FILE, config)
         self._path = folder / WEIGHTS_FILE
         self._file = _open(self._path)
         self._projections = chosen_projections(arch, config)
@@ -68,7 +68,7 @@ class PeftFolder:
         self._absent = {layer for layer in map(_layer, shapes) if layer not in set(map(_layer, found))}
         if not found:
             raise ConfigError(f"{self._path} holds no adapters; save them again, with peft's save_pretrained")
-        if not _names_layers(folder / ADAPTER_CONFIG_FILE):
+        if not _may_lack_layers(said):
             self._absent = set()  # they lack, whatever is not there
         shapes = {name: shape for name, shape in shapes.items() if _layer(name) not in self._absent}
         check_names(found, shapes.keys(), where=str(self._path))
@@ -116,12 +116,10 @@ class PeftFolder:
         return a, b
 
 
-def _names_layers(path: Path) -> bool:
-    """Whether a folder's adapters may be of some layers: by their numbers, by a pattern, or with exceptions."""
-    said = read_json(path, error=ConfigError)
-    given = said if isinstance(said, dict) else {}
-    by_number = given.get("layers_to_transform") is not None
-    return by_number or isinstance(given.get("target_modules"), str) or bool(given.get("exclude_modules"))
+def _may_lack_layers(said: Fields) -> bool:
+    """Whether adapters are of some layers: by their numbers, by a pattern, or with exceptions."""
+    is_by_pattern = isinstance(said.raw.get("target_modules"), str)
+    return said.has("layers_to_transform") or is_by_pattern or bool(said.raw.get("exclude_modules"))
 
 
 def _layer(name: str) -> str:
@@ -166,8 +164,8 @@ def _open(path: Path) -> Any:
         raise ConfigError(f"{path} cannot be read: {printable(error)}; save the adapters again") from error
 
 
-def _check_config(path: Path, config: AdapterConfig) -> None:
-    """Raises ConfigError unless a folder's adapters are those that a run's configuration describes."""
+def _checked_config(path: Path, config: AdapterConfig) -> Fields:
+    """What a folder says of its adapters; raises ConfigError unless a run's configuration describes the same."""
     fields = Fields(read_json(path, error=ConfigError), str(path), ConfigError)
     if (kind := fields.raw.get("peft_type")) != "LORA":
         raise ConfigError(f"{path}: peft_type is {shown(kind)}, expected LORA")
@@ -188,6 +186,7 @@ def _check_config(path: Path, config: AdapterConfig) -> None:
             f"{config.scale:g}, those of {path} are made for {scale:g}; set --adapter.alpha {scale * rank:g} "
             f"--adapter.scaling rank"
         )
+    return fields
 
 
 def write_peft_folder(target: Path, adapters: Mapping[str, tuple[Tensor, Tensor]], *, base: str, scale: float) -> None:
