@@ -9,7 +9,8 @@ from pydantic import NonNegativeInt, PositiveFloat
 from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError
 
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+ALL_LINEAR = "all-linear"
+"""Among the targets: every projection but those of experts. peft calls it so, too."""
 
 
 SAMPLER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -28,8 +29,8 @@ class AdapterConfig:
         alpha: ``s = alpha / rank``.
         scaling: divides alpha by the ``rank``, or by its root (rsLoRA, arXiv 2312.03732), so that a higher rank learns
             no slower.
-        targets: projections that have adapters, by the last part of their names in the model's folder. Experts have
-            none.
+        targets: projections that have adapters, by the last part of their names in the model's folder; ``all-linear``:
+            all but those of experts, which are ``experts.gate_up_proj`` and ``experts.down_proj``.
         dtype: dtype of A and B in forward and backward: that of the ``model``, or ``float32``; masters and moments are
             float32 in any case.
         path: folder in peft's format whose adapters the run begins with.
@@ -40,7 +41,7 @@ class AdapterConfig:
     rank: NonNegativeInt = 0
     alpha: PositiveFloat = 32.0
     scaling: Literal["rank", "sqrt_rank"] = "rank"
-    targets: tuple[str, ...] = PROJECTIONS
+    targets: tuple[str, ...] = (ALL_LINEAR,)
     dtype: Literal["model", "float32"] = "model"
     path: str = ""
     push: Literal["merged", "adapters"] = "merged"

@@ -102,6 +102,13 @@ class RunConfig:
                 f"balance.{on[0]}={getattr(self.balance, on[0])} with adapter.rank={self.adapter.rank}: routers are "
                 f"frozen; set it to 0"
             )
+        of_experts = [target for target in self.adapter.targets if target.startswith("experts.")]
+        if of_experts and self.parallel.expert_tensor_parallel_size > 1:
+            raise ConfigError(
+                f"adapter.targets={self.adapter.targets!r} with parallel.expert_tensor_parallel_size="
+                f"{self.parallel.expert_tensor_parallel_size}: adapters of {of_experts[0]} are whole on a rank; share "
+                f"whole experts, with --parallel.expert-tensor-parallel-size 1"
+            )
         if self.adapter.pushes_alone and (self.model.dtype, self.rollout.dtype) == ("bfloat16", "float32"):
             raise ConfigError(
                 "rollout.dtype='float32' with model.dtype='bfloat16' and adapter.push='adapters': the sampler reads "

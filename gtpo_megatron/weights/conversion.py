@@ -244,14 +244,16 @@ def megatron_to_peft(checkpoint: Path, model: Path, target: Path, *, verify: Ver
             full or not writable.
     """
     check_checkpoint(checkpoint, verify)
-    adapters = stored_adapters(checkpoint, read_architecture(model))
+    arch = read_architecture(model)
+    adapters = stored_adapters(checkpoint, arch)
     if adapters is None:
         raise ConfigError(f"{checkpoint} has all of the model's weights and no adapters; use megatron-to-hf")
     if verify != "none":
         adapters.check_frozen(model)
     num_bytes = sum(4 * one.numel() for pair in adapters.pairs.values() for one in pair)
     with written_aside(target, num_bytes=num_bytes) as scratch:
-        write_peft_folder(scratch, adapters.pairs, base=str(model), scale=adapters.scale)
+        takes_turns = arch.experts is not None and arch.experts.clamp > 0
+        write_peft_folder(scratch, adapters.pairs, base=str(model), scale=adapters.scale, takes_turns=takes_turns)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -66,19 +66,11 @@ def attention(
     )
 
 
-def attention_or_delta_net(
-    arch: Architecture, layer: Layer, *, has_parts_apart: bool = False
-) -> Iterator[ParamMapping]:
+def attention_or_delta_net(arch: Architecture, layer: Layer) -> Iterator[ParamMapping]:
     """Projections, convolution, decay, norm and output of a gated delta net; in other layers attention with its norms.
 
     Tensor-parallel ranks share the key heads, each with its value heads: a projection has, for one key head after
     another, all that belongs to it.
-
-    Args:
-        arch: architecture of the model.
-        layer: the layer.
-        has_parts_apart: the folder's projections have queries, keys, values, gates and rates one below the other, in
-            four tensors.
     """
     delta = arch.delta
     assert delta is not None  # the family says so
@@ -87,7 +79,7 @@ def attention_or_delta_net(
         yield from qk_norms(arch, layer)
         return
     here, there, hidden_size = f"{layer.here}.self_attention", f"{layer.there}.linear_attn", arch.hidden_size
-    if has_parts_apart:
+    if delta.has_parts_apart:
         yield from _projections_apart(delta, here, there, hidden_size)
     else:
         width, rates = 2 * (delta.key_width + delta.value_width), 2 * delta.num_value_heads
@@ -313,7 +305,7 @@ LAYER_TABLES: dict[str, tuple[LayerRows, ...]] = {
     # Qwen3-Next: gated delta nets in three of four layers
     "qwen3_next": (layer_norms, attention_or_delta_net, gated_mlp_or_experts),
     # Qwen3.5: the same, its delta nets' projections in four tensors
-    "qwen3_5": (layer_norms, partial(attention_or_delta_net, has_parts_apart=True), gated_mlp_or_experts),
+    "qwen3_5": (layer_norms, attention_or_delta_net, gated_mlp_or_experts),
     # gpt-oss: sinks, a bias wherever there is a projection
     "gpt_oss": (layer_norms, attention, qkv_bias, output_bias, sinks, biased_experts),
 }

@@ -64,6 +64,8 @@ class DeltaNet:
         value_size: size of a head's value: columns of ``S``.
         conv_size: tokens that each element of query, key and value is convolved over, the token and those before.
         layers: per layer of the model whether it has a delta net; the others have attention.
+        has_parts_apart: its folder has queries, keys, values, gates and rates one below the other, in four tensors;
+            else key head after key head in two.
     """
 
     num_key_heads: int
@@ -72,6 +74,7 @@ class DeltaNet:
     value_size: int
     conv_size: int
     layers: tuple[bool, ...]
+    has_parts_apart: bool = False
 
     @property
     def key_width(self) -> int:

@@ -8,17 +8,26 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from gtpo_megatron.atomic_file import write_file
-from gtpo_megatron.config.adapter import PROJECTIONS, AdapterConfig
+from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import read_json
 from gtpo_megatron.untrusted.text import check_file, printable, shown
-from gtpo_megatron.weights.adapters import PEFT_PREFIX, Projection, chosen_projections, tensor_names, tensor_shapes
+from gtpo_megatron.weights.adapter_shapes import targets_of
+from gtpo_megatron.weights.adapters import (
+    Projection,
+    chosen_projections,
+    module_names,
+    projections,
+    tensor_names,
+    tensor_shapes,
+)
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.hf.reader import ADAPTER_CONFIG_FILE, DTYPES, check_names, require_finite
 
@@ -28,11 +37,13 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLED_FILE = "adapter_model.bin"
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _ADAPTER = re.compile(r".*\.layers\.\d+\..*?(\w+)\.lora_[AB]\.weight")
+_EXPERTS = re.compile(r".*\.layers\.\d+\.mlp\.experts\.(base_layer\.)?lora_[AB]\.weight")
 
 _HARMLESS = frozenset(
     {
         *("auto_mapping", "base_model_name_or_path", "inference_mode", "megatron_core", "peft_type", "peft_version"),
         *("revision", "task_type", "r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules"),
+        "target_parameters",  # the tensors say which
         *("layers_to_transform", "layers_pattern"),  # the tensors say which layers
         "lora_dropout",  # of the training that made them
         "qalora_group_size",  # of no effect without use_qalora
@@ -61,10 +72,13 @@ class PeftFolder:
         said = _checked_config(folder / ADAPTER_CONFIG_FILE, config)
         self._path = folder / WEIGHTS_FILE
         self._file = _open(self._path)
-        self._projections = chosen_projections(arch, config)
+        self._projections, self._targets = chosen_projections(arch, config), targets_of(arch, config)
+        self._num_experts = 0 if arch.experts is None else arch.experts.num_experts
+        self._takes_turns = arch.experts is not None and arch.experts.clamp > 0
+        self._last: tuple[str, Tensor] | None = None
         found = set(self._file.keys())
         shapes = tensor_shapes(arch, config)
-        _check_targets(found, config, self._path)
+        _check_targets(found, said, arch, config, self._path)
         self._absent = {layer for layer in map(_layer, shapes) if layer not in set(map(_layer, found))}
         if not found:
             raise ConfigError(f"{self._path} holds no adapters; save them again, with peft's save_pretrained")
@@ -110,10 +124,22 @@ class PeftFolder:
         Raises:
             ConfigError: they hold NaN or infinity.
         """
-        a, b = (self._file.get_tensor(name).float() for name in tensor_names(projection))
+        a, b = (self._tensor(name).float() for name in tensor_names(projection, self._targets))
+        if projection.expert is not None:
+            a = a.view(self._num_experts, -1, projection.columns)[projection.expert]
+            b = b.view(projection.rows, -1, self._num_experts)[..., projection.expert]
+            if self._takes_turns:
+                count = len(projection.blocks)
+                b = torch.cat([b[number::count] for number in range(count)])
         for one in (a, b):
             require_finite([one], projection.name, where=self._path)
         return a, b
+
+    def _tensor(self, name: str) -> Tensor:
+        """One of the file; the last one is kept, which may be that of all experts."""
+        if self._last is None or self._last[0] != name:
+            self._last = name, self._file.get_tensor(name)
+        return self._last[1]
 
 
 def _may_lack_layers(said: Fields) -> bool:
@@ -128,25 +154,29 @@ def _layer(name: str) -> str:
     return found[1] if found else ""
 
 
-def _check_targets(found: Collection[str], config: AdapterConfig, path: Path) -> None:
+def _check_targets(found: Collection[str], said: Fields, arch: Architecture, config: AdapterConfig, path: Path) -> None:
     """Raises ConfigError unless the adapters are of the configuration's targets, and of nothing else."""
-    known = {name: _ADAPTER.fullmatch(name) for name in found}
+    of_experts = {name for name in found if _EXPERTS.fullmatch(name)}
+    known = {name: _ADAPTER.fullmatch(name) for name in found if name not in of_experts}
     if strange := sorted(name for name, match in known.items() if match is None):
         raise ConfigError(
             f"{path}: {shown(strange[0])} is no adapter of a projection in a layer as peft's save_pretrained names it; "
             f"merge the adapters into the model (peft's merge_and_unload) and train that"
         )
     targets = {match[1] for match in known.values() if match is not None}
-    if unknown := sorted(targets - set(PROJECTIONS)):
+    if of_experts:
+        parameters = said.get("target_parameters", list[str], [])
+        targets |= {".".join(one.split(".")[-2:]) for one in parameters}
+    every = dict.fromkeys(one.target for one in projections(arch))
+    if unknown := sorted(targets - every.keys()):
         raise ConfigError(
             f"{path} has adapters of {', '.join(map(printable, unknown))}, of which none are trained here; merge the "
             f"adapters into the model (peft's merge_and_unload) and train that"
         )
-    if targets and targets != set(config.targets):
-        wanted = " ".join(name for name in PROJECTIONS if name in targets)
+    if targets and targets != set(targets_of(arch, config)):
         raise ConfigError(
             f"adapter.targets={config.targets!r}, but the adapters of {path} are of others; set "
-            f"--adapter.targets {wanted}"
+            f"--adapter.targets {' '.join(name for name in every if name in targets)}"
         )
 
 
@@ -189,16 +219,28 @@ def _checked_config(path: Path, config: AdapterConfig) -> Fields:
     return fields
 
 
-def write_peft_folder(target: Path, adapters: Mapping[str, tuple[Tensor, Tensor]], *, base: str, scale: float) -> None:
+def write_peft_folder(
+    target: Path,
+    adapters: Mapping[str, tuple[Tensor, Tensor]],
+    *,
+    base: str,
+    scale: float,
+    takes_turns: bool = False,
+) -> None:
     """Writes adapters into an existing folder, float32.
 
     Args:
         target: the folder.
-        adapters: whole A and B by the name of their projection.
+        adapters: whole A and B by the name of their projection; those of experts are stacked, ``[experts, r, columns]``
+            and ``[experts, rows, r]``.
         base: the model that they belong to, for whoever loads them.
         scale: ``s``.
+        takes_turns: the model's folder has the rows of experts' gates and up projections in turns.
     """
-    rank = len(next(iter(adapters.values()))[0])
+    names = {name: _target(name) for name in adapters}
+    rank = next(iter(adapters.values()))[0].shape[-2]
+    linear = sorted({target for target in names.values() if not target.startswith("experts.")})
+    stacked = [target for target in ("experts.gate_up_proj", "experts.down_proj") if target in names.values()]
     said = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -210,12 +252,26 @@ def write_peft_folder(target: Path, adapters: Mapping[str, tuple[Tensor, Tensor]
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
-        "target_modules": sorted({name.rpartition(".")[2] for name in adapters}),
+        "target_modules": linear,
     }
+    if stacked:
+        said["target_parameters"] = [f"mlp.{target}" for target in stacked]
     write_file(target / ADAPTER_CONFIG_FILE, json.dumps(said, indent=2) + "\n")
-    tensors = {
-        f"{PEFT_PREFIX}{name}.lora_{part}.weight": one.float().contiguous()
-        for name, pair in adapters.items()
-        for part, one in zip("AB", pair, strict=True)
-    }
+    tensors: dict[str, Tensor] = {}
+    for name, pair in adapters.items():
+        one = names[name]
+        whole = _of_all_experts(*pair, takes_turns and one == "experts.gate_up_proj") if one in stacked else pair
+        floats = (part.float().contiguous() for part in whole)
+        tensors |= zip(module_names(name, one, stacked), floats, strict=True)
     save_file(tensors, target / WEIGHTS_FILE, metadata={"format": "pt"})
+
+
+def _target(name: str) -> str:
+    """The target that a projection is, by its name."""
+    return ".".join(name.split(".")[-2 if ".experts." in name else -1 :])
+
+
+def _of_all_experts(a: Tensor, b: Tensor, takes_turns: bool) -> tuple[Tensor, Tensor]:
+    """``[r experts, columns]`` and ``[rows, r experts]``; where gates and up projections take turns, so do B's rows."""
+    rows = b.permute(1, 2, 0)
+    return a.flatten(0, 1), (torch.stack(rows.chunk(2), 1).flatten(0, 1) if takes_turns else rows).flatten(1)

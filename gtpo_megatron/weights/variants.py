@@ -122,11 +122,12 @@ def granite(path: Path, fields: Fields, arch: Architecture, windowed: tuple[bool
 
 
 def qwen3_5(path: Path, fields: Fields, arch: Architecture, windowed: tuple[bool, ...]) -> Architecture:
-    """Qwen3.5: nothing but Qwen3-Next's, which it may not switch off."""
+    """Qwen3.5: Qwen3-Next's, which it may not switch off, with a delta net's projections one by one."""
     del windowed
     if not fields.get("attn_output_gate", bool, True):
         raise ConfigError(f"{path}: attn_output_gate=false is not supported; expected true")
-    return arch
+    assert arch.delta is not None  # the family says so
+    return replace(arch, delta=replace(arch.delta, has_parts_apart=True))
 
 
 def cwm(path: Path, fields: Fields, arch: Architecture, windowed: tuple[bool, ...]) -> Architecture:

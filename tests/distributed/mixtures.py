@@ -8,11 +8,13 @@ import torch
 def by_folder_names(parameters, *, has_numbers=False):
     """Weights, or their gradients, by the names of the tables, which have experts one by one where a model stacks them.
 
-    gpt-oss has biases, and its experts transposed, gate and up projection in turns.
+    gpt-oss has biases, and its experts transposed, gate and up projection in turns. Adapters keep peft's names.
     """
     found = {}
     for name, tensor in parameters.items():
         stem, _, kind = name.rpartition(".")
+        if ".lora_" in name:
+            continue
         if stem.endswith(".moe_statics"):  # of ERNIE 4.5, a row
             found[name.replace(".gate.moe_statics.", ".moe_statics.")] = tensor[0]
             continue
@@ -35,7 +37,8 @@ def by_folder_names(parameters, *, has_numbers=False):
         for expert, weight in enumerate(tensor):
             for part, piece in zip(parts, weight.chunk(len(parts)), strict=True):
                 found[f"{stem}.{expert}.{part}.weight"] = piece
-    return {_as_numbered(name): tensor for name, tensor in found.items()} if has_numbers else found
+    found = {_as_numbered(name): tensor for name, tensor in found.items()} if has_numbers else found
+    return found | {name: tensor for name, tensor in parameters.items() if ".lora_" in name}
 
 
 NUMBERED = ("mixtral", "minimax_m2")

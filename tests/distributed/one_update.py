@@ -63,7 +63,7 @@ def one_update(rank, world_size, init_method, config, buffer_path, failed, deali
     }
     if actor._trained.adapters is not None:
         found["adapters"] = {
-            part.projection: [(one.detach(), one.main_grad) for one in (part.a, part.b)]
+            part.projection: [(one.detach(), one.main_grad) for one in part.tensors().values()]
             for part in actor._trained.adapters.parts
         }
     if actor.coordinates.has_logits:

@@ -2,22 +2,33 @@
 
 import copy
 import dataclasses
+from pathlib import Path
 
 import peft
 import pytest
 import torch
 
-from gtpo_megatron.config.adapter import PROJECTIONS, AdapterConfig
+from gtpo_megatron.config.adapter import ALL_LINEAR, AdapterConfig
 from gtpo_megatron.config.algorithm import GRPOConfig, ReferenceKLConfig
 from gtpo_megatron.observability.metrics import merge, to_scalars
+from gtpo_megatron.weights.adapter_shapes import targets_of
 from gtpo_megatron.weights.adapters import tensor_names
+from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.param_mapping import TensorParallel
 from tests.dist_utils import run_processes
 from tests.distributed.expert_models import make_expert_model
 from tests.distributed.family_models import FAMILIES, make_family_model
 from tests.distributed.model_file import read_tensors
 from tests.distributed.one_update import GRADIENT_TOLERANCE, one_update
-from tests.distributed.tiny_world import dense_scores, dense_step, make_config, make_model, make_rewards, make_rollouts
+from tests.distributed.tiny_world import (
+    dense_scores,
+    dense_step,
+    make_config,
+    make_model,
+    make_rewards,
+    make_rollouts,
+    named_weights,
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -61,14 +72,19 @@ EXPERT_LAYOUTS = {
 }
 MARKS = {"one": (), "pp2_vpp2_cp2": (), "tp2_sp": pytest.mark.slow}
 """Every other layout is in ``make nightly``."""
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-def with_adapters(model, folder, *, rank=4, alpha=8.0, targets=PROJECTIONS, use_rslora=False):
+def with_adapters(model, folder, *, rank=4, alpha=8.0, targets=(ALL_LINEAR,), use_rslora=False):
     """peft's model with adapters that do something from the first, and the folder that they are saved in."""
     torch.manual_seed(7)
+    linear = [target for target in targets if not target.startswith("experts.")]
     settings = peft.LoraConfig(
-        r=rank, lora_alpha=alpha, target_modules=list(targets), use_rslora=use_rslora, lora_dropout=0.0
+        r=rank,
+        lora_alpha=alpha,
+        target_modules=ALL_LINEAR if ALL_LINEAR in targets else linear,
+        target_parameters=[f"mlp.{target}" for target in targets if target not in linear] or None,
+        use_rslora=use_rslora,
+        lora_dropout=0.0,
     )
     adapted = peft.get_peft_model(copy.deepcopy(model), settings)
     for name, parameter in adapted.named_parameters():
@@ -102,33 +118,48 @@ def compare(tmp_path, adapted, config, *, ref_model=None):
             if found.get(name) is not None:
                 wanted = expected[name][found["rows"]][:, : found[name].shape[1]]
                 torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=2e-5)
-        seen |= compare_adapters(found, expected, parallel)
+        seen |= compare_adapters(found, expected, config)
     assert len(seen) == len([name for name in expected["gradients"] if "lora_A" in name])
     scalars = to_scalars(merge(found["metrics"] for found in ranks if found["coordinates"].reports))
     assert scalars["policy/loss"] == pytest.approx(expected["loss"], rel=1e-4, abs=1e-6)
     assert scalars["optimizer/grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
-    merged = adapted.merge_and_unload().state_dict()
+    merged = named_weights(adapted.merge_and_unload())
     for name, tensor in read_tensors(path, config.model.path).items():
-        if name in merged:  # experts are stacked in the model, and have no adapters
-            torch.testing.assert_close(tensor, merged[name], rtol=0, atol=2e-4, msg=lambda text, name=name: name + text)
+        torch.testing.assert_close(tensor, merged[name], rtol=0, atol=2e-4, msg=lambda text, name=name: name + text)
     return scalars
 
 
-def compare_adapters(found, expected, parallel):
+def compare_adapters(found, expected, config):
     """Gradients and new values of a rank's adapters; returns the projections that have some."""
+    parallel, arch = config.parallel, read_architecture(Path(config.model.path))
     tp = TensorParallel(parallel.tensor_parallel_size, found["coordinates"].tensor_index)
     seen = set()
-    for projection, (a, b) in found["adapters"].items():
-        names = [name.replace(".weight", ".default.weight") for name in tensor_names(projection)]
+    for projection, pairs in found["adapters"].items():
         seen.add(projection.name)
-        weights = projection.shard(*(expected["weights"][name] for name in names), tp)
-        gradients = projection.shard(*(expected["gradients"][name] for name in names), tp)
-        for (weight, gradient), name, *wanted in zip((a, b), names, weights, gradients, strict=True):
+        weights, gradients = (
+            projection.shard(*whole_pair(projection, expected[what], config.adapter, arch), tp)
+            for what in ("weights", "gradients")
+        )
+        names = tensor_names(projection, targets_of(arch, config.adapter))  # of experts all of them together
+        largest = [expected["gradients"][name.replace(".weight", ".default.weight")].abs().max() for name in names]
+        for number, ((weight, gradient), *wanted) in enumerate(zip(pairs, weights, gradients, strict=True)):
             torch.testing.assert_close(weight, wanted[0], rtol=0, atol=5e-5)  # a step is up to 1e-2
             if not parallel.distributed_optimizer:  # which has the sums of a rank's own part only
-                largest = expected["gradients"][name].abs().max()
-                assert (gradient - wanted[1]).abs().max() < GRADIENT_TOLERANCE * largest
+                assert (gradient - wanted[1]).abs().max() <= GRADIENT_TOLERANCE * largest[min(number, 1)], projection
     return seen
+
+
+def whole_pair(projection, tensors, adapter, arch):
+    """The A and B of a projection among peft's tensors, as its forward pass reads them."""
+    names = tensor_names(projection, targets_of(arch, adapter))
+    a, b = (tensors[name.replace(".weight", ".default.weight")] for name in names)
+    if projection.expert is None:
+        return a, b
+    num = arch.experts.num_experts
+    a, b = a.reshape(num, -1, a.shape[1])[projection.expert], b.reshape(len(b), -1, num)[:, :, projection.expert]
+    if arch.family == "gpt_oss" and projection.target == "experts.gate_up_proj":
+        b = torch.cat([b[0::2], b[1::2]])
+    return a, b
 
 
 @pytest.fixture(scope="module")
@@ -174,22 +205,51 @@ def test_families(tmp_path, family, layout):
     compare(tmp_path, adapted, adapted_config(tmp_path / "model", LAYOUTS[layout], tmp_path / "adapters"))
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("family", "targets"),
-    [
-        ("qwen3_moe", ATTENTION),
-        ("glm4_moe", ATTENTION),
-        ("deepseek_v3", ("q_b_proj", "o_proj")),
-        ("gpt_oss", ATTENTION),
-    ],
+    "layout", ["one", "tp2", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("tp2_sp",))]
 )
-@pytest.mark.parametrize("layout", EXPERT_LAYOUTS)
-def test_the_attention_of_a_mixture_of_experts(tmp_path, family, targets, layout):
+@pytest.mark.parametrize("family", ["phi4", "glm4", "deepseek_dense", "qwen3_5"])
+def test_fused_tensors_latents_and_delta_nets(tmp_path, family, layout):
+    """One A over several matrices in one tensor; projections that are whole on every rank."""
+    latents = (
+        "q_a_proj",
+        "q_b_proj",
+        "kv_a_proj_with_mqa",
+        "kv_b_proj",
+        "o_proj",
+    )  # peft takes other names for experts
+    targets = latents if family == "deepseek_dense" else (ALL_LINEAR,)
+    model = make_family_model(tmp_path / "model", FAMILIES[family])
+    adapted = with_adapters(model, tmp_path / "adapters", targets=targets)
+    config = adapted_config(tmp_path / "model", LAYOUTS[layout], tmp_path / "adapters", targets=targets)
+    compare(tmp_path, adapted, config)
+
+
+@pytest.mark.parametrize(
+    "layout", ["one", *(pytest.param(name, marks=pytest.mark.nightly) for name in EXPERT_LAYOUTS if name != "one")]
+)
+@pytest.mark.parametrize("family", ["qwen3_moe", "glm4_moe", "mixtral", "deepseek_v3", "gpt_oss", "qwen3_next"])
+def test_experts(tmp_path, family, layout):
+    """Of every expert and of attention."""
     model = make_expert_model(tmp_path / "model", family)
+    arch = read_architecture(tmp_path / "model")
+    targets = (*targets_of(arch, AdapterConfig(rank=4)), "experts.gate_up_proj", "experts.down_proj")
     adapted = with_adapters(model, tmp_path / "adapters", targets=targets)
     config = adapted_config(tmp_path / "model", EXPERT_LAYOUTS[layout], tmp_path / "adapters", targets=targets)
     compare(tmp_path, adapted, config)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("target", ["experts.gate_up_proj", "experts.down_proj"])
+def test_one_projection_of_experts(tmp_path, target):
+    """peft then wraps one tensor, not one around the other."""
+    model = make_expert_model(tmp_path / "model", "qwen3_moe")
+    adapted = with_adapters(model, tmp_path / "adapters", targets=(target,))
+    compare(
+        tmp_path,
+        adapted,
+        adapted_config(tmp_path / "model", EXPERT_LAYOUTS["one"], tmp_path / "adapters", targets=(target,)),
+    )
 
 
 @pytest.mark.parametrize("layout", ["one", pytest.param("tp2_sp", marks=pytest.mark.nightly)])
@@ -222,6 +282,7 @@ def test_over_bfloat16_weights(models, tmp_path, layout, dtype):
     config = adapted_config(folder, LAYOUTS[layout], tmp_path / "adapters", dtype=dtype)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16"))
     rollouts = make_rollouts()
+    arch = read_architecture(folder)
     rounded = dense_step(copy.deepcopy(adapted).bfloat16(), config, rollouts, make_rewards())["gradients"]
     expected = dense_step(adapted, config, rollouts, make_rewards())
     dealing = "one" if config.parallel.data_parallel_size == 1 else "split"
@@ -231,10 +292,11 @@ def test_over_bfloat16_weights(models, tmp_path, layout, dtype):
         for projection, pairs in found["adapters"].items():
             assert {weight.dtype for weight, _ in pairs} == {torch.float32 if dtype == "float32" else torch.bfloat16}
             assert {gradient.dtype for _, gradient in pairs} == {torch.float32}
-            names = [name.replace(".weight", ".default.weight") for name in tensor_names(projection)]
-            weights = projection.shard(*(expected["weights"][name] for name in names), tp)
-            gradients = projection.shard(*(expected["gradients"][name] for name in names), tp)
-            theirs = projection.shard(*(rounded[name].float() for name in names), tp)
+            weights, gradients, theirs = (
+                projection.shard(*whole_pair(projection, tensors, config.adapter, arch), tp)
+                for tensors in (expected["weights"], expected["gradients"], rounded)
+            )
+            theirs = [one.float() for one in theirs]
             for (weight, gradient), wanted, direction, other in zip(pairs, weights, gradients, theirs, strict=True):
                 # a step is up to 1e-2, and its sign that of the gradient, however small
                 assert (weight.float() - wanted).abs().mean() < 3e-3

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core.parallel_state import get_tensor_model_parallel_group
+from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.parallel_state import get_expert_data_parallel_rank, get_tensor_model_parallel_group
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
-from torch import Tensor
 
-from gtpo_megatron.actor.model.adapters import Adapters
+from gtpo_megatron.actor.model.adapters import Adapters, LowRank
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.weights.megatron.adapters import ADAPTERS, ADAPTERS_PREFIX, SCALE
@@ -23,21 +23,47 @@ def sharded_adapters(adapters: Adapters, metadata: Mapping[str, Any]) -> dict[st
         adapters: adapters of this rank.
         metadata: Megatron's, as for a model.
     """
-    tensors: dict[str, Tensor] = {}
-    axes: dict[str, int] = {}
+    found: dict[str, Any] = {}
     for part in adapters.parts:
-        name, splits_rows = part.projection.name, part.projection.splits_rows
-        tensors |= {f"{name}.a": part.a, f"{name}.b": part.b}
-        axes |= {f"{name}.b": 0} if splits_rows else {f"{name}.a": 1}
-    found: dict[str, Any] = make_sharded_tensors_for_checkpoint(
-        tensors,
-        ADAPTERS_PREFIX,
-        axes,
-        (),
-        tp_group=get_tensor_model_parallel_group(),
-        dp_cp_group=metadata["dp_cp_group"],
-    )
+        split, tensors = part.projection.split, part.tensors()
+        if part.projection.expert is not None:
+            found |= _of_expert(part, adapters.num_experts)
+            continue
+        axes = {
+            name: 1 if name == "a" else 0
+            for name in tensors
+            if split != "none" and (name == "a") == (split == "columns")
+        }
+        found |= make_sharded_tensors_for_checkpoint(
+            tensors,
+            f"{ADAPTERS_PREFIX}{part.projection.name}.",
+            axes,
+            (),
+            tp_group=get_tensor_model_parallel_group(),
+            dp_cp_group=metadata["dp_cp_group"],
+        )
     return found
+
+
+def _of_expert(part: LowRank, num_experts: int) -> dict[str, ShardedTensor]:
+    """An expert's adapters, which are a part of one tensor of all experts."""
+    projection, replica = part.projection, (0, 0, get_expert_data_parallel_rank())
+    return {
+        _key(part, name): ShardedTensor.from_rank_offsets(
+            f"{ADAPTERS_PREFIX}{projection.name}.{name}",
+            tensor,
+            (0, projection.expert, num_experts),
+            replica_id=replica,
+            prepend_axis_num=1,
+        )
+        for name, tensor in part.tensors().items()
+    }
+
+
+def _key(part: LowRank, name: str) -> str:
+    """Where a rank's part of a checkpoint has a tensor."""
+    expert = part.projection.expert
+    return f"{ADAPTERS_PREFIX}{part.projection.name}.{'' if expert is None else f'{expert}.'}{name}"
 
 
 def check_kind(adapters: Adapters | None, stored: Collection[str], folder: Path) -> None:
@@ -74,5 +100,5 @@ def restore_adapters(adapters: Adapters, state: Mapping[str, Any], folder: Path)
             f"resume with its adapter.alpha and adapter.scaling"
         )
     for part in adapters.parts:
-        for name, parameter in (("a", part.a), ("b", part.b)):
-            parameter.copy_(state["model"][ADAPTERS][f"{ADAPTERS_PREFIX}{part.projection.name}.{name}"])
+        for name, parameter in part.tensors().items():
+            parameter.copy_(state["model"][ADAPTERS][_key(part, name)])

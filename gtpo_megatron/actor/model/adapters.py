@@ -16,6 +16,7 @@ from torch.nn.functional import linear, pad
 
 from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.weights.adapter_shapes import targets_of
 from gtpo_megatron.weights.adapters import Projection, adapted_linears
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.param_mapping import TensorParallel
@@ -37,6 +38,7 @@ class LowRank(torch.nn.Module):
 
     The attributes are Megatron's: which parts a norm of gradients counts once a rank, and which are the same on all
     tensor-parallel ranks but have the gradients of a rank's own tokens, which are summed after the backward pass.
+    Experts are other ones on every rank, or have other ranks with the same ones.
     """
 
     def __init__(
@@ -44,11 +46,25 @@ class LowRank(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.projection = projection
-        a, b = projection.shard(a, b, tp)
-        self.a, self.b = torch.nn.Parameter(a.clone()), torch.nn.Parameter(b.clone())
-        split, whole = (self.b, self.a) if projection.splits_rows else (self.a, self.b)
-        megatron.set_tensor_model_parallel_attributes(split, True, 0 if projection.splits_rows else 1, 1)
-        setattr(whole, "sequence_parallel", sequence_parallel)  # noqa: B010 - not a field that torch knows
+        a, *blocks = projection.shard(a, b, tp)
+        self.a = torch.nn.Parameter(a.clone())
+        self.blocks = torch.nn.ParameterList(torch.nn.Parameter(block.clone()) for block in blocks)
+        split = {"rows": list(self.blocks), "columns": [self.a], "none": []}[projection.split]
+        if projection.expert is not None:
+            split = [self.a, *self.blocks]
+        for one in (self.a, *self.blocks):
+            if any(one is part for part in split):
+                axis = 1 if projection.split == "columns" else 0
+                megatron.set_tensor_model_parallel_attributes(one, True, axis, 1)
+            else:
+                setattr(one, "sequence_parallel", sequence_parallel)  # noqa: B010 - not a field that torch knows
+            if projection.expert is not None:
+                setattr(one, "allreduce", False)  # noqa: B010 - as ``mark_experts`` says of the weights
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its parts by the ends of their names in checkpoints: ``a``, and ``b``, or ``b0``, ``b1`` and so on."""
+        names = ["b"] if len(self.blocks) == 1 else [f"b{number}" for number in range(len(self.blocks))]
+        return {"a": self.a, **dict(zip(names, self.blocks, strict=True))}
 
 
 class LinearAdapter(torch.nn.Module):
@@ -56,8 +72,8 @@ class LinearAdapter(torch.nn.Module):
 
     Args:
         parts: adapters of the layer's projections, in its order; None: the projection has none.
-        widths: outputs of each projection on this rank.
-        groups: query groups of this rank, in which the parts take turns; 1 if they follow each other.
+        widths: outputs of each block of each projection on this rank.
+        order: for each of the layer's outputs its place among those of the blocks.
         scale: ``s``.
         sequence_parallel: see ``LowRank``.
     """
@@ -66,17 +82,20 @@ class LinearAdapter(torch.nn.Module):
         self,
         parts: Sequence[LowRank | None],
         *,
-        widths: Sequence[int],
-        groups: int,
+        widths: Sequence[Sequence[int]],
+        order: Sequence[int],
         scale: float,
         sequence_parallel: bool,
     ) -> None:
         super().__init__()
         self.parts = [part for part in parts if part is not None]
         self._modules_of_parts = torch.nn.ModuleList(self.parts)  # a list that torch looks into
-        self._has_part, self._widths = [part is not None for part in parts], widths
-        self._groups, self._scale, self._sequence_parallel = groups, scale, sequence_parallel
-        self._splits_rows = self.parts[0].projection.splits_rows
+        self._has_part, self._widths = [part is not None for part in parts], [sum(one) for one in widths]
+        self._scale, self._sequence_parallel = scale, sequence_parallel
+        self._split = self.parts[0].projection.split
+        self._order: Tensor | None = None
+        if list(order) != list(range(len(order))):
+            self._order = torch.tensor(order, device=self.parts[0].a.device)
         self.is_on = True
 
     def forward(self, outputs: Tensor, inputs: Tensor) -> Tensor:
@@ -97,7 +116,9 @@ class LinearAdapter(torch.nn.Module):
 
     def _exchange(self, low: Tensor) -> Tensor:
         """The ``r`` numbers of the tokens that B is to be multiplied with, complete."""
-        if self._splits_rows:
+        if self._split == "none":
+            return low
+        if self._split == "rows":
             if self._sequence_parallel:
                 return megatron.gather_from_sequence_parallel_region(low)
             return megatron.copy_to_tensor_model_parallel_region(low)
@@ -107,27 +128,55 @@ class LinearAdapter(torch.nn.Module):
 
     def _a(self) -> Tensor:
         """``[n r, inputs]`` of ``n`` parts."""
-        return torch.cat([part.a for part in self.parts])
+        return self.parts[0].a if len(self.parts) == 1 else torch.cat([part.a for part in self.parts])
 
     def _b(self) -> Tensor:
         """``[outputs, n r]``: a row is an output in the layer's order, and has its part's B in that part's columns."""
-        if len(self._widths) == 1:
-            return self.parts[0].b
-        rank = self.parts[0].b.shape[1]
-        columns, given, blocks, before = rank * len(self.parts), iter(self.parts), [], 0
+        rank = len(self.parts[0].a)
+        columns, given, stacked, before = rank * len(self.parts), iter(self.parts), [], 0
         for has_part, width in zip(self._has_part, self._widths, strict=True):
             if has_part:
-                block = pad(next(given).b, (before, columns - before - rank))
+                blocks = next(given).blocks
+                stacked += [pad(block, (before, columns - before - rank)) for block in blocks]
                 before += rank
             else:
-                block = self.parts[0].b.new_zeros(width, columns)
-            blocks.append(block.view(self._groups, -1, columns))
-        return torch.cat(blocks, 1).flatten(0, 1)
+                stacked.append(self.parts[0].a.new_zeros(width, columns))
+        whole = stacked[0] if len(stacked) == 1 else torch.cat(stacked)
+        return whole if self._order is None else whole[self._order]
 
     @torch.no_grad()
     def product(self) -> Tensor:
         """``s B A`` as the layer's weight lies on this rank, float32."""
         return (self._b().float() @ self._a().float()).mul_(self._scale)
+
+
+class GroupedAdapters(torch.nn.Module):
+    """The adapters of a layer that multiplies all of a rank's experts at once, as Transformer Engine does.
+
+    Args:
+        experts: adapters of each expert, in the layer's order.
+    """
+
+    def __init__(self, experts: Sequence[LinearAdapter]) -> None:
+        super().__init__()
+        self.experts = torch.nn.ModuleList(experts)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether they are part of the model."""
+        return all(one.is_on for one in self.experts)
+
+    def forward(self, outputs: Tensor, inputs: Tensor, lengths: Sequence[int], *_: Any) -> Tensor:
+        """``y + s B A x`` of each expert's tokens.
+
+        Args:
+            outputs: ``y [tokens, outputs]`` of the layer, expert after expert.
+            inputs: ``x [tokens, inputs]``.
+            lengths: tokens of each expert.
+        """
+        sizes = [int(length) for length in lengths]
+        pieces = zip(self.experts, torch.split(outputs, sizes), torch.split(inputs, sizes), strict=True)
+        return torch.cat([adapter(y, x) for adapter, y, x in pieces])
 
 
 class Adapters:
@@ -136,10 +185,11 @@ class Adapters:
     Attributes:
         parts: adapters of every projection of this rank, in the order of the model.
         scale: ``s``.
+        num_experts: experts of a layer of the model; 0: it has none.
     """
 
-    def __init__(self, linears: Mapping[str, LinearAdapter], *, scale: float) -> None:
-        self._linears, self.scale = dict(linears), scale
+    def __init__(self, linears: Mapping[str, LinearAdapter], *, scale: float, num_experts: int) -> None:
+        self._linears, self.scale, self.num_experts = dict(linears), scale, num_experts
         self.parts = [part for one in linears.values() for part in one.parts]
 
     @contextmanager
@@ -154,11 +204,11 @@ class Adapters:
                 one.is_on = True
 
     def tensors(self) -> dict[str, Tensor]:
-        """This rank's part of A and B by ``<projection>.a`` and ``.b``."""
+        """This rank's part of A and B by ``<projection>.a`` and ``.b``, where they travel alone."""
         return {
             f"{part.projection.name}.{name}": one.detach()
             for part in self.parts
-            for name, one in (("a", part.a), ("b", part.b))
+            for name, one in part.tensors().items()
         }
 
     def merged(self, weights: Mapping[str, Tensor]) -> "MergedWeights":
@@ -203,7 +253,8 @@ def new_adapter(projection: Projection, *, config: AdapterConfig, seed: int) -> 
 
     The numbers depend on the seed and the name only, so that every layout begins with the same ones.
     """
-    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {projection.name}".encode()))
+    name = projection.name if projection.expert is None else f"{projection.name} {projection.expert}"
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
     largest = projection.columns**-0.5
     a = torch.empty(config.rank, projection.columns).uniform_(-largest, largest, generator=generator)
     return a, torch.zeros(projection.rows, config.rank)
@@ -235,41 +286,53 @@ def join_adapters(
     }
     coordinates = shard_coordinates(parallel, global_rank)
     tp, found = coordinates.tensor_parallel, {}
-    for adapted in adapted_linears(arch, coordinates, config.targets):
-        layer = modules[adapted.name]
-        weight = next(layer.parameters())
+    targets = targets_of(arch, config)
+    layers: dict[str, list[LinearAdapter]] = {}
+    for adapted in adapted_linears(arch, coordinates, config):
+        layer = modules.get(adapted.name)
+        name = adapted.name if layer is not None else _grouped(adapted.name)
+        weight = next(modules[name].parameters())
         dtype = torch.float32 if config.dtype == "float32" else weight.dtype
         parts: list[LowRank | None] = []
         for projection in adapted.projections:
-            if projection.target not in config.targets:
+            if projection.target not in targets:
                 parts.append(None)
                 continue
             a, b = (one.to(weight.device, dtype) for one in whole(projection))
             parts.append(LowRank(projection, a, b, tp, sequence_parallel=parallel.sequence_parallel))
-        adapter = LinearAdapter(
+        found[adapted.name] = LinearAdapter(
             parts,
-            widths=[one.shapes(config.rank, tp.size)[1][0] for one in adapted.projections],
-            groups=max(1, adapted.groups // tp.size),
+            widths=[[rows for rows, _ in one.shapes(config.rank, tp.size)[1:]] for one in adapted.projections],
+            order=adapted.order(tp if adapted.projections[0].expert is None else TensorParallel(1, 0)),
             scale=config.scale,
             sequence_parallel=parallel.sequence_parallel,
         )
-        found[adapted.name] = adapter
+        layers.setdefault(name, []).append(found[adapted.name])
     for chunk in chunks:
         chunk.requires_grad_(False)
         _begin_graph(chunk)
-    for name, adapter in found.items():
-        modules[name].add_module(CHILD, adapter)
+    for name, adapters in layers.items():
+        of_layer = adapters[0] if name in found else GroupedAdapters(adapters)
+        modules[name].add_module(CHILD, of_layer)
         modules[name].register_forward_hook(_add_adapter)
-    return Adapters(found, scale=config.scale)
+    return Adapters(found, scale=config.scale, num_experts=0 if arch.experts is None else arch.experts.num_experts)
 
 
-def _add_adapter(layer: torch.nn.Module, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, Any]) -> Any:
-    """Megatron's linear layers give outputs and a bias that somebody else adds."""
+def _grouped(name: str) -> str:
+    """Name of the layer that has all of a rank's experts, where each is no layer of its own."""
+    experts, _, layer = name.partition(".local_experts.")
+    return f"{experts}.{layer.partition('.')[2]}"
+
+
+def _add_adapter(layer: torch.nn.Module, inputs: tuple[Any, ...], outputs: Any) -> Any:
+    """Megatron's linear layers give outputs and a bias that somebody else adds, torch's the outputs alone."""
     adapter = layer.get_submodule(CHILD)
-    assert isinstance(adapter, LinearAdapter)
+    assert isinstance(adapter, LinearAdapter | GroupedAdapters)
     if not adapter.is_on:
         return None
-    return adapter(outputs[0], inputs[0]), *outputs[1:]
+    if isinstance(outputs, Tensor):
+        return adapter(outputs, *inputs)
+    return adapter(outputs[0], *inputs), *outputs[1:]
 
 
 def _begin_graph(chunk: torch.nn.Module) -> None:

@@ -24,7 +24,7 @@ def backward_flops(arch: Architecture, sequences: Sequence[tuple[int, int]], ada
     tokens = sum(prompt + response for prompt, response in sequences)
     weights, responses = _weights(arch), sum(response for _, response in sequences)
     frozen = 2.0 * weights * tokens + 2.0 * arch.hidden_size * arch.vocab_size * responses
-    return 2 * forward_flops(arch, sequences) - frozen + 6.0 * num_parameters(arch, adapter) * tokens
+    return 2 * forward_flops(arch, sequences) - frozen + 6.0 * num_parameters(arch, adapter, active=True) * tokens
 
 
 def forward_flops(arch: Architecture, sequences: Sequence[tuple[int, int]]) -> float:

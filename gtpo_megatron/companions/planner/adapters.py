@@ -15,13 +15,19 @@ from gtpo_megatron.weights.model_shape import LayerKind, ModelShape
 def adapter_parameters(shape: ModelShape, layout: Layout, stage: int, adapter: AdapterConfig) -> StageParameters:
     """The tensors A and B per rank of a pipeline stage."""
     sizes: Counter[int] = Counter()
+    of_experts: Counter[int] = Counter()
     for kind, num_layers in layers_of_stage(shape, layout, stage):
-        for layer in adapted_layers(shape, adapter.targets, kind):
-            inputs, outputs = (1, layout.tensor) if layer.splits_outputs else (layout.tensor, 1)
-            for width in layer.outputs:
-                sizes[adapter.rank * layer.inputs // inputs] += num_layers
-                sizes[adapter.rank * width // outputs] += num_layers
-    return StageParameters(dense=tuple((elements, count) for elements, count in sizes.items() if count))
+        for layer in adapted_layers(shape, adapter, kind):
+            inputs = layout.tensor if layer.split == "columns" else 1
+            outputs = layout.tensor if layer.split == "rows" else 1
+            held = of_experts if layer.num_experts else sizes
+            count = num_layers * (layer.num_experts // layout.expert if layer.num_experts else 1)
+            for blocks in layer.outputs.values():
+                held[adapter.rank * layer.inputs // inputs] += count
+                for width in blocks:
+                    held[adapter.rank * width // outputs] += count
+    dense, experts = (tuple(held.items()) for held in (sizes, of_experts))
+    return StageParameters(dense=tuple(one for one in dense if one[1]), experts=experts)
 
 
 def adapted_state(
@@ -51,10 +57,13 @@ def saved_by_adapters(
     """
     element_bytes = FLOAT32_BYTES if adapter.dtype == "float32" else weight_bytes
     saved: list[Saved] = []
-    for layer in adapted_layers(shape, adapter.targets, kind):
-        low = adapter.rank * len(layer.outputs)
-        saved.append(Saved("A x", low, element_bytes, "whole" if layer.splits_outputs else "sequence"))
+    for layer in adapted_layers(shape, adapter, kind):
+        inputs: Literal["sequence", "tensor", "expert"] = "tensor" if layer.split == "columns" else "sequence"
+        low, copies = adapter.rank * len(layer.outputs), 1
+        if layer.num_experts and shape.experts is not None:
+            inputs, copies = "expert", shape.experts.experts_per_token
+        product: Literal["whole", "sequence", "expert"] = "sequence" if inputs == "tensor" else inputs
+        saved.append(Saved("A x", copies * low, element_bytes, "whole" if layer.split == "rows" else product))
         if element_bytes > weight_bytes:
-            shared: Literal["sequence", "tensor"] = "sequence" if layer.splits_outputs else "tensor"
-            saved.append(Saved("inputs of A in float32", layer.inputs, element_bytes, shared))
+            saved.append(Saved("inputs of A in float32", copies * layer.inputs, element_bytes, inputs))
     return tuple(saved)

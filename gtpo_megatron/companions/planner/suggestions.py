@@ -10,13 +10,10 @@ from gtpo_megatron.companions.planner.phases import longest_sequence_bytes
 from gtpo_megatron.companions.planner.request import PlanRequest
 from gtpo_megatron.companions.planner.search import anything_fits, assess_all
 from gtpo_megatron.config.adapter import AdapterConfig
-from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.weights.adapter_shapes import check_adaptable
 
 FRACTIONS = (2, 4, 8)
 """The cache is made smaller, and the cluster larger, by the first of these that helps."""
 ADAPTER_RANK = 32
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 """Projections that every layer of a mixture of experts has, too."""
 
 
@@ -84,21 +81,12 @@ def _single_sequences(request: PlanRequest) -> Choice:
 
 
 def _adapters(request: PlanRequest) -> list[Choice]:
-    """Adapters where there may be some, with the learning rate of the recipes; then with smaller caches, too."""
+    """Adapters, with the learning rate of the recipes; then with smaller caches, too."""
     if request.adapter.is_on:
         return []
-    for adapter, targets in (
-        (AdapterConfig(rank=ADAPTER_RANK), ""),
-        (AdapterConfig(rank=ADAPTER_RANK, targets=ATTENTION), f" --adapter.targets {' '.join(ATTENTION)}"),
-    ):
-        try:
-            check_adaptable(request.shape, adapter)
-        except ConfigError:
-            continue
-        words = f"--adapter.rank {ADAPTER_RANK}{targets} --optimizer.learning-rate 1e-5"
-        adapted = replace(request, adapter=adapter)
-        return [(words, adapted), *((f"{words} {cache}", smaller) for cache, smaller in _caches(adapted))]
-    return []
+    words = f"--adapter.rank {ADAPTER_RANK} --optimizer.learning-rate 1e-5"
+    adapted = replace(request, adapter=AdapterConfig(rank=ADAPTER_RANK))
+    return [(words, adapted), *((f"{words} {cache}", smaller) for cache, smaller in _caches(adapted))]
 
 
 def _wider_engines(request: PlanRequest) -> Choice:

@@ -1,6 +1,6 @@
 """Adapters in a checkpoint of a run: read whole, and merged into the weights that they were trained over."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,14 +31,17 @@ class StoredAdapters:
     """The adapters of a checkpoint.
 
     Attributes:
-        pairs: A and B by the name of their projection, as the trainer has them.
+        pairs: A and B by the name of their projection; those of experts are stacked, ``[experts, r, columns]`` and
+            ``[experts, rows, r]``.
         scale: ``s``.
         files: checksum by name of the files with the weights that they were trained over.
+        places: projection that a tensor of the name tables belongs to, and its first row there.
     """
 
     pairs: Mapping[str, tuple[Tensor, Tensor]]
     scale: float
     files: Mapping[str, str]
+    places: Mapping[str, tuple[Projection, int]]
 
     def check_frozen(self, model: Path) -> None:
         """Raises CheckpointError unless a model folder has the weights that the adapters were trained over."""
@@ -58,11 +61,16 @@ class StoredAdapters:
             name: name of a tensor of the model's folder.
             weight: W, whole.
         """
-        pair = self.pairs.get(name.removesuffix(".weight"))
-        if pair is None:
+        if name not in self.places:
             return weight
-        a, b = (one.float() for one in pair)
-        return (weight.float() + self.scale * (b @ a)).to(weight.dtype)
+        projection, first = self.places[name]
+        if projection.name not in self.pairs:
+            return weight
+        a, b = self.pairs[projection.name]
+        if projection.expert is not None:
+            a, b = a[projection.expert], b[projection.expert]
+        rows = b[first : first + len(weight)].float()
+        return (weight.float() + self.scale * (rows @ a.float())).to(weight.dtype)
 
 
 def stored_adapters(checkpoint: Path, arch: Architecture) -> StoredAdapters | None:
@@ -79,17 +87,19 @@ def stored_adapters(checkpoint: Path, arch: Architecture) -> StoredAdapters | No
     }
     if not shapes:
         return None
-    known = {one.name: one for one in projections(arch)}
+    every = projections(arch)
+    known = {one.name: one for one in every}
     found: dict[str, tuple[Tensor, Tensor]] = {}
-    for name in sorted({key.removeprefix(ADAPTERS_PREFIX)[:-2] for key in shapes}):
-        a, b = (f"{ADAPTERS_PREFIX}{name}.{part}" for part in "ab")
-        said = shapes.get(a), shapes.get(b)
-        if name not in known or not said[0] or not _fits(known[name], *said):
+    for name in sorted({key.removeprefix(ADAPTERS_PREFIX).rpartition(".")[0] for key in shapes}):
+        keys = {end: f"{ADAPTERS_PREFIX}{name}.{end}" for end in _ends(known.get(name))}
+        said = [shapes.get(key, ()) for key in keys.values()]
+        if name not in known or not _fits(known[name], said, arch):
             raise CheckpointError(
-                f"checkpoint {checkpoint}: the adapter of {printable(name)} has shapes {said[0]} and {said[1]}: it is "
-                f"of another model"
+                f"checkpoint {checkpoint}: the adapter of {printable(name)} has shapes {', '.join(map(str, said))}: it "
+                f"is of another model"
             )
-        found[name] = load_whole(checkpoint, index, a), load_whole(checkpoint, index, b)
+        a, *blocks = (load_whole(checkpoint, index, key) for key in keys.values())
+        found[name] = a, torch.cat(blocks, dim=-2)
         for tensor in found[name]:
             if tensor.dtype not in DTYPES.values() or not is_finite(tensor):
                 raise CheckpointError(
@@ -97,13 +107,35 @@ def stored_adapters(checkpoint: Path, arch: Architecture) -> StoredAdapters | No
                 )
     common = Fields(load_common(checkpoint, index), f"checkpoint {checkpoint}", CheckpointError)
     scale = common.fields(ADAPTERS).get(SCALE, float, at_least=0.0)
-    return StoredAdapters(found, scale, file_checksums(common.raw.get("reference"), checkpoint))
+    files = file_checksums(common.raw.get("reference"), checkpoint)
+    return StoredAdapters(found, scale, files, _places(every))
 
 
-def _fits(projection: Projection, a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> bool:
-    """Whether A and B of these shapes are a projection's, of some rank."""
-    rank = a[0] if a else 0
-    return 1 <= rank <= min(projection.rows, projection.columns) and (a, b) == projection.shapes(rank, 1)
+def _places(every: Iterable[Projection]) -> dict[str, tuple[Projection, int]]:
+    """By tensor of the name tables its projection, and its first row there; one of several blocks begins at 0."""
+    found: dict[str, tuple[Projection, int]] = {}
+    for one in every:
+        row = 0
+        for block in one.blocks:
+            found.setdefault(block.tensor, (one, row))
+            row += block.rows
+    return found
+
+
+def _ends(projection: Projection | None) -> list[str]:
+    """Ends of the names of a projection's tensors, as ``LowRank.tensors`` has them."""
+    num_blocks = 1 if projection is None else len(projection.blocks)
+    return ["a", *(["b"] if num_blocks == 1 else [f"b{number}" for number in range(num_blocks)])]
+
+
+def _fits(projection: Projection, shapes: Sequence[tuple[int, ...]], arch: Architecture) -> bool:
+    """Whether tensors of these shapes are a projection's A and blocks of B, of some rank."""
+    stack: tuple[int, ...] = ()
+    if projection.expert is not None and arch.experts is not None:
+        stack = (arch.experts.num_experts,)
+    rank = shapes[0][len(stack)] if len(shapes[0]) == len(stack) + 2 else 0
+    expected = [(*stack, *shape) for shape in projection.shapes(rank, 1)]
+    return 1 <= rank <= max(projection.rows, projection.columns) and list(shapes) == expected
 
 
 def file_checksums(reference: object, checkpoint: Path) -> dict[str, str]:

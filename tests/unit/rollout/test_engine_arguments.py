@@ -108,7 +108,7 @@ def test_groups_of_a_continuous_run_have_priorities(arguments):
 
 
 def test_adapters_that_travel_alone_are_vllms_own(arguments):
-    adapter = AdapterConfig(rank=4, push="adapters")
+    adapter = AdapterConfig(rank=4, push="adapters", targets=("q_proj", "v_proj"))
     found = arguments(adapter=adapter)
     assert found["enable_lora"]
     assert found["lora_target_modules"] == list(adapter.targets)

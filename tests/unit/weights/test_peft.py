@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from gtpo_megatron.config.adapter import PROJECTIONS, AdapterConfig
+from gtpo_megatron.config.adapter import ALL_LINEAR, AdapterConfig
 from gtpo_megatron.errors import ConfigError, WeightMappingError
 from gtpo_megatron.rollout.engine_checks import check_adapters
-from gtpo_megatron.weights.adapter_shapes import check_adaptable, num_parameters
+from gtpo_megatron.weights.adapter_shapes import check_adaptable, num_parameters, targets_of
 from gtpo_megatron.weights.adapters import chosen_projections, projections, tensor_shapes
 from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
@@ -22,9 +22,12 @@ from gtpo_megatron.weights.hf.reader import ADAPTER_CONFIG_FILE
 from gtpo_megatron.weights.peft import WEIGHTS_FILE, PeftFolder, write_peft_folder
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
+from tests.distributed.expert_models import make_expert_model
 from tests.distributed.family_models import FAMILIES, make_family_model
 
 MODEL = ASSETS / "tiny_qwen2"
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 CONFIG = AdapterConfig(rank=4, alpha=8.0)
 
 
@@ -203,38 +206,93 @@ def test_damaged_folders(folder, arch, tmp_path):
 
 
 def test_what_can_have_no_adapters(arch):
-    mixture, latents = (read_architecture(ASSETS / name) for name in ("tiny_qwen3_moe", "tiny_qwen2"))
+    mixture = read_architecture(ASSETS / "tiny_qwen3_moe")
     with pytest.raises(
-        ConfigError, match="gate_proj is a projection of experts, which have no adapters; .*q_proj k_proj"
+        ConfigError, match="gate_proj is no projection .* it has q_proj, .*, experts.down_proj, and all-"
     ):
-        chosen_projections(mixture, CONFIG)
-    attention = dataclasses.replace(CONFIG, targets=PROJECTIONS[:4])
-    assert {one.target for one in chosen_projections(mixture, attention)} == set(PROJECTIONS[:4])
+        chosen_projections(mixture, dataclasses.replace(CONFIG, targets=("q_proj", "gate_proj")))
     with pytest.raises(
         ConfigError, match="qkv_proj is no projection .* it has q_proj, k_proj, v_proj, o_proj, gate_proj"
     ):
-        chosen_projections(latents, dataclasses.replace(CONFIG, targets=("qkv_proj",)))
-    with pytest.raises(ConfigError, match=r"adapter.rank=500 exceeds \d+, the smaller side of k_proj"):
+        chosen_projections(arch, dataclasses.replace(CONFIG, targets=("qkv_proj",)))
+    with pytest.raises(ConfigError, match=r"adapter.rank=500 exceeds \d+, the smaller side of q_proj and the largest"):
         chosen_projections(arch, dataclasses.replace(CONFIG, rank=500))
+
+
+def test_all_linear(arch):
+    """Every projection but those of experts, which may be named besides."""
+    assert {one.target for one in chosen_projections(arch, CONFIG)} == set(PROJECTIONS)
+    mixture = read_architecture(ASSETS / "tiny_qwen3_moe")
+    assert {one.target for one in chosen_projections(mixture, CONFIG)} == set(PROJECTIONS[:4])
+    both = dataclasses.replace(CONFIG, targets=(ALL_LINEAR, *EXPERTS))
+    found = chosen_projections(mixture, both)
+    assert {one.target for one in found} == {*PROJECTIONS[:4], *EXPERTS}
+    assert len([one for one in found if one.expert is not None]) == 2 * mixture.num_layers * mixture.experts.num_experts
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_shapes_and_name_tables_have_the_same_projections(tmp_path, name):
     """A plan, which has a shape only, refuses and counts what a run does."""
     make_family_model(tmp_path, FAMILIES[name])
-    arch = read_architecture(tmp_path)
-    could = {one.target for one in projections(arch)} - (set(PROJECTIONS[4:]) if arch.experts is not None else set())
-    could = set() if arch.delta is not None else could
-    can = set()
-    for target in {*PROJECTIONS, "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "qkv_proj", "gate_up_proj"}:
-        config = dataclasses.replace(CONFIG, targets=(target,))
-        try:
-            check_adaptable(arch, config)
-        except ConfigError:
-            continue
-        can.add(target)
-        assert num_parameters(arch, config) == sum(math.prod(shape) for shape in tensor_shapes(arch, config).values())
-    assert can == could
+    check_projections(read_architecture(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "glm4_moe", "mixtral", "deepseek_v3", "gpt_oss", "qwen3_next"])
+def test_of_mixtures_too(tmp_path, name):
+    make_expert_model(tmp_path, name)
+    check_projections(read_architecture(tmp_path))
+
+
+def check_projections(arch):
+    can = {one.target for one in projections(arch)}
+    if arch.experts is not None:
+        can -= set(PROJECTIONS[4:])  # of shared experts and dense layers
+    assert set(targets_of(arch, dataclasses.replace(CONFIG, targets=(ALL_LINEAR,)))) == can - set(EXPERTS)
+    for target in can:
+        config = dataclasses.replace(CONFIG, rank=1, targets=(target,))
+        check_adaptable(arch, config)
+        shapes = tensor_shapes(arch, config)
+        assert num_parameters(arch, config) == sum(math.prod(shape) for shape in shapes.values())
+        whole = [one.shapes(1, 1) for one in chosen_projections(arch, config)]
+        assert num_parameters(arch, config) == sum(math.prod(shape) for shapes in whole for shape in shapes)
+
+
+@pytest.mark.parametrize("targets", [EXPERTS, EXPERTS[:1], EXPERTS[1:]])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_experts_there_and_back(tmp_path, family, targets):
+    """peft's folder of all experts' tensors goes through each expert's A and B, and has its own bits again."""
+    model = make_expert_model(tmp_path / "model", family)
+    parameters = [f"mlp.{target}" for target in targets]
+    settings = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"], target_parameters=parameters)
+    adapted = peft.get_peft_model(model, settings)
+    torch.manual_seed(3)
+    for parameter_name, parameter in adapted.named_parameters():
+        if "lora_" in parameter_name:
+            parameter.data.normal_()
+    adapted.save_pretrained(tmp_path / "peft")
+    arch = read_architecture(tmp_path / "model")
+    config = dataclasses.replace(CONFIG, targets=("q_proj", *targets))
+    folder = PeftFolder(tmp_path / "peft", arch, config)
+    pairs = {}
+    for one in chosen_projections(arch, config):
+        if one.expert is None:
+            pairs[one.name] = folder.read(one)
+        else:
+            pairs.setdefault(one.name, []).append(folder.read(one))
+    stacked = {
+        name: found if isinstance(found, tuple) else tuple(torch.stack(part) for part in zip(*found, strict=True))
+        for name, found in pairs.items()
+    }
+    back = tmp_path / "back"
+    back.mkdir()
+    write_peft_folder(back, stacked, base="x", scale=CONFIG.scale, takes_turns=family == "gpt_oss")
+    before, after = (load_file(path / WEIGHTS_FILE) for path in (tmp_path / "peft", back))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    loaded = peft.PeftModel.from_pretrained(make_expert_model(tmp_path / "again", family), back)
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(tokens).logits, adapted(tokens).logits)
 
 
 def test_values_are_read_before_a_run_starts(folder, arch):

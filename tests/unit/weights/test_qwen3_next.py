@@ -11,7 +11,6 @@ from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.rollout.engine_checks import check_split
-from gtpo_megatron.weights.adapters import chosen_projections
 from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.experts import Experts
 from gtpo_megatron.weights.model_shape import DeltaNet
@@ -119,10 +118,8 @@ def test_layouts_and_adapters_that_it_has_not_are_named(tmp_path):
     check_split(arch, RolloutConfig(tensor_parallel_size=8))
     with pytest.raises(ConfigError, match="rollout.tensor_parallel_size=32 must divide the 16 key heads of this model"):
         check_split(arch, RolloutConfig(tensor_parallel_size=32))
-    with pytest.raises(ConfigError, match="gated delta nets and output gates has no adapters"):
-        chosen_projections(arch, AdapterConfig(rank=8, targets=("q_proj",)))
-    adapted = dataclasses.replace(gtpo_64gpu(), adapter=AdapterConfig(rank=8, targets=("q_proj",)))
-    with pytest.raises(ConfigError, match="gated delta nets and output gates has no adapters"):
+    adapted = dataclasses.replace(gtpo_64gpu(), adapter=AdapterConfig(rank=8, push="adapters"))
+    with pytest.raises(ConfigError, match="adapters of q_proj travel merged .*; use push='merged'$"):
         request_from(adapted, cluster())
 
 

@@ -10,7 +10,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3NextConfig, Qwen3Ne
 from transformers.models.qwen3_next import modeling_qwen3_next
 
 from gtpo_megatron.actor.model.flops import backward_flops, forward_flops
-from gtpo_megatron.config.adapter import AdapterConfig
+from gtpo_megatron.config.adapter import ALL_LINEAR, AdapterConfig
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.experts import Experts
@@ -73,7 +73,8 @@ def test_backward(adapter):
     prompt, response = 7, 20
     length, model = prompt + response, make_model()
     if adapter.is_on:
-        model = peft.get_peft_model(model, peft.LoraConfig(r=adapter.rank, target_modules=list(adapter.targets)))
+        targets = list(adapter.targets) if adapter.targets != (ALL_LINEAR,) else ALL_LINEAR
+        model = peft.get_peft_model(model, peft.LoraConfig(r=adapter.rank, target_modules=targets))
     states = torch.zeros(1, length, ARCH.hidden_size, requires_grad=True)
     with FlopCounterMode(display=False) as counter:
         model(inputs_embeds=states).logits.sum().backward()

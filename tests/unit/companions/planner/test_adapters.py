@@ -12,6 +12,7 @@ from tests.dist_utils import run_processes
 from tests.unit.companions.planner import real_megatron
 from tests.unit.companions.planner.test_trainer_state import MIXED, QWEN2_5_32B, SPARSE, TIED, ranks_of_interest
 
+EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -33,6 +34,9 @@ CASES = [
         2,
         AdapterConfig(rank=8, targets=("q_proj", "kv_b_proj", "o_proj")),
     ),
+    (SPARSE, layout(tensor=2, expert=8), 2, AdapterConfig(rank=8, targets=("q_proj", *EXPERTS))),
+    (MIXED, layout(pipeline=2, expert=4, distributed_optimizer=False), 4, AdapterConfig(rank=8, targets=EXPERTS[:1])),
+    (KNOWN_MODELS["deepseek-ai/DeepSeek-V2-Lite"], layout(tensor=2, expert=4), 2, AdapterConfig(rank=8)),
     (TIED, layout(tensor=2, pipeline=2), 2, AdapterConfig(rank=4, targets=("up_proj", "down_proj"))),
 ]
 
