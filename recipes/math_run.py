@@ -81,9 +81,7 @@ OPTIMIZER = OptimizerConfig(
 ADAPTER_LEARNING_RATE = 1e-5
 """Ours: ten times full training's, see docs/choosing.md."""
 ADAPTER = AdapterConfig(rank=32, alpha=32.0)
-"""Ours: on every projection of attention and MLPs."""
-ATTENTION_ADAPTER = AdapterConfig(rank=32, alpha=32.0, targets=("q_proj", "k_proj", "v_proj", "o_proj"))
-"""Ours: of a mixture, whose experts have none."""
+"""Ours: on every projection but those of experts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

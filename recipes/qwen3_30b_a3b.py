@@ -5,7 +5,7 @@ what is not said here, each value marked as the paper's or ours.
 """
 
 from gtpo_megatron.config.run import RunConfig
-from recipes.math_run import ATTENTION_ADAPTER, THINKING, Method, OnGPUs, by_method, math_run
+from recipes.math_run import ADAPTER, THINKING, Method, OnGPUs, by_method, math_run
 
 ON_32_GPUS = OnGPUs(
     num_gpus=32,
@@ -25,7 +25,7 @@ LORA_ON_8_GPUS = OnGPUs(
     engine_size=4,
     max_concurrent_sequences=256,
     kv_cache_gib=32,
-    adapter=ATTENTION_ADAPTER,
+    adapter=ADAPTER,
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from gtpo_megatron.config.adapter import AdapterConfig
+from gtpo_megatron.config.adapter import ALL_LINEAR, AdapterConfig
 from gtpo_megatron.config.algorithm import ReferenceConfig
 from gtpo_megatron.errors import CheckpointError, ConfigError
 from gtpo_megatron.weights.config_json import read_architecture
@@ -17,6 +17,8 @@ from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron,
 from gtpo_megatron.weights.megatron.adapters import stored_adapters
 from gtpo_megatron.weights.megatron.checkpoint_reader import CheckpointReader
 from tests.dist_utils import run_processes
+from tests.distributed.expert_models import make_expert_model
+from tests.distributed.family_models import FAMILIES, make_family_model
 from tests.distributed.test_actor_checkpoint import first_half, merged, resumed, save, start, unbroken
 from tests.distributed.tiny_world import VOCAB, make_config, make_model
 
@@ -139,6 +141,50 @@ def test_a_run_begins_with_the_adapters_of_a_folder(folder, checkpoint, tmp_path
     [loaded] = run_processes(weights, 1, config_of(folder, ONE), True)
     [begun] = run_processes(weights, 1, config_of(folder, ONE, path=str(tmp_path / "peft")), False)
     assert all(torch.equal(loaded[name], begun[name]) for name in loaded)
+
+
+EXPERTS = (ALL_LINEAR, "experts.gate_up_proj", "experts.down_proj")
+EP2 = {**TP2_SP, "expert_parallel_size": 2, "expert_tensor_parallel_size": 1}
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "targets"),
+    [
+        ("gpt_oss", EP2, EXPERTS),
+        ("phi4", TP2_SP, (ALL_LINEAR,)),
+        pytest.param("qwen3_moe", EP2 | {"distributed_optimizer": True}, EXPERTS, marks=pytest.mark.nightly),
+        pytest.param("mixtral", EP2, EXPERTS, marks=pytest.mark.nightly),
+        pytest.param("qwen3_5", TP2_SP, (ALL_LINEAR,), marks=pytest.mark.nightly),
+    ],
+)
+def test_experts_and_tensors_of_several_projections(tmp_path, family, layout, targets):
+    """Resumed to the bit, in another layout the same tensors, and outside what the run computes."""
+    model, made = tmp_path / "model", tmp_path / "checkpoint"
+    if targets == EXPERTS:
+        make_expert_model(model, family)
+    else:
+        make_family_model(model, FAMILIES[family])
+    made.mkdir()
+    config = config_of(model, layout, targets=targets)
+    whole = run_processes(unbroken, 2, config, str(made), timeout_s=180)
+    checksums = merged(checksums for *_, checksums in whole)
+    again = run_processes(resumed, 2, config, str(made), checksums, timeout_s=180)
+    for (metrics, weights, *_), (metrics_again, weights_again, _) in zip(whole, again, strict=True):
+        assert metrics == metrics_again
+        assert all(torch.equal(weights[name], weights_again[name]) for name in weights)
+    (tmp_path / "one").mkdir()
+    arguments = (config_of(model, ONE, targets=targets), str(made), checksums, str(tmp_path / "one"))
+    run_processes(load_and_save, 1, *arguments, timeout_s=180)
+    one, other = (CheckpointReader(path, verify="none") for path in (made, tmp_path / "one"))
+    names = [name for name in one.tensors if name.startswith("adapters.")]
+    assert set(names) == {name for name in other.tensors if name.startswith("adapters.")}
+    assert all(torch.equal(one.read([name])[name], other.read([name])[name]) for name in names)
+    megatron_to_peft(made, model, tmp_path / "peft", verify="none")
+    adapted = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), tmp_path / "peft")
+    assert not torch.equal(scores_of(adapted), scores_of(AutoModelForCausalLM.from_pretrained(model)))
+    megatron_to_hf(made, model, tmp_path / "merged", progress=ConversionProgress(), verify="none")
+    merged_model = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(scores_of(merged_model), scores_of(adapted), rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
