@@ -1,0 +1,57 @@
+"""Every command that a page names is one that the command line takes: its name, its recipe, its options."""
+
+import re
+import shlex
+
+import pytest
+
+from gtpo_megatron.cli import recipe
+from gtpo_megatron.cli.arguments import parse_options
+from gtpo_megatron.cli.dispatch import COMMANDS
+from gtpo_megatron.cli.recipe import EXAMPLE, RecipeOptions, load_recipe
+from gtpo_megatron.config.evaluate import EvaluateConfig
+from tests.unit.test_documents import ROOT
+
+PAGES = [*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("examples/*/README.md")]
+_BLOCK = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_LINE = re.compile(r"^(?:\$ )?(?:\S*/)?gtpo-megatron (.*)$", re.MULTILINE)
+_INLINE = re.compile(r"`gtpo-megatron ([^`]*)`")
+_COMMENT = re.compile(r"(\s+#|\s{3,}).*")
+_OWN = re.compile(r"--algorithm mine|--environment.name [\"$]|\$\(")
+"""Of classes that a reader has written, or in the variables of a script; ``test_own_algorithm`` runs such a class."""
+_PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*|N")
+_SHELL = {"|", ">", "&&", ";", "&", "...", "\\"}
+
+
+def documented(page):
+    """The arguments of a page's commands, without comments and what a shell does with them."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.sub(r"\\\n\s*", " ", "\n".join(_BLOCK.findall(text)))
+    for line in dict.fromkeys([*_LINE.findall(blocks), *_INLINE.findall(text)]):
+        words = shlex.split(_COMMENT.sub("", line))
+        end = next((place for place, word in enumerate(words) if word in _SHELL), len(words))
+        words = [word for word in words[:end] if not re.fullmatch(r"\$\w+", word)]
+        if not _OWN.search(line):
+            yield words
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", sorted({tuple(words) for page in PAGES for words in documented(page) if len(words) > 1}), ids=" ".join
+)
+def test_its_options_are_there(words):
+    """A name in capitals stands for a file, for a number, or for an address; a recipe of one's own for one of ours."""
+    name, *arguments = words
+    command = COMMANDS[name]
+    if "--help" in arguments or "-h" in arguments:
+        return
+    arguments = ["1" if _PLACEHOLDER.fullmatch(word) else word for word in arguments]
+    arguments = ["10.0.0.7:6379" if word == "HOST:PORT" else word for word in arguments]
+    if command.options is EvaluateConfig:
+        parse_options(EvaluateConfig, arguments[1:], program=name, default=EvaluateConfig(benchmarks=("aime24",)))
+    elif isinstance(command.options, type) and issubclass(command.options, RecipeOptions):
+        if command.needs_recipe and not arguments[0].startswith("recipes."):
+            arguments[0] = EXAMPLE
+        recipe.parse(name, command.options, arguments, load=load_recipe, recipe=command.recipe)
+    else:
+        parse_options(command.options, arguments, program=name)
