@@ -99,7 +99,7 @@ def stored_adapters(checkpoint: Path, arch: Architecture) -> StoredAdapters | No
                 f"is of another model"
             )
         a, *blocks = (load_whole(checkpoint, index, key) for key in keys.values())
-        found[name] = a, torch.cat(blocks, dim=-2)
+        found[name] = a, blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=-2)
         for tensor in found[name]:
             if tensor.dtype not in DTYPES.values() or not is_finite(tensor):
                 raise CheckpointError(

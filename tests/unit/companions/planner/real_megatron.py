@@ -149,7 +149,7 @@ def join_adapters(chunks: Any, shape: ModelShape, layout: Layout, rank: int, ada
     from gtpo_megatron.actor.model import adapters
 
     def whole(projection):
-        return tuple(torch.zeros(size) for size in projection.shapes(adapter.rank, 1))
+        return torch.zeros(adapter.rank, projection.columns), torch.zeros(projection.rows, adapter.rank)
 
     adapters.join_adapters(chunks, _architecture(shape), adapter, _parallel(layout), global_rank=rank, whole=whole)
 
