@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.sft import SftConfig
-from gtpo_megatron.conversations.demonstrations import Demonstration, demonstration_batch
+from gtpo_megatron.conversations.demonstrations import demonstration_batch
 from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.observability.memory import PeakMemory
 from gtpo_megatron.observability.metrics import to_scalars
@@ -114,8 +114,7 @@ class SupervisedLoop:
 
     def _step(self, step: int) -> dict[str, float]:
         with self._timers.stage("step"):
-            rows = [one for one in self._sampler.next(self._config.data.rows_per_step) if isinstance(one, Demonstration)]
-            batch = demonstration_batch(rows)
+            batch = demonstration_batch(self._sampler.next(self._config.data.rows_per_step))
             with self._timers.stage("update"):
                 metrics = self._trainer.fit(batch, step=step)
         return to_scalars(metrics) | self._count(batch)
