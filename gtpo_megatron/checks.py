@@ -170,7 +170,7 @@ def run_checks(planned: PlannedRun, *, asks_network: bool = True, samples: bool 
     Args:
         planned: what is to be started.
         asks_network: talk to a judge, too.
-        samples: False for a warm start, which has no engines and no rewards: those checks alone that are of the trainer.
+        samples: False for a warm start, which has no engines and no rewards: only checks of the trainer are made.
 
     Raises:
         ConfigError: the first reason for which the run is refused.

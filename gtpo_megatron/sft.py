@@ -107,6 +107,8 @@ def sft(config: SftConfig, *, run_dir: Path, resume: bool, console: Console) -> 
         if config.checkpoint.export_hf and summary.stopped_after is None:
             display.stage("export")
             export(of_ranks, folder)
+            if config.adapter.is_on:
+                _export_adapters(config, folder)
     return summary
 
 
@@ -122,11 +124,24 @@ def _pinned_inputs(config: SftConfig, recorded: Path | None, *, resume: bool) ->
     before = earlier if isinstance(earlier, SftConfig) else None
     config = pin_conversations(with_model_folder(config, earlier), before)
     # the steps of epochs are known when the rows are read; no check depends on them
-    planned = PlannedRun.of_run(replace(config, num_steps=config.num_steps or 1).of_ranks(), resume=resume)
+    planned = PlannedRun.of_run(
+        replace(config, num_steps=config.num_steps or 1, num_epochs=0).of_ranks(), resume=resume
+    )
     run_checks(planned, samples=False)
     inputs = read_sft_inputs(config, planned.tokenizer, vocab_size=planned.architecture.vocab_size)
     config = config.with_steps(len(inputs.train))
     return replace(config, data=replace(config.data, template_date=inputs.template_date)), inputs
+
+
+def _export_adapters(config: SftConfig, folder: RunFolder) -> None:
+    """Exports the adapters of the last checkpoint in peft's format, from which a run can begin."""
+    from gtpo_megatron.weights.conversion import megatron_to_peft
+
+    latest = folder.checkpoints.latest(config.checkpoint.verify)
+    assert latest is not None, "the last step is always saved"
+    megatron_to_peft(
+        latest.path, Path(config.model.path), folder.adapter_folder, replace=True, verify=config.checkpoint.verify
+    )
 
 
 def _trainer(config: RunConfig, run_dir: Path, timers: StageTimers) -> AbstractContextManager[Trainer]:

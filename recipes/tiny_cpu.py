@@ -139,8 +139,8 @@ def tool_gtpo(*, num_steps: int = 40, seed: int = 0) -> RunConfig:
     )
 
 
-def sft(*, num_epochs: int = 1, seed: int = 0) -> SftConfig:
-    """A warm start on 1,024 worked solutions of the training problems, from which ``gtpo`` goes on.
+def sft(*, num_steps: int = 32, seed: int = 0) -> SftConfig:
+    """A warm start: one epoch of 1,024 worked solutions of the training problems, from which ``gtpo`` goes on.
 
     They combine two terms at a time, where the model has learnt to leap; learning rate and batch are ours.
     """
@@ -148,7 +148,7 @@ def sft(*, num_epochs: int = 1, seed: int = 0) -> SftConfig:
     return SftConfig(
         name="tiny_cpu_sft",
         seed=seed,
-        num_epochs=num_epochs,
+        num_steps=num_steps,
         model=base.model,
         data=ConversationData(
             train_path=str(ASSETS / "arithmetic" / "solutions.jsonl"),
@@ -165,9 +165,9 @@ def sft(*, num_epochs: int = 1, seed: int = 0) -> SftConfig:
     )
 
 
-def sft_lora(*, num_epochs: int = 1, seed: int = 0) -> SftConfig:
+def sft_lora(*, num_steps: int = 32, seed: int = 0) -> SftConfig:
     """The same with low-rank adapters over frozen weights, from which ``gtpo_lora`` goes on."""
-    full = sft(num_epochs=num_epochs, seed=seed)
+    full = sft(num_steps=num_steps, seed=seed)
     return dataclasses.replace(
         full,
         name="tiny_cpu_sft_lora",

@@ -1,8 +1,8 @@
 """Writes the arithmetic task: ``train.jsonl`` and ``heldout.jsonl``, disjoint by expression, from one seed.
 
 ``train_hard.jsonl`` and ``heldout_hard.jsonl`` are those of their problems that have the most terms.
-``solutions.jsonl`` and ``heldout_solutions.jsonl`` are the first problems of each with worked solutions, in ``messages``,
-for a warm start: two terms at a time, so that a model which has learnt to leap unlearns it.
+``solutions.jsonl`` and ``heldout_solutions.jsonl`` are the first problems of each with worked solutions, for a warm
+start: two terms at a time, so that a model which has learnt to leap unlearns it.
 
 Each row has the schema that real data sets are read with: ``prompt`` as chat messages, ``answer``, ``id``, ``source``.
 """

@@ -274,7 +274,7 @@ class MegatronActor:
             self._reference.step_ends(step)
         return metrics | self._report.take()
 
-    # ------------------------------------------------------------------------------------------------ given conversations
+    # ---------------------------------------------------------------------------------------------- given conversations
     def fit(self, batch: RolloutBatch, *, num_tokens: int, step: int) -> Metrics:
         """The optimizer update of a step of supervised fine-tuning; see ``SupervisedUpdate``."""
         metrics = self._supervised.run(batch, num_tokens=num_tokens, step=step)

@@ -146,7 +146,7 @@ def _on_topic(sections: Mapping[str, str], topic: str) -> str:
     return "".join(named)
 
 
-def _overview(options: type[RecipeOptions], program: str) -> str:
+def _overview(options: type[Options], program: str) -> str:
     """Help without a recipe: how to see its fields, and the command's own options."""
     is_supervised, example = issubclass(options, SftRecipeOptions), _example(options)
     config = load_sft_recipe(example) if is_supervised else load_recipe(example)

@@ -60,12 +60,12 @@ def _say_how_it_ended(
         print_sentence(console, f"report: {report}")
     if config.checkpoint.export_hf:
         print_sentence(console, f"to go on: gtpo-megatron train RECIPE --model.path {run_dir / 'hf'}")
-    if config.adapter.is_on:
+    if config.checkpoint.export_hf and config.adapter.is_on:
+        adapter = config.adapter
         print_sentence(
             console,
-            f"to go on with the adapters: gtpo-megatron convert megatron-to-peft {run_dir} {run_dir / 'adapter'}, then "
-            f"gtpo-megatron train RECIPE --adapter.path {run_dir / 'adapter'} --adapter.rank {config.adapter.rank} "
-            f"--adapter.alpha {config.adapter.alpha:g}",
+            f"or, to go on with the adapters: gtpo-megatron train RECIPE --adapter.path {run_dir / 'adapter'} "
+            f"--adapter.rank {adapter.rank} --adapter.alpha {adapter.alpha:g}",
         )
     return 0
 

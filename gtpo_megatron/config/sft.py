@@ -91,8 +91,9 @@ class SftConfig:
     Attributes:
         name: name of the recipe, for people.
         seed: seed of the order of conversations, and of new adapters.
-        num_steps: training steps; a step is one update.
-        num_epochs: passes over the training set, from which ``num_steps`` follows; 0: ``num_steps`` stands.
+        num_steps: training steps; a step is one update. 0: those of ``num_epochs``.
+        num_epochs: passes over the training set, in the place of ``num_steps``, which is written down once the rows are
+            read.
         heldout_every_steps: steps between measurements of the held-out loss; 0 measures before and after only.
         micro_batch_tokens: largest number of packed tokens in one forward pass; a longer conversation gets one of its
             own.
@@ -117,25 +118,28 @@ class SftConfig:
     def __post_init__(self) -> None:
         require_text(name=self.name)
         require_seed(seed=self.seed)
-        if not self.num_steps and not self.num_epochs:
-            raise ConfigError("num_steps=0 with num_epochs=0: nothing would be trained; set one of them")
+        if bool(self.num_steps) == bool(self.num_epochs):
+            raise ConfigError(
+                f"num_steps={self.num_steps} with num_epochs={self.num_epochs}: one of them says how long to train; "
+                f"set the other one to 0"
+            )
         if self.checkpoint.keep_best:
             raise ConfigError(
-                f"checkpoint.keep_best={self.checkpoint.keep_best}: a warm start measures a loss only, of which less is "
-                f"better; set it to 0"
+                f"checkpoint.keep_best={self.checkpoint.keep_best}: a warm start measures a loss only, of which less "
+                f"is better; set it to 0"
             )
         if self.num_steps:
             self.of_ranks()  # what a run's ranks cannot do, these cannot
 
     def with_steps(self, num_rows: int) -> "SftConfig":
-        """The configuration with the steps of its epochs, of ``num_rows`` rows each; the last step may begin another.
+        """The configuration with the steps of its epochs, of ``num_rows`` rows each; the last may begin another epoch.
 
         Raises:
             ConfigError: ``profile`` traces steps that there are not.
         """
         if not self.num_epochs:
             return self
-        return replace(self, num_steps=-(-self.num_epochs * num_rows // self.data.rows_per_step))
+        return replace(self, num_steps=-(-self.num_epochs * num_rows // self.data.rows_per_step), num_epochs=0)
 
     def of_ranks(self) -> RunConfig:
         """What the ranks are started with: a run of the same model, layout and optimizer, which samples nothing."""

@@ -112,7 +112,10 @@ class ConversationTokens:
         """
         messages = row.messages
         if row.is_bare:
-            messages = ({**messages[0], "content": fill_template(template, str(messages[0]["content"]).strip())}, *messages[1:])
+            messages = (
+                {**messages[0], "content": fill_template(template, str(messages[0]["content"]).strip())},
+                *messages[1:],
+            )
         try:
             if self._verbatim_text and row.is_text:
                 prompt_ids, response_ids = self._verbatim(*(str(one["content"]) for one in messages))

@@ -100,9 +100,7 @@ def _turns(record: Record, column: str, place: str) -> tuple[Message, ...]:
     return found[: last + 1]
 
 
-def _said(
-    record: Record, column: str, place: str, role: str, *, options: str
-) -> tuple[tuple[Message, ...], bool]:
+def _said(record: Record, column: str, place: str, role: str, *, options: str) -> tuple[tuple[Message, ...], bool]:
     """What a column says, and whether it is a text: then it is one message of ``role``."""
     if found := _messages(record, column, place):
         return found, False

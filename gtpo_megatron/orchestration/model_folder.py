@@ -8,7 +8,6 @@ from gtpo_megatron.config.model import is_gguf, is_hub_name
 from gtpo_megatron.config.serialize import AnyConfig
 from gtpo_megatron.weights.hf.hub import hub_folder
 
-
 Config = TypeVar("Config", bound=AnyConfig)
 
 

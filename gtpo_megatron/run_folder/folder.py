@@ -84,10 +84,8 @@ def read_contents(folder: Path) -> dict[str, DataContent]:
 
 CONFIG_FILE = "config.yaml"
 
-STEPS = ("num_steps:", "num_epochs:")
-"""Fields that may differ between a run and its continuation where the learning rate does not decay over them."""
-
 SAME_NUMBERS = (
+    "num_steps:",
     "logging.",
     "checkpoint.",
     *("cluster.address:", "cluster.num_nodes:", "cluster.num_cpus:", "cluster.object_store_mib:"),
@@ -129,6 +127,7 @@ class RunFolder:
         self.path = path
         self.config_file = path / CONFIG_FILE
         self.hf_folder = path / "hf"
+        self.adapter_folder = path / "adapter"
         self.checkpoints = CheckpointFolder(path / "checkpoints")
         self._lock_descriptor: int | None = None
         self._is_tentative = False
@@ -221,8 +220,8 @@ class RunFolder:
         if not resume:
             raise ConfigError(f"run folder {self.path} holds a run already; add --resume to go on, or choose another")
         changes = difference(load_any(self.config_file), config)
-        steps = STEPS if config.optimizer.schedule == "constant" else ()
-        free = (*steps, *SAME_NUMBERS, LAYOUT, *OTHER_SUMS)
+        same = SAME_NUMBERS if config.optimizer.schedule == "constant" else SAME_NUMBERS[1:]
+        free = (*same, LAYOUT, *OTHER_SUMS)
         forbidden = [
             row
             for row in changes
@@ -257,7 +256,7 @@ def no_locks(path: Path, error: held_locks.NoLockError) -> str:
 
 def _of_decay(config: AnyConfig, changes: list[str]) -> str:
     """Why the number of steps may not change, if it did."""
-    if config.optimizer.schedule == "constant" or not any(row.startswith(STEPS) for row in changes):
+    if config.optimizer.schedule == "constant" or not any(row.startswith("num_steps:") for row in changes):
         return ""
     return (
         f" (optimizer.schedule={config.optimizer.schedule!r} decays over the run's steps: with another number the "

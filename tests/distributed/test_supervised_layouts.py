@@ -73,7 +73,9 @@ def compare(tmp_path, model, config, *, rollouts=None, dealing=None):
     if not config.parallel.distributed_optimizer:  # which leaves on each rank the sums of its own part only
         compare_gradients(read_tensors(f"{path}_gradients", config.model.path), gradients)
     for name, tensor in read_tensors(path, config.model.path).items():
-        torch.testing.assert_close(tensor, weights[name], rtol=0, atol=5e-5, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            tensor, weights[name], rtol=0, atol=5e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @pytest.fixture(scope="module")

@@ -101,7 +101,9 @@ def _parted(
     """
     rows = training.demonstrations
     if held is not None:
-        return training, replace(held, demonstrations=held.demonstrations[:num_rows] if num_rows else held.demonstrations)
+        return training, replace(
+            held, demonstrations=held.demonstrations[:num_rows] if num_rows else held.demonstrations
+        )
     if not num_rows:
         return training, None
     if num_rows >= len(rows):

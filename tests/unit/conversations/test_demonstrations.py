@@ -108,9 +108,7 @@ def test_masks_are_those_of_transformers_where_a_template_marks_generations():
     )
     messages = [said("system", "Be brief."), QUESTION, ANSWER, AGAIN, SECOND]
     one = ConversationTokens(tokenizer).demonstration(row_of(*messages), PLAIN)
-    theirs = tokenizer.apply_chat_template(
-        messages, return_assistant_tokens_mask=True, return_dict=True, tokenize=True
-    )
+    theirs = tokenizer.apply_chat_template(messages, return_assistant_tokens_mask=True, return_dict=True, tokenize=True)
     mine = [False] * len(one.prompt_ids) + list(one.loss_mask)
     ids = [*one.prompt_ids, *one.response_ids]
     assert theirs["input_ids"][: len(ids)] == ids
@@ -142,7 +140,9 @@ def test_calls_of_tools_are_trained_and_their_results_are_not(name):
 
 def test_a_template_that_begins_given_turns_otherwise_is_refused():
     """DeepSeek-R1's asks for thinking, and writes none: a policy would learn to answer where it never starts."""
-    with pytest.raises(DataError, match=r"rows.jsonl:1: the chat template of .* begins a turn with '.*think>.*' where it asks"):
+    with pytest.raises(
+        DataError, match=r"rows.jsonl:1: the chat template of .* begins a turn with '.*think>.*' where it asks"
+    ):
         tokens_of("deepseek_r1").demonstration(row_of(QUESTION, ANSWER), PLAIN)
 
 
