@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,8 @@ SMALL = [
 """Overrides that make a step take a second; starting the processes is what such a run costs."""
 
 SMALL_SFT = [
-    "--data.rows-per-step", "8",
-    "--data.heldout-rows", "8",
+    "--data.rows-per-step", "16",
+    "--data.heldout-rows", "32",
     "--heldout-every-steps", "2",
     "--checkpoint.every-steps", "2",
     "--cluster.start-deadline-s", "300",
@@ -62,10 +63,12 @@ class Run:
         num_steps: int = 2,
         cwd: Path | None = None,
         command: str = "train",
+        small: Sequence[str] | None = None,
     ) -> None:
         self.folder = folder
         self._output = folder.parent / f"{folder.name}.{time.monotonic_ns()}.out"
-        small = SMALL if command == "train" else SMALL_SFT
+        if small is None:
+            small = SMALL if command == "train" else SMALL_SFT
         line = [str(Path(sys.executable).with_name("gtpo-megatron")), command, recipe]
         line += ["--run-dir", str(folder), "--num-steps", str(num_steps), *small, *overrides]
         with self._output.open("wb") as out:
