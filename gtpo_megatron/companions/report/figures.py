@@ -37,8 +37,8 @@ _REWARD = Figure(
      Curve("rollout/best_of_group_reward_mean", "best of the group", ORANGE, "dot")), _FROM_ZERO)
 _LOSS = Figure(
     "loss", "Loss of the warm start", "nats per token",
-    "Mean of the negative log-likelihood of the assistant's tokens: of each step's conversations before its update, and "
-    "of those that are held out.",
+    "Mean of the negative log-likelihood of the assistant's tokens: of each step's conversations before its update, "
+    "and of those that are held out.",
     (Curve("sft/loss", "trained", GREY),
      Curve("sft/heldout_loss", "held out", BLUE, is_smoothed=False)))
 _OF_OUTCOME = (
