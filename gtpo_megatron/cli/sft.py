@@ -62,10 +62,11 @@ def _say_how_it_ended(
         print_sentence(console, f"to go on: gtpo-megatron train RECIPE --model.path {run_dir / 'hf'}")
     if config.checkpoint.export_hf and config.adapter.is_on:
         adapter = config.adapter
+        scaling = "" if adapter.scaling == "rank" else f" --adapter.scaling {adapter.scaling}"
         print_sentence(
             console,
             f"or, to go on with the adapters: gtpo-megatron train RECIPE --adapter.path {run_dir / 'adapter'} "
-            f"--adapter.rank {adapter.rank} --adapter.alpha {adapter.alpha:g}",
+            f"--adapter.rank {adapter.rank} --adapter.alpha {adapter.alpha:g}{scaling}",
         )
     return 0
 

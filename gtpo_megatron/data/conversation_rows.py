@@ -18,7 +18,7 @@ from typing import Any
 from gtpo_megatron.config.problems import DatasetRef
 from gtpo_megatron.data.literal import literal
 from gtpo_megatron.data.messages import ArrowRecord, Message, chat_messages, tools_of
-from gtpo_megatron.data.rows import PROMPT_COLUMNS, READY_COLUMNS, Record, column_value, optional_text
+from gtpo_megatron.data.rows import PROMPT_COLUMNS, READY_COLUMNS, Record, column_value, no_text_reason, optional_text
 from gtpo_megatron.data.source import records_of
 from gtpo_megatron.errors import DataError
 from gtpo_megatron.untrusted.text import printable
@@ -115,6 +115,8 @@ def _said(record: Record, column: str, place: str, role: str, *, options: str) -
 
 
 def _messages(record: Record, column: str, place: str) -> tuple[Message, ...]:
+    if reason := no_text_reason(record, column, place):
+        raise DataError(f"{reason}; leave such rows out")
     value = column_value(record, column)
     is_padded = isinstance(record, ArrowRecord) and not isinstance(value, str)
     return chat_messages(literal(value, "["), column, place, is_padded=is_padded, may_answer=True)

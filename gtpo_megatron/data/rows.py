@@ -198,7 +198,7 @@ def generic_row(record: Record, place: str, source: str, columns: RowColumns = U
         tools=tools_of(record),
         extra=extra,
         no_answer=no_answer,
-        no_text=_no_text(record, column, place),
+        no_text=no_text_reason(record, column, place),
     )
 
 
@@ -254,7 +254,7 @@ def _prompt(record: Record, column: str, place: str, *, is_named: bool) -> tuple
     )
 
 
-def _no_text(record: Record, column: str, place: str) -> str:
+def no_text_reason(record: Record, column: str, place: str) -> str:
     """Names a part of a message or a column of the row that is a picture, a film or a sound; "" if there is none."""
     prompt = column_value(record, column)
     prompt = literal(prompt, "[") if isinstance(prompt, str) else prompt

@@ -93,6 +93,10 @@ def test_parquet(tmp_path):
         ({"prompt": said(*TWO), "completion": "4"}, "prompt ends with the assistant's turn"),
         ({"prompt": "2+2?", "completion": said(TWO[0])}, "completion does not end with a turn of the assistant"),
         ({"messages": said(TWO[1])}, "begins with the assistant's turn"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}, *said(TWO[1])]},
+            "messages has a part of the type 'image'; models are given text alone; leave such rows out",
+        ),
         (["2+2?", "4"], "got list, expected an object"),
     ],
 )
