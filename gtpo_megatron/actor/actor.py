@@ -32,10 +32,8 @@ from gtpo_megatron.actor.scoring import Scoring
 from gtpo_megatron.actor.stage_report import StageReport
 from gtpo_megatron.actor.supervised_update import SupervisedUpdate
 from gtpo_megatron.actor.trained_model import trained_model
-from gtpo_megatron.algorithms.registry import algorithm_of
 from gtpo_megatron.batch import RewardBatch, RolloutBatch, RolloutShard, ScoredBatch, TrainBatch
 from gtpo_megatron.config.algorithm import EntropyCreditSettings
-from gtpo_megatron.config.algorithm.named import algorithm_name
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.shaped_tokens import ShapedTokens, shaped_tokens_of
 from gtpo_megatron.distributed.advantage_reducer import reduction_over
@@ -106,10 +104,6 @@ class MegatronActor:
             # before the driver's own deadline, so that a rank can say that its peers do not answer
             collective_timeout_s=COLLECTIVE_TIMEOUT_FRACTION * config.cluster.stage_deadline_s,
         )
-        if global_rank == 0:
-            logger.info(
-                "algorithm: %s, %s", algorithm_name(type(config.algorithm)), algorithm_of(config.algorithm).about
-            )
         self._groups = megatron_init.parallel_groups(config.parallel)
         self._micro_batching = MicroBatching.of(
             config.parallel,

@@ -89,6 +89,7 @@ def test_train_goes_on_from_its_folder(whole, tmp_path):
     assert "after:  held-out mean@2" in run.output
 
 
+@pytest.mark.nightly
 def test_adapters_are_warmed_and_trained_further(tmp_path):
     run = sft(tmp_path / "sft", *ONE_PROCESS, "--optimizer.learning-rate", "5e-3", recipe="recipes.tiny_cpu:sft_lora")
     run.succeed()
