@@ -1,9 +1,9 @@
 """Why a run or an evaluation may be refused before any process starts: one list, for every command that starts them.
 
-``config``, ``train`` and ``preflight`` ask about a run, ``evaluate`` about an evaluation; both say what they want as a
-:class:`PlannedRun`. A check itself is a function of the room that it is about. This module says what calls for it, and
-imports the room only then: a driver without an environment loads no ``conversations``, one without programs no
-``sandbox``. docs/refusals.md has a row for every check.
+``config``, ``train`` and ``preflight`` ask about a run, ``sft`` about its ranks, ``evaluate`` about an evaluation; all
+say what they want as a :class:`PlannedRun`. A check itself is a function of the room that it is about. This module says
+what calls for it, and imports the room only then: a driver without an environment loads no ``conversations``, one
+without programs no ``sandbox``. docs/refusals.md has a row for every check.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -154,25 +154,30 @@ class Check:
         check: raises a GTPOError if the run cannot be started; what it returns is ignored.
         applies: whether this run needs the check.
         asks_network: it talks to another machine, which ``config`` does not.
+        is_of_trainer: it is about model, layout or output, so that a warm start (``sft``) is refused for it, too.
     """
 
     name: str
     check: Callable[[PlannedRun], object]
     applies: Callable[[PlannedRun], bool] = lambda _: True
     asks_network: bool = False
+    is_of_trainer: bool = False
 
 
-def run_checks(planned: PlannedRun, *, asks_network: bool = True) -> None:
+def run_checks(planned: PlannedRun, *, asks_network: bool = True, samples: bool = True) -> None:
     """Makes every check that the run needs, in the order of ``CHECKS``.
 
     Args:
         planned: what is to be started.
         asks_network: talk to a judge, too.
+        samples: False for a warm start, which has no engines and no rewards: only checks of the trainer are made.
 
     Raises:
         ConfigError: the first reason for which the run is refused.
     """
     for one in CHECKS:
+        if not samples and not one.is_of_trainer:
+            continue
         if one.applies(planned) and (asks_network or not one.asks_network):
             one.check(planned)
 
@@ -277,30 +282,41 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="combination", check=lambda one: _run(one).check_new(), applies=lambda one: _is_run(one) and not one.resume
     ),
-    Check(name="model", check=lambda one: one.architecture),
-    Check(name="layout", check=lambda one: one.architecture.check_layout(_run(one).parallel), applies=_is_run),
+    Check(name="model", check=lambda one: one.architecture, is_of_trainer=True),
+    Check(
+        name="layout",
+        check=lambda one: one.architecture.check_layout(_run(one).parallel),
+        applies=_is_run,
+        is_of_trainer=True,
+    ),
     Check(name="engines", check=_engines),
-    Check(name="experts", check=_experts, applies=_is_run),
-    Check(name="length", check=_length),
+    Check(name="experts", check=_experts, applies=_is_run, is_of_trainer=True),
+    Check(name="length", check=_length, is_of_trainer=True),
     Check(
         name="algorithm",
         check=_algorithm,
         applies=lambda one: one.run is not None and type(one.run.algorithm) not in ALGORITHMS,
     ),
-    Check(name="loggers", check=_loggers, applies=_is_run),
+    Check(name="loggers", check=_loggers, applies=_is_run, is_of_trainer=True),
     Check(name="reward", check=lambda one: check_threshold(one.rewards, one.threshold, option=one.threshold_option)),
     Check(
         name="sandbox", check=_sandbox, applies=lambda one: any(each.statement.needs_sandbox for each in one.rewards)
     ),
-    Check(name="weights", check=_weights, applies=_is_run),
-    Check(name="adapters", check=_adapters, applies=lambda one: one.run is not None and one.run.adapter.is_on),
+    Check(name="weights", check=_weights, applies=_is_run, is_of_trainer=True),
+    Check(
+        name="adapters",
+        check=_adapters,
+        applies=lambda one: one.run is not None and one.run.adapter.is_on,
+        is_of_trainer=True,
+    ),
     Check(
         name="first adapters",
         check=_first_adapters,
         applies=lambda one: one.run is not None and one.run.adapter.path != "" and not one.resume,
+        is_of_trainer=True,
     ),
     Check(name="reference", check=_reference, applies=lambda one: one.run is not None and one.run.reference.path != ""),
-    Check(name="tokenizer", check=lambda one: one.tokenizer),
+    Check(name="tokenizer", check=lambda one: one.tokenizer, is_of_trainer=True),
     Check(name="stop strings", check=_stop_strings),
     Check(name="environment", check=_environment, applies=lambda one: one.environment.name != ""),
     Check(name="judge", check=lambda one: one.judge_model, asks_network=True),

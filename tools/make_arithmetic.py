@@ -1,6 +1,8 @@
 """Writes the arithmetic task: ``train.jsonl`` and ``heldout.jsonl``, disjoint by expression, from one seed.
 
 ``train_hard.jsonl`` and ``heldout_hard.jsonl`` are those of their problems that have the most terms.
+``solutions.jsonl`` and ``heldout_solutions.jsonl`` are the first problems of each with worked solutions, for a warm
+start: two terms at a time, so that a model which has learnt to leap unlearns it.
 
 Each row has the schema that real data sets are read with: ``prompt`` as chat messages, ``answer``, ``id``, ``source``.
 """
@@ -21,10 +23,12 @@ from tools.arithmetic import (
     evaluate,
     prompt_text,
     sample_expression,
+    sample_solution,
 )
 
 NUM_TRAIN = 4096
 NUM_HELDOUT = 512
+NUM_SOLUTIONS, NUM_HELDOUT_SOLUTIONS = 1024, 128
 SEED = 2508
 ASSETS = Path(__file__).resolve().parent.parent / "recipes" / "assets" / "arithmetic"
 
@@ -54,6 +58,16 @@ def problem_row(expression: Expression, row_id: str) -> dict[str, object]:
 def write_split(path: Path, expressions: list[Expression], prefix: str) -> None:
     """Writes one JSON object per line."""
     rows = (problem_row(expression, f"{prefix}-{index:05d}") for index, expression in enumerate(expressions))
+    write_file(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_solutions(path: Path, expressions: list[Expression], seed: int) -> None:
+    """Writes conversations of a problem and a worked solution, one JSON object per line."""
+    rng = random.Random(f"{seed}/{path.name}")
+    rows = []
+    for expression in expressions:
+        said = [("user", prompt_text(expression)), ("assistant", sample_solution(expression, rng, leap_rate=0.0))]
+        rows.append({"messages": [{"role": role, "content": content} for role, content in said]})
     write_file(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -87,7 +101,7 @@ class Options:
 
 
 def main() -> None:
-    """Writes both splits, whole and hard, into a folder."""
+    """Writes both splits, whole, hard and solved, into a folder."""
     args = options_or_exit(Options, sys.argv[1:], program="make_arithmetic.py", description=__doc__)
     train, heldout = make_splits(args.num_train, args.num_heldout, args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -95,6 +109,8 @@ def main() -> None:
     write_split(args.out / "heldout.jsonl", heldout, "arithmetic-heldout")
     write_split(args.out / "train_hard.jsonl", hard(train), "arithmetic-train-hard")
     write_split(args.out / "heldout_hard.jsonl", hard(heldout), "arithmetic-heldout-hard")
+    write_solutions(args.out / "solutions.jsonl", train[:NUM_SOLUTIONS], args.seed)
+    write_solutions(args.out / "heldout_solutions.jsonl", heldout[:NUM_HELDOUT_SOLUTIONS], args.seed)
     print(f"{len(train)} training and {len(heldout)} held-out problems in {args.out}")
 
 

@@ -30,11 +30,10 @@ from gtpo_megatron.actor.policy_head import PolicyHead
 from gtpo_megatron.actor.policy_update import PolicyUpdate
 from gtpo_megatron.actor.scoring import Scoring
 from gtpo_megatron.actor.stage_report import StageReport
+from gtpo_megatron.actor.supervised_update import SupervisedUpdate
 from gtpo_megatron.actor.trained_model import trained_model
-from gtpo_megatron.algorithms.registry import algorithm_of
-from gtpo_megatron.batch import RewardBatch, RolloutShard, ScoredBatch, TrainBatch
+from gtpo_megatron.batch import RewardBatch, RolloutBatch, RolloutShard, ScoredBatch, TrainBatch
 from gtpo_megatron.config.algorithm import EntropyCreditSettings
-from gtpo_megatron.config.algorithm.named import algorithm_name
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.shaped_tokens import ShapedTokens, shaped_tokens_of
 from gtpo_megatron.distributed.advantage_reducer import reduction_over
@@ -105,10 +104,6 @@ class MegatronActor:
             # before the driver's own deadline, so that a rank can say that its peers do not answer
             collective_timeout_s=COLLECTIVE_TIMEOUT_FRACTION * config.cluster.stage_deadline_s,
         )
-        if global_rank == 0:
-            logger.info(
-                "algorithm: %s, %s", algorithm_name(type(config.algorithm)), algorithm_of(config.algorithm).about
-            )
         self._groups = megatron_init.parallel_groups(config.parallel)
         self._micro_batching = MicroBatching.of(
             config.parallel,
@@ -143,6 +138,9 @@ class MegatronActor:
             self.balance,
             self._replay,
             self._report,
+        )
+        self._supervised = SupervisedUpdate(
+            self._model, self._optimizer_step, self._head, self._micro_batching, self.balance, self._report
         )
         self._scoring = Scoring(
             self._model,
@@ -269,6 +267,18 @@ class MegatronActor:
         if self._reference is not None:
             self._reference.step_ends(step)
         return metrics | self._report.take()
+
+    # ---------------------------------------------------------------------------------------------- given conversations
+    def fit(self, batch: RolloutBatch, *, num_tokens: int, step: int) -> Metrics:
+        """The optimizer update of a step of supervised fine-tuning; see ``SupervisedUpdate``."""
+        metrics = self._supervised.run(batch, num_tokens=num_tokens, step=step)
+        self._policy_version = step
+        self._report.profiler.step_done(step)
+        return metrics
+
+    def heldout_loss(self, batch: RolloutBatch) -> Metrics:
+        """The loss of conversations that are not trained; see ``SupervisedUpdate``."""
+        return self._supervised.measure(batch)
 
     # -------------------------------------------------------------------------------------------------------- (9) push
     def open_weight_store(self, deadline_s: float) -> tuple[str, int]:

@@ -9,7 +9,7 @@ import tyro
 
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
-from gtpo_megatron.cli.recipe import EXAMPLE, RecipeOptions, load_recipe
+from gtpo_megatron.cli.recipe import EXAMPLE, SFT_EXAMPLE, RecipeOptions, SftRecipeOptions, load_recipe, load_sft_recipe
 from gtpo_megatron.config.configuration import configuration
 
 
@@ -48,9 +48,13 @@ def _run(commands: Mapping[str, Command], arguments: Sequence[str]) -> int:
 
 
 def _whole(command: Command) -> Any:
-    """The options of a command with the recipe before them, which has the fields of ``EXAMPLE``."""
-    if not (isinstance(command.options, type) and issubclass(command.options, RecipeOptions)):
+    """The options of a command with the recipe before them, which has the fields of its example."""
+    kind = command.options if isinstance(command.options, type) else object
+    if issubclass(kind, SftRecipeOptions):
+        default = command.options(config=load_sft_recipe(SFT_EXAMPLE))
+    elif issubclass(kind, RecipeOptions):
+        default = command.options(config=load_recipe(command.recipe or EXAMPLE))
+    else:
         return make_dataclass("Whole", [("options", Annotated[command.options, tyro.conf.arg(name="")])])
-    default = command.options(config=load_recipe(command.recipe or EXAMPLE))
     recipe = [("recipe", Annotated[str, tyro.conf.Positional])] if command.needs_recipe else []
     return make_dataclass("Whole", [*recipe, ("options", Annotated[command.options, tyro.conf.arg(name="")], default)])

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from gtpo_megatron.config.serialize import load_config
+from gtpo_megatron.config.serialize import load_any
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.run_folder.folder import CONFIG_FILE, RunFolder
 from gtpo_megatron.weights.conversion import ConversionProgress
@@ -59,7 +59,7 @@ def find_checkpoint(source: Path, model: Path | None, verify: Verify = "full") -
             raise ConfigError(f"{source} is the folder of a run without a finished checkpoint; wait for its first")
         if latest.note:
             logging.getLogger(__name__).warning(latest.note)
-        return latest.path, model or Path(load_config(source / CONFIG_FILE).model.path)
+        return latest.path, model or Path(load_any(source / CONFIG_FILE).model.path)
     if not is_checkpoint(source):
         raise ConfigError(
             f"{source} holds no Megatron checkpoint; expected a converted folder (megatron/ in it), a run's folder "
@@ -71,4 +71,4 @@ def find_checkpoint(source: Path, model: Path | None, verify: Verify = "full") -
             f"{source} is a checkpoint outside its run's folder, so its model is not known; "
             f"name a folder with config.json and tokenizer by --model"
         )
-    return source, model or Path(load_config(config).model.path)
+    return source, model or Path(load_any(config).model.path)

@@ -18,6 +18,7 @@ from gtpo_megatron.cli import (
     preflight,
     quickstart,
     report,
+    sft,
     status,
     study,
     train,
@@ -32,6 +33,7 @@ from gtpo_megatron.untrusted.text import printable, shown
 
 COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
+    "sft": sft.COMMAND,
     "quickstart": quickstart.COMMAND,
     "examples": examples.COMMAND,
     "report": report.COMMAND,

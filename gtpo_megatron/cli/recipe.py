@@ -16,7 +16,8 @@ from gtpo_megatron.config.algorithm.named import default_algorithm
 from gtpo_megatron.config.configuration import configuration, unchecked
 from gtpo_megatron.config.named_function import called, named_function
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.config.serialize import load_config
+from gtpo_megatron.config.serialize import load_any
+from gtpo_megatron.config.sft import SftConfig
 from gtpo_megatron.errors import ConfigError
 
 
@@ -33,10 +34,21 @@ class RecipeOptions:
     config: Annotated[RunConfig, tyro.conf.arg(name="")]
 
 
-Options = TypeVar("Options", bound=RecipeOptions)
+@configuration
+class SftRecipeOptions:
+    """The recipe of a warm start, every field of which can be overridden.
+
+    Attributes:
+        config: every field of the recipe can be overridden.
+    """
+
+    config: Annotated[SftConfig, tyro.conf.arg(name="")]
+
+
+Options = TypeVar("Options", bound=RecipeOptions | SftRecipeOptions)
 
 HELP = ("-h", "--help")
-EXAMPLE = "recipes.tiny_cpu:gtpo"
+EXAMPLE, SFT_EXAMPLE = "recipes.tiny_cpu:gtpo", "recipes.tiny_cpu:sft"
 
 _ALGORITHM_HELP = (
     "--algorithm NAME takes another algorithm with its defaults: GSPOConfig, or a class of your own, module:Class or "
@@ -78,20 +90,24 @@ def parse(
             sys.stdout.write(_overview(options, program))
             sys.exit(0)
         if not arguments or arguments[0].startswith("-"):
-            raise ConfigError(f"{command or program} needs a recipe first: {program} {EXAMPLE}")
+            raise ConfigError(f"{command or program} needs a recipe first: {program} {_example(options)}")
         recipe, arguments = arguments[0], arguments[1:]
         program = f"{program} {recipe}"
-    config = (load or load_recipe)(recipe)
+    config: RunConfig | SftConfig
+    is_supervised = issubclass(options, SftRecipeOptions)
+    config = load_sft_recipe(recipe) if is_supervised else (load or load_recipe)(recipe)
     name, others = _take_algorithm(arguments)
     if name is not None:
+        if isinstance(config, SftConfig):
+            raise ConfigError(f"--algorithm {name}: a warm start has none; it learns what is given")
         algorithm = default_algorithm(name, max_response_tokens=config.rollout.sampling.max_response_tokens)
         config = unchecked(config, algorithm=algorithm)  # the options may make it fit
-    default = options(config=config)
+    default = options(config=config)  # type: ignore[arg-type]  # as its kind was loaded
     after_help = next((others[place + 1 : place + 2] for place, other in enumerate(others) if other in HELP), [])
     if topic := next(filter(_names_topic, after_help), ""):
         sys.stdout.write(_on_topic(_sections(options, default, program), topic))
         sys.exit(0)
-    about = f"{_SECTION_HELP}\n{_ALGORITHM_HELP}"
+    about = _SECTION_HELP if is_supervised else f"{_SECTION_HELP}\n{_ALGORITHM_HELP}"
     return parse_options(options, others, program=program, default=default, description=about)
 
 
@@ -130,19 +146,26 @@ def _on_topic(sections: Mapping[str, str], topic: str) -> str:
     return "".join(named)
 
 
-def _overview(options: type[RecipeOptions], program: str) -> str:
+def _overview(options: type[Options], program: str) -> str:
     """Help without a recipe: how to see its fields, and the command's own options."""
-    sections = _sections(options, options(config=load_recipe(EXAMPLE)), program)
+    is_supervised, example = issubclass(options, SftRecipeOptions), _example(options)
+    config = load_sft_recipe(example) if is_supervised else load_recipe(example)
+    sections = _sections(options, options(config=config), program)  # type: ignore[arg-type]
     names = ", ".join(name for name in sections if name and "." not in name)
+    section, field, value = ("data", "rows-per-step", "16") if is_supervised else ("algorithm", "alpha2", "0.05")
     return (
         f"usage: {program} RECIPE [OPTIONS]\n\n"
         "RECIPE is module:function, FILE.py:function, or the config.yaml of a run.\n\n"
-        f"Every field of the recipe is an option, --num-steps 200 or --algorithm.alpha2 0.05:\n"
-        f"  {program} {EXAMPLE} --help                    all of them\n"
-        f"  {program} {EXAMPLE} --help algorithm          those of one section\n"
-        f"  {program} {EXAMPLE} --help algorithm.alpha2   one of them\n"
-        f"Sections: {names}.\n{_ALGORITHM_HELP}\n\n{sections['']}"
+        f"Every field of the recipe is an option, --num-steps 200 or --{section}.{field} {value}:\n"
+        f"  {program} {example} --help                    all of them\n"
+        f"  {program} {example} --help {section}          those of one section\n"
+        f"  {program} {example} --help {section}.{field}   one of them\n"
+        f"Sections: {names}.\n{'' if is_supervised else _ALGORITHM_HELP}\n\n{sections['']}"
     )
+
+
+def _example(options: type[Options]) -> str:
+    return SFT_EXAMPLE if issubclass(options, SftRecipeOptions) else EXAMPLE
 
 
 def _take_algorithm(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -165,10 +188,29 @@ def load_recipe(name: str) -> RunConfig:
     Raises:
         ConfigError: no such module, function or file, or it does not give a RunConfig.
     """
-    if name.endswith((".yaml", ".yml")):
-        return load_config(Path(name))
-    recipe = named_function(name, what="recipe", example="recipes.tiny_cpu:gtpo")
-    config = called(recipe, name, what="recipe")
+    config = _load(name, example=EXAMPLE)
+    if isinstance(config, SftConfig):
+        raise ConfigError(f"recipe {name!r} is of a warm start; start it by: gtpo-megatron sft {name}")
     if not isinstance(config, RunConfig):
         raise ConfigError(f"recipe {name!r} returned {type(config).__name__}, expected a RunConfig")
     return config
+
+
+def load_sft_recipe(name: str) -> SftConfig:
+    """The same of a warm start.
+
+    Raises:
+        ConfigError: no such module, function or file, or it does not give an SftConfig.
+    """
+    config = _load(name, example=SFT_EXAMPLE)
+    if isinstance(config, RunConfig):
+        raise ConfigError(f"recipe {name!r} is of a run and no warm start; start it by: gtpo-megatron train {name}")
+    if not isinstance(config, SftConfig):
+        raise ConfigError(f"recipe {name!r} returned {type(config).__name__}, expected an SftConfig")
+    return config
+
+
+def _load(name: str, *, example: str) -> object:
+    if name.endswith((".yaml", ".yml")):
+        return load_any(Path(name))
+    return called(named_function(name, what="recipe", example=example), name, what="recipe")

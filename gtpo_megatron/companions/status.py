@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gtpo_megatron.config.serialize import load_config
+from gtpo_megatron.config.serialize import load_any
 from gtpo_megatron.errors import CheckpointError, DataError
 from gtpo_megatron.run_folder.checkpoints import DRIVER_FILE, Checkpoint, CheckpointFolder
 from gtpo_megatron.run_folder.folder import RunFolder, read_contents, sizes_by_label
@@ -100,7 +100,7 @@ def read_status(path: Path) -> RunStatus:
     """
     if not (path / "config.yaml").exists():
         raise DataError(f"{path}: no run is in this folder (no config.yaml); give the folder of a run")
-    config, now, remarks = load_config(path / "config.yaml"), time.time(), []
+    config, now, remarks = load_any(path / "config.yaml"), time.time(), []
     rows: list[dict[str, Any]] = []
     metrics_file = path / METRICS_FILE
     if metrics_file.exists():

@@ -9,6 +9,7 @@ from gtpo_megatron.config.algorithm import AlgorithmConfig
 from gtpo_megatron.config.algorithm.named import algorithm_class, algorithm_name
 from gtpo_megatron.config.configuration import make
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.config.sft import SftConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.text import printable, shown
 from gtpo_megatron.untrusted.yaml_text import read_yaml, written_yaml
@@ -17,6 +18,9 @@ KIND_KEY = "kind"
 """Names the class where a field may hold one of several."""
 
 T = TypeVar("T")
+
+AnyConfig = RunConfig | SftConfig
+"""What a run folder's ``config.yaml`` may be of: a run, or a warm start."""
 
 
 def to_plain(config: object) -> dict[str, Any]:
@@ -30,7 +34,7 @@ def to_plain(config: object) -> dict[str, Any]:
     return plain
 
 
-def to_yaml(config: RunConfig) -> str:
+def to_yaml(config: AnyConfig) -> str:
     """The resolved configuration, every field written out, in the order of the classes."""
     return written_yaml(to_plain(config))
 
@@ -39,9 +43,25 @@ def load_config(path: Path) -> RunConfig:
     """Reads a run folder's ``config.yaml``, as ``to_yaml`` wrote it.
 
     Raises:
-        ConfigError: not YAML, an unknown or missing key, a value of another type, or values that no run can have.
+        ConfigError: not YAML, an unknown or missing key, a value of another type, values that no run can have, or the
+            configuration of a warm start.
     """
-    return from_plain(read_yaml(path, error=ConfigError), printable(path))
+    found = load_any(path)
+    if isinstance(found, RunConfig):
+        return found
+    raise ConfigError(f"{printable(path)} is of a warm start (gtpo-megatron sft); expected the configuration of a run")
+
+
+def load_any(path: Path) -> AnyConfig:
+    """Reads the ``config.yaml`` of a run or of a warm start.
+
+    Raises:
+        ConfigError: as in :func:`load_config`.
+    """
+    plain, where = read_yaml(path, error=ConfigError), printable(path)
+    if isinstance(plain, dict) and plain.get(KIND_KEY) == SftConfig.__name__:
+        return _read_dataclass(SftConfig, plain, where)
+    return from_plain(plain, where)
 
 
 def from_plain(plain: Any, where: str) -> RunConfig:
@@ -53,7 +73,7 @@ def from_plain(plain: Any, where: str) -> RunConfig:
     return _read_dataclass(RunConfig, plain, where)
 
 
-def difference(left: RunConfig, right: RunConfig) -> list[str]:
+def difference(left: AnyConfig, right: AnyConfig) -> list[str]:
     """The fields in which two configurations differ, as ``path: left -> right``."""
     return _difference(to_plain(left), to_plain(right), "")
 

@@ -166,10 +166,19 @@ def render_prompt(
         return _verbatim(tokenizer, prompt)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
     # The template writes every special token itself, so the tokenizer must not add its own.
-    _check_tools(tokenizer, messages, tools)
-    _check_reasoning(tokenizer, messages)
+    check_written(tokenizer, messages, tools)
     text = render_text(tokenizer, messages, given or TemplateInputs(), tools=tools)
     return tuple(tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+
+def check_written(
+    tokenizer: "PreTrainedTokenizerBase",
+    messages: Sequence[Mapping[str, object]],
+    tools: Sequence[Mapping[str, object]],
+) -> None:
+    """Raises DataError if the template would leave tools, calls of them or the thinking of turns out without a word."""
+    _check_tools(tokenizer, messages, tools)
+    _check_reasoning(tokenizer, messages)
 
 
 def _verbatim(tokenizer: "PreTrainedTokenizerBase", text: str) -> tuple[int, ...]:

@@ -30,7 +30,9 @@ class ArrowRecord(dict[str, object]):
     """A row of Arrow: its objects have the keys of all rows, null where the row itself has none."""
 
 
-def chat_messages(prompt: object, column: str, place: str, *, is_padded: bool = False) -> tuple[Message, ...]:
+def chat_messages(
+    prompt: object, column: str, place: str, *, is_padded: bool = False, may_answer: bool = False
+) -> tuple[Message, ...]:
     """A list of chat messages, the content of each a text or a list of parts; empty if it is something else.
 
     Args:
@@ -38,9 +40,11 @@ def chat_messages(prompt: object, column: str, place: str, *, is_padded: bool = 
         column: name of the column, for messages.
         place: place of the row, for messages.
         is_padded: whether keys that are null are not there, as in an :class:`ArrowRecord`.
+        may_answer: the last turn may be the assistant's: it is given, and not the model's to write.
 
     Raises:
-        DataError: the last turn is the assistant's, the user says nothing, or a call or some thinking cannot be read.
+        DataError: the last turn is the assistant's and may not be, the user says nothing, or a call or some thinking
+            cannot be read.
     """
     if not isinstance(prompt, list | tuple) or not all(isinstance(message, Mapping) for message in prompt):
         return ()
@@ -52,7 +56,7 @@ def chat_messages(prompt: object, column: str, place: str, *, is_padded: bool = 
     for number, message in enumerate(found, start=1):
         if message["role"] == "user" and not message["content"]:
             raise DataError(f"{place}: {column} has an empty content of the user, in message {number}; expected a text")
-    if found and found[-1]["role"] == "assistant":
+    if found and found[-1]["role"] == "assistant" and not may_answer:
         raise DataError(f"{place}: {column} ends with the assistant's turn, which is the model's to write")
     return found
 

@@ -3,7 +3,7 @@
 import hashlib
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from gtpo_megatron.batch import Problem
 from gtpo_megatron.data.problem_pool import ProblemPool
@@ -15,7 +15,10 @@ _POOL_KEYS = {"order", "pool"}
 _STATE_KEYS = {"seed", "epoch", "position", "num_problems", "fingerprint"}
 
 
-class PromptSampler:
+P = TypeVar("P", bound=Problem)
+
+
+class PromptSampler(Generic[P]):
     """Returns every problem once per epoch, in an order that depends only on ``(seed, epoch)``.
 
     With a pool, every problem that it has in the epoch, by what was known when the epoch began, and at least as many as
@@ -30,7 +33,7 @@ class PromptSampler:
 
     def __init__(
         self,
-        problems: Sequence[Problem],
+        problems: Sequence[P],
         seed: int,
         pool: ProblemPool | None = None,
         rates: Mapping[str, tuple[int, int]] | None = None,
@@ -47,7 +50,7 @@ class PromptSampler:
         self._order = self._shuffled(0)
         self._fingerprint = _fingerprint(self._problems)
 
-    def next(self, num: int) -> tuple[Problem, ...]:
+    def next(self, num: int) -> tuple[P, ...]:
         """The next ``num`` problems, across the end of an epoch if needed.
 
         Raises:
@@ -57,7 +60,7 @@ class PromptSampler:
             raise ConfigError(
                 f"prompts_per_step={num}: must lie between 1 and the number of problems, {len(self._problems)}"
             )
-        chosen: list[Problem] = []
+        chosen: list[P] = []
         while len(chosen) < num:
             if self._position == len(self._order):
                 self._epoch += 1

@@ -65,7 +65,7 @@ _MEDIA_KEYS = ("bytes", "path", "url", "array")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 """Types of the parts of a message that are text."""
 
-_READY = ("prompt", "messages")
+READY_COLUMNS = ("prompt", "messages")
 """Columns whose text is a whole prompt; a text in another one is a bare question."""
 
 _COMMON = frozenset({"id", "answer", "source", "data_source"})
@@ -179,7 +179,7 @@ def generic_row(record: Record, place: str, source: str, columns: RowColumns = U
     Raises:
         DataError: it is malformed.
     """
-    usual = (name for name in _with(columns.usual_prompt, PROMPT_COLUMNS) if _value(record, name) is not None)
+    usual = (name for name in _with(columns.usual_prompt, PROMPT_COLUMNS) if column_value(record, name) is not None)
     column = columns.prompt or next(usual, PROMPT_COLUMNS[0])
     answer, no_answer = "", ""
     try:
@@ -193,12 +193,12 @@ def generic_row(record: Record, place: str, source: str, columns: RowColumns = U
         answer=answer,
         row_id=optional_text(record, "id"),
         source=str(record.get("source") or record.get("data_source") or source),
-        is_bare=column not in _READY and isinstance(_value(record, column), str),
+        is_bare=column not in READY_COLUMNS and isinstance(column_value(record, column), str),
         columns_json=kept,
         tools=tools_of(record),
         extra=extra,
         no_answer=no_answer,
-        no_text=_no_text(record, column, place),
+        no_text=no_text_reason(record, column, place),
     )
 
 
@@ -231,21 +231,21 @@ def _as_json(columns: Mapping[str, object]) -> str:
     return json.dumps(columns, separators=(",", ":"), sort_keys=True)
 
 
-def _value(record: Record, column: str) -> object:
+def column_value(record: Record, column: str) -> object:
     """The value of a column; ``a.b`` is ``b`` in the object ``a``, unless a column has that name."""
     if column in record:
         return record[column]
     outer, dot, inner = column.partition(".")
     value = literal(record.get(outer), "{") if dot else None
-    return _value(value, inner) if dot and isinstance(value, Mapping) else None
+    return column_value(value, inner) if dot and isinstance(value, Mapping) else None
 
 
 def _prompt(record: Record, column: str, place: str, *, is_named: bool) -> tuple[Message, ...] | str:
     """The prompt: text, or a list of messages with role and content, the last of which is not the assistant's."""
-    prompt = _value(record, column)
+    prompt = column_value(record, column)
     if isinstance(prompt, str) and prompt.strip():
         messages = chat_messages(literal(prompt, "["), column, place)
-        return messages or (prompt if column in _READY else prompt.strip())
+        return messages or (prompt if column in READY_COLUMNS else prompt.strip())
     if messages := chat_messages(prompt, column, place, is_padded=isinstance(record, ArrowRecord)):
         return messages
     raise DataError(
@@ -254,9 +254,9 @@ def _prompt(record: Record, column: str, place: str, *, is_named: bool) -> tuple
     )
 
 
-def _no_text(record: Record, column: str, place: str) -> str:
+def no_text_reason(record: Record, column: str, place: str) -> str:
     """Names a part of a message or a column of the row that is a picture, a film or a sound; "" if there is none."""
-    prompt = _value(record, column)
+    prompt = column_value(record, column)
     prompt = literal(prompt, "[") if isinstance(prompt, str) else prompt
     for message in prompt if isinstance(prompt, list | tuple) else ():
         content = message.get("content") if isinstance(message, Mapping) else None
@@ -286,7 +286,7 @@ def _is_media(value: object, *, is_pointed_at: bool) -> bool:
 def _answer(record: Record, place: str, columns: RowColumns) -> str:
     """The named column, or the first usual one that is present; numbers become text."""
     names = (columns.answer,) if columns.answer else _with(columns.usual_answer, ANSWER_COLUMNS)
-    answer = next((value for name in names if (value := _value(record, name)) is not None), None)
+    answer = next((value for name in names if (value := column_value(record, name)) is not None), None)
     return answer_text(answer, place, f"{_either(names)}{_found(record, answer, 'answer')}")
 
 

@@ -8,7 +8,7 @@ from gtpo_megatron.config.problems import DatasetRef, parse_dataset
 from gtpo_megatron.data.adapters import ADAPTERS, Adapter, adapter_at, adapter_of
 from gtpo_megatron.data.hub import UNSAID_SPLIT, HubPlace, newest_commit, read_files, read_hub
 from gtpo_megatron.data.records import read_records
-from gtpo_megatron.data.rows import Row, RowColumns, generic_row
+from gtpo_megatron.data.rows import Record, Row, RowColumns, generic_row
 from gtpo_megatron.errors import DataError
 
 
@@ -49,9 +49,7 @@ def read_rows(dataset: DatasetRef, passed: Passed | None = None) -> Iterator[Row
         )
     )
     num_rows = 0
-    for place, record in _records(dataset):
-        if not isinstance(record, Mapping):
-            raise DataError(f"{place}: got {type(record).__name__}, expected an object with the fields of a problem")
+    for place, record in records_of(dataset):
         if adapter is None:
             row = generic_row(record, place, dataset.name, columns)
         elif adapter.is_kept(record):
@@ -64,6 +62,18 @@ def read_rows(dataset: DatasetRef, passed: Passed | None = None) -> Iterator[Row
     if not num_rows:
         others = f" of {passed.known} among its {passed.num_rows}" if passed.num_rows else ""
         raise DataError(f"{origin_of(dataset)}: holds no rows{others}; expected at least one problem")
+
+
+def records_of(dataset: DatasetRef) -> Iterator[tuple[str, Record]]:
+    """Reads a data set's rows as they stand there, each with its place, for messages.
+
+    Raises:
+        ConfigError, DataError: as :func:`read_rows`, but there may be no rows.
+    """
+    for place, record in _records(dataset):
+        if not isinstance(record, Mapping):
+            raise DataError(f"{place}: got {type(record).__name__}, expected an object with the fields of a problem")
+        yield place, record
 
 
 def origin_of(dataset: DatasetRef) -> str:

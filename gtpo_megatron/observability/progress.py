@@ -93,6 +93,13 @@ _WIDE_ROWS = (
     _PanelRow("optimizer/grad_norm", "grad norm", _fixed(3)),
 )
 """Shown beside the others where there is room."""
+_SUPERVISED_ROWS = (
+    _PanelRow("sft/loss", "loss", _fixed(4, " nats")),
+    _PanelRow("sft/heldout_loss", "held out", _fixed(4, " nats")),
+    _PanelRow("throughput/tokens_per_s", "speed", _fixed(0, " tokens/s")),
+    _PanelRow("optimizer/grad_norm", "grad norm", _fixed(3)),
+)
+"""Of a warm start."""
 
 
 class TrainingDisplay:
@@ -107,6 +114,7 @@ class TrainingDisplay:
         first_step: number of steps done before a resume.
         console: the output; pass the same one to ``logs.set_up_logs``. None: stdout.
         is_live: draw the panel; None: if the console is an interactive terminal.
+        is_supervised: a warm start, which has a loss in the place of rewards.
     """
 
     def __init__(
@@ -117,8 +125,10 @@ class TrainingDisplay:
         first_step: int = 0,
         console: Console | None = None,
         is_live: bool | None = None,
+        is_supervised: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._is_supervised = is_supervised
         self._num_steps = num_steps
         self._title = title
         self._step = first_step
@@ -198,7 +208,7 @@ class TrainingDisplay:
             if (overall := BenchmarkMean.of(scalars, measured)) is not None:
                 scalars = {**scalars, _SETS_MEAN: overall.mean}
                 self._intervals[_SETS_MEAN] = overall.interval
-        for row in (*self._rows, *_WIDE_ROWS):
+        for row in (*self._rows, *self._wide_rows):
             if row.name in scalars:
                 self._history[row.name].append(float(scalars[row.name]))
         if self._live is None:
@@ -220,11 +230,17 @@ class TrainingDisplay:
     @property
     def _rows(self) -> list[_PanelRow]:
         """The displayed metrics; of held-out sets the first, and the mean over benchmarks if there are several."""
+        if self._is_supervised:
+            return list(_SUPERVISED_ROWS)
         accuracy = [_PanelRow(mean_metric(label), set_name(label), percent) for label in self._sets[:1]]
         num_benchmarks = sum(label != HELDOUT for label in self._sets)
         if num_benchmarks > 1:
             accuracy.append(_PanelRow(_SETS_MEAN, f"mean of {num_benchmarks} sets", percent))
         return [_REWARD, *(accuracy or [_NO_ACCURACY]), *_ROWS]
+
+    @property
+    def _wide_rows(self) -> tuple[_PanelRow, ...]:
+        return () if self._is_supervised else _WIDE_ROWS
 
     # ---------------------------------------------------------------------------------------------------- plain lines
 
@@ -284,7 +300,7 @@ class TrainingDisplay:
     def _grid(self, width: int) -> Table:
         """The metrics in as many columns as fit, with trends as long as fit."""
         columns = max(1, min(MOST_COLUMNS, (width + GAP) // (COLUMN_WIDTH + GAP)))
-        rows = [*self._rows, *(_WIDE_ROWS if columns == MOST_COLUMNS else ())]
+        rows = [*self._rows, *(self._wide_rows if columns == MOST_COLUMNS else ())]
         room = (width - (columns - 1) * GAP) // columns - LABEL_WIDTH - 2 * GAP
         values = max([VALUE_WIDTH, *(len(self._value(row)) for row in rows if self._history[row.name])])
         trend_width = max(LEAST_TREND, min(MOST_TREND, room - values))

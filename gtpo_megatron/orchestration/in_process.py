@@ -98,6 +98,27 @@ class _Transfer:
 
 
 @contextmanager
+def local_trainer(
+    config: RunConfig, run_folder: Path, timers: StageTimers, *, on_processes: OnProcesses = ignore_processes
+) -> Iterator[Trainer]:
+    """One rank in this process, and nothing else: nothing is sampled and nothing graded."""
+    os.environ.update(ONE_MACHINE)
+    from gtpo_megatron.actor.actor import MegatronActor
+
+    def call(_stage: str, functions: Mapping[str, Callable[[Any], Any]], _deadline_s: float) -> dict[str, Any]:
+        return {name: function(None) for name, function in functions.items()}
+
+    on_processes(RunProcesses(ranks=(RANK,), engines=(), hosts={RANK: HOST}, call=call))
+    with swept_process(), tempfile.TemporaryDirectory() as folder:
+        timers.starting("building the model")
+        actor = MegatronActor(config, global_rank=0, init_method=f"file://{folder}/store", run_folder=run_folder)
+        try:
+            yield Trainer(LocalRanks(actor))
+        finally:
+            actor.close()
+
+
+@contextmanager
 def local_stages(
     config: RunConfig, run_folder: Path, timers: StageTimers, *, on_processes: OnProcesses = ignore_processes
 ) -> Iterator[Stages]:

@@ -31,7 +31,7 @@ def record_machines(config: RunConfig, processes: RunProcesses) -> None:
     names = sorted({name for gpus, _ in found.values() for name in gpus})
     provenance.log_machines(
         provenance.Machines(
-            num_gpus=num_gpus(config) if names else 0,
+            num_gpus=(num_gpus(config) if processes.engines else config.parallel.num_ranks) if names else 0,
             gpu=" and ".join(names),
             num_cpus=sum(cpus for _, cpus in found.values()),
             num_hosts=len(found),

@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from gtpo_megatron.config.model import is_gguf, is_hub_name
-from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.config.serialize import AnyConfig
 from gtpo_megatron.weights.hf.hub import hub_folder
 
+Config = TypeVar("Config", bound=AnyConfig)
 
-def with_model_folder(config: RunConfig, earlier: RunConfig | None = None) -> RunConfig:
+
+def with_model_folder(config: Config, earlier: AnyConfig | None = None) -> Config:
     """The configuration with a folder as ``model.path``; see :func:`model_folder`, which may raise.
 
     Args:

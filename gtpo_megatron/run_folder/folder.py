@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gtpo_megatron.atomic_file import write_file
-from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.config.serialize import difference, load_config, to_yaml
+from gtpo_megatron.config.serialize import AnyConfig, difference, load_any, to_yaml
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.run_folder import held_locks
 from gtpo_megatron.run_folder import state as run_state
@@ -103,7 +102,7 @@ LAYOUT = "parallel."
 OTHER_SUMS = (
     *("rollout.num_engines:", "rollout.tensor_parallel_size:", "rollout.expert_parallel:"),
     *("rollout.kv_cache_mib:", "rollout.max_concurrent_sequences:"),
-    *("model.recompute:", "model.head_chunk_tokens:", "update.micro_batch_tokens:"),
+    *("model.recompute:", "model.head_chunk_tokens:", "update.micro_batch_tokens:", "micro_batch_tokens:"),
     *("cluster.threads_per_rank:", "cluster.engine_threads:"),
 )
 """As the layout: they say what is computed together. No checkpoint has anything of them, a response's seed depends on
@@ -128,12 +127,13 @@ class RunFolder:
         self.path = path
         self.config_file = path / CONFIG_FILE
         self.hf_folder = path / "hf"
+        self.adapter_folder = path / "adapter"
         self.checkpoints = CheckpointFolder(path / "checkpoints")
         self._lock_descriptor: int | None = None
         self._is_tentative = False
         self.other_sums: list[str] = []
 
-    def open(self, config: RunConfig, *, resume: bool) -> None:
+    def open(self, config: AnyConfig, *, resume: bool) -> None:
         """Creates the folder for a new run, or checks that it belongs to this run.
 
         A run that has neither finished a step nor saved a checkpoint, such as one whose start failed, holds nothing to
@@ -161,7 +161,7 @@ class RunFolder:
             self.close()
             raise ConfigError(f"run folder {self.path} cannot be written: {error.strerror}; choose another") from error
 
-    def record_run(self, config: RunConfig, contents: Mapping[str, DataContent], *, goes_on: bool) -> None:
+    def record_run(self, config: AnyConfig, contents: Mapping[str, DataContent], *, goes_on: bool) -> None:
         """Records configuration and data sets of the run, after all checks have passed.
 
         Args:
@@ -216,10 +216,10 @@ class RunFolder:
         if self._lock_descriptor is None:
             raise ConfigError(f"run folder {self.path} is in use by another process; wait for it or stop it")
 
-    def _check_same_run(self, config: RunConfig, *, resume: bool) -> None:
+    def _check_same_run(self, config: AnyConfig, *, resume: bool) -> None:
         if not resume:
             raise ConfigError(f"run folder {self.path} holds a run already; add --resume to go on, or choose another")
-        changes = difference(load_config(self.config_file), config)
+        changes = difference(load_any(self.config_file), config)
         same = SAME_NUMBERS if config.optimizer.schedule == "constant" else SAME_NUMBERS[1:]
         free = (*same, LAYOUT, *OTHER_SUMS)
         forbidden = [
@@ -254,7 +254,7 @@ def no_locks(path: Path, error: held_locks.NoLockError) -> str:
     )
 
 
-def _of_decay(config: RunConfig, changes: list[str]) -> str:
+def _of_decay(config: AnyConfig, changes: list[str]) -> str:
     """Why the number of steps may not change, if it did."""
     if config.optimizer.schedule == "constant" or not any(row.startswith("num_steps:") for row in changes):
         return ""

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.config.serialize import to_plain, to_yaml
+from gtpo_megatron.config.serialize import AnyConfig, to_plain, to_yaml
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.run_folder.provenance import commit, versions
 from gtpo_megatron.untrusted.fields import as_record
@@ -101,7 +100,7 @@ def new_manifest(run: RunFacts, *, step: int, scores: Mapping[str, float], files
     )
 
 
-def run_facts(config: RunConfig, architecture: Architecture) -> RunFacts:
+def run_facts(config: AnyConfig, architecture: Architecture) -> RunFacts:
     """The facts about a run."""
     return RunFacts(
         name=config.name,

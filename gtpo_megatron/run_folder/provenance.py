@@ -12,8 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.config.serialize import to_yaml
+from gtpo_megatron.config.serialize import AnyConfig, to_yaml
 from gtpo_megatron.errors import GTPOError
 
 logger = logging.getLogger(__name__)
@@ -83,7 +82,7 @@ class RunStart:
     missing_verdicts: str = ""
 
 
-def log_provenance(config: RunConfig) -> None:
+def log_provenance(config: AnyConfig) -> None:
     """Logs the resolved configuration, versions, commit and machine."""
     logger.info("%s%s", _VERSIONS, ", ".join(f"{name} {version}" for name, version in versions().items()))
     logger.info("commit %s, Python %s, %s", commit(), platform.python_version(), platform.platform())

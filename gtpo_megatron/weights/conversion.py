@@ -229,13 +229,16 @@ def _open_model(folder: Path, arch: Architecture, closing: ExitStack) -> WeightF
     return weights
 
 
-def megatron_to_peft(checkpoint: Path, model: Path, target: Path, *, verify: Verify = "full") -> None:
+def megatron_to_peft(
+    checkpoint: Path, model: Path, target: Path, *, replace: bool = False, verify: Verify = "full"
+) -> None:
     """Writes the adapters of a checkpoint as a folder in peft's format, float32.
 
     Args:
         checkpoint: checkpoint of a run that trained adapters.
         model: folder of the weights that they were trained over, which the folder names.
         target: folder to create; it appears only if the conversion succeeds.
+        replace: take the place of what ``target`` holds, when the new folder is complete.
         verify: what is compared with the checkpoint's manifest before anything is written.
 
     Raises:
@@ -251,7 +254,7 @@ def megatron_to_peft(checkpoint: Path, model: Path, target: Path, *, verify: Ver
     if verify != "none":
         adapters.check_frozen(model)
     num_bytes = sum(4 * one.numel() for pair in adapters.pairs.values() for one in pair)
-    with written_aside(target, num_bytes=num_bytes) as scratch:
+    with written_aside(target, num_bytes=num_bytes, replace=replace) as scratch:
         takes_turns = arch.experts is not None and arch.experts.clamp > 0
         write_peft_folder(scratch, adapters.pairs, base=str(model), scale=adapters.scale, takes_turns=takes_turns)
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,16 @@ SMALL = [
 ]  # fmt: skip
 """Overrides that make a step take a second; starting the processes is what such a run costs."""
 
+SMALL_SFT = [
+    "--data.rows-per-step", "16",
+    "--data.heldout-rows", "32",
+    "--heldout-every-steps", "2",
+    "--checkpoint.every-steps", "2",
+    "--cluster.start-deadline-s", "300",
+    "--cluster.stage-deadline-s", "240",
+]  # fmt: skip
+"""The same for a warm start."""
+
 LEAVINGS = pytest.mark.xdist_group("leavings")
 """One after the other, if there are several workers: a killed engine leaves files in /dev/shm until its run ends, and
 other tests look for what their own runs leave there."""
@@ -42,7 +53,7 @@ STARTED: list[subprocess.Popen] = []
 
 
 class Run:
-    """One invocation of ``gtpo-megatron train``."""
+    """One invocation of ``gtpo-megatron train``, or of ``sft``."""
 
     def __init__(
         self,
@@ -51,15 +62,17 @@ class Run:
         recipe: str = "recipes.tiny_cpu:gtpo",
         num_steps: int = 2,
         cwd: Path | None = None,
+        command: str = "train",
+        small: Sequence[str] | None = None,
     ) -> None:
         self.folder = folder
         self._output = folder.parent / f"{folder.name}.{time.monotonic_ns()}.out"
-        command = [str(Path(sys.executable).with_name("gtpo-megatron")), "train", recipe]
-        command += ["--run-dir", str(folder), "--num-steps", str(num_steps), *SMALL, *overrides]
+        if small is None:
+            small = SMALL if command == "train" else SMALL_SFT
+        line = [str(Path(sys.executable).with_name("gtpo-megatron")), command, recipe]
+        line += ["--run-dir", str(folder), "--num-steps", str(num_steps), *small, *overrides]
         with self._output.open("wb") as out:
-            self.process = subprocess.Popen(
-                command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, cwd=cwd
-            )
+            self.process = subprocess.Popen(line, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, cwd=cwd)
         STARTED.append(self.process)
 
     @property

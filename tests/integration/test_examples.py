@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from gtpo_megatron.cli.recipe import load_recipe
+from gtpo_megatron.cli.recipe import load_recipe, load_sft_recipe
 from gtpo_megatron.run_folder.metrics_file import read_metrics
 from tests.integration.runs import LEAVINGS, Run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/recipe.py"))
+SFT = "own_sft"
+"""Whose recipe is of another command."""
+NAMES = sorted({path.parent.name for path in EXAMPLES.glob("*/recipe.py")} - {SFT})
 MAKERS = {"own_model": ("make_model.py", "my-model"), "own_adapter": ("make_adapter.py", "my-adapter")}
 """What makes the folder that a recipe names."""
 ONE_PROCESS = ["--cluster.mode", "local", "--parallel.num-ranks", "1", "--parallel.tensor-parallel-size", "1"]
@@ -31,13 +33,31 @@ def copied(tmp_path):
 def test_there_is_one_for_each_thing_of_one_s_own():
     assert NAMES == ["own_adapter", "own_algorithm", "own_data", "own_model", "own_reward"]
     listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-    assert all(f"examples/{name}/recipe.py:recipe" in listed for name in NAMES)
+    assert all(f"examples/{name}/recipe.py:recipe" in listed for name in (*NAMES, SFT))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_its_recipe_is_a_configuration(copied, monkeypatch, name):
     monkeypatch.chdir(copied)
     assert load_recipe(f"examples/{name}/recipe.py:recipe").name == name
+
+
+def test_the_recipe_of_a_warm_start_is_one(copied, monkeypatch):
+    monkeypatch.chdir(copied)
+    assert load_sft_recipe(f"examples/{SFT}/recipe.py:recipe").name == SFT
+
+
+@pytest.mark.slow
+@pytest.mark.megatron
+@pytest.mark.timeout(600)
+def test_a_warm_start_on_rows_of_one_s_own(copied):
+    recipe = f"examples/{SFT}/recipe.py:recipe"
+    run = Run(copied / "run", *ONE_PROCESS, recipe=recipe, num_steps=4, cwd=copied, command="sft", small=())
+    run.succeed()
+    rows = read_metrics(copied / "run" / "metrics.jsonl")
+    assert rows[-1]["step"] == 4
+    assert [row["step"] for row in rows if "sft/heldout_loss" in row] == [0, 4]
+    assert (copied / "run" / "hf" / "model.safetensors").is_file()
 
 
 @pytest.mark.nightly

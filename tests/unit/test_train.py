@@ -171,7 +171,7 @@ def told(begin, monkeypatch):
             return train.RunSummary(before=None, after=())
 
     monkeypatch.setattr(train, "Controller", Steps)
-    monkeypatch.setattr(train, "_export", lambda *_: said.append("export"))
+    monkeypatch.setattr(train, "export", lambda *_: said.append("export"))
     monkeypatch.setattr(train, "_stages", processes)  # in place of those of ``begin``
     return said
 
@@ -186,7 +186,7 @@ def test_a_failed_export_is_how_the_run_ended(begin, told, tmp_path, monkeypatch
     def full(*_):
         raise CheckpointError("no room for the export")
 
-    monkeypatch.setattr(train, "_export", full)
+    monkeypatch.setattr(train, "export", full)
     begin(TRAIN, HELDOUT, resume=False, ends=CheckpointError)
     assert told == ["processes begin", "steps", "processes end"]
     assert read_state(tmp_path / "run").outcome == "CheckpointError: no room for the export"

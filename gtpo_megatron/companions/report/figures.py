@@ -35,6 +35,12 @@ _REWARD = Figure(
     "Outcome reward of the sampled responses, and the mean over groups of the best reward in each.",
     (Curve("rollout/reward_mean", "mean"),
      Curve("rollout/best_of_group_reward_mean", "best of the group", ORANGE, "dot")), _FROM_ZERO)
+_LOSS = Figure(
+    "loss", "Loss of the warm start", "nats per token",
+    "Mean of the negative log-likelihood of the assistant's tokens: of each step's conversations before its update, "
+    "and of those that are held out.",
+    (Curve("sft/loss", "trained", GREY),
+     Curve("sft/heldout_loss", "held out", BLUE, is_smoothed=False)))
 _OF_OUTCOME = (
     Figure(
         "best", "Best 32 and best 16 responses", "mean reward",
@@ -95,6 +101,8 @@ _OF_POLICY = (
         (Curve("sync/logprob_gap_max", "largest", is_smoothed=False),
          _GAP_99), _LOG),
 )
+_OF_OPTIMIZER = ("rate", "gradient")
+"""Of these, what a warm start has too."""
 _OF_CREDIT = (
     Figure(
         "signs", "Sign flips", "share of tokens",
@@ -140,7 +148,8 @@ _REFERENCE = Figure(
 def figures(runs: Sequence[RunData]) -> list[Figure]:
     """All figures, section by section; one that no run has measured has no traces and says so in ``folded``.
 
-    Some runs have no experts or no reference: their figures are omitted then.
+    Some runs have no experts or no reference: their figures are omitted then. Warm starts have a loss in the place of
+    rewards and credit.
     """
     of_sets = [_accuracy(runs, label) for label in measured_sets(runs) or [HELDOUT]]
     sections = {
@@ -149,6 +158,11 @@ def figures(runs: Sequence[RunData]) -> list[Figure]:
         "Credit": list(_OF_CREDIT),
         "Machine": list(_OF_MACHINE),
     }
+    if all(run.is_warm_start for run in runs):
+        shared = [figure for figure in _OF_POLICY if figure.key in _OF_OPTIMIZER]
+        sections = {"Outcome": [_LOSS], "Policy": shared, "Machine": list(_OF_MACHINE)}
+    elif any(run.is_warm_start for run in runs):
+        sections["Outcome"].append(_LOSS)
     if any(run.values(_REFERENCE.curves[0].metric) for run in runs):
         sections["Policy"].append(_REFERENCE)
     drawn = [draw_curves(runs, replace(each, section=name)) for name, own in sections.items() for each in own]

@@ -39,7 +39,11 @@ def headlines(runs: Sequence[RunData]) -> str:
 
 def _cards(run: RunData, runs: Sequence[RunData]) -> str:
     label, accuracy = _accuracy(run, runs)
-    shown = {label: accuracy, "Reward": _reward(run), "Log-prob gap": _gap(run), "Training time": _time(run)}
+    shown: dict[str, _Card]
+    if run.is_warm_start:
+        shown = {"Held-out loss": _heldout_loss(run), "Training time": _time(run)}
+    else:
+        shown = {label: accuracy, "Reward": _reward(run), "Log-prob gap": _gap(run), "Training time": _time(run)}
     cards = "".join(
         f"<div><h2>{escape(title)}</h2><p class='number'>{escape(number)}</p><p class='about'>{escape(about)}</p></div>"
         for title, (number, about) in shown.items()
@@ -50,6 +54,11 @@ def _cards(run: RunData, runs: Sequence[RunData]) -> str:
 
 def _ends(values: Sequence[float], write: Callable[[float], str]) -> str:
     return " → ".join(write(value) for value in values[:: max(1, len(values) - 1)])
+
+
+def _heldout_loss(run: RunData) -> _Card:
+    values = run.values("sft/heldout_loss")
+    return (_ends(values, "{:.4f}".format), "nats per token, first and last") if values else _UNMEASURED
 
 
 def _accuracy(run: RunData, runs: Sequence[RunData]) -> tuple[str, _Card]:

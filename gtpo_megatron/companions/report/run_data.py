@@ -83,6 +83,11 @@ class RunData:
         return value
 
     @property
+    def is_warm_start(self) -> bool:
+        """Whether it was trained on given conversations (``gtpo-megatron sft``)."""
+        return "sft/loss" in self.columns
+
+    @property
     def missing_verdicts(self) -> str:
         """The commonest reasons of responses without a verdict, as last logged; empty if the log has none."""
         return next((start.missing_verdicts for start in reversed(self.starts) if start.missing_verdicts), "")

@@ -122,7 +122,7 @@ def read_inputs(config: RunConfig, tokenizer: "PreTrainedTokenizerBase", *, voca
     )
 
 
-def prompt_sampler(config: RunConfig, inputs: RunInputs) -> PromptSampler:
+def prompt_sampler(config: RunConfig, inputs: RunInputs) -> PromptSampler[Problem]:
     """Draws a run's problems, from its beginning."""
     pool = ProblemPool(config.data.pool, config.seed) if config.data.pool.enabled else None
     return PromptSampler(inputs.train, config.seed, pool, inputs.rates)

@@ -58,34 +58,10 @@ def ray_stages(
         ConfigError: the processes do not fit on the cluster, or no transport connects them.
     """
     with _supervised(run_folder, timers) as (supervisor, processes):
-        deadline = Deadline(config.cluster.start_deadline_s)
-        address = config.cluster.address
-        timers.starting(f"joining Ray at {address}" if address else "starting Ray")
-        join_cluster(
-            config.cluster,
-            deadline=deadline,
-            temp_folder=supervisor.temp_folder,
-            joined=lambda num: timers.starting("waiting for nodes", f"{num} of {config.cluster.num_nodes}"),
-        )
-        placement = place(
-            config.parallel,
-            num_engines=config.rollout.num_engines,
-            engine_gpus=config.rollout.tensor_parallel_size,
-            nodes=ray_nodes(),
-            colocated=config.rollout.placement == "colocated",
-        )
-        _log_placement(placement)
-        starter = ProcessStarter(config, run_folder, placement, processes, temp_folder=supervisor.temp_folder)
-        starter.all(deadline)
-        began = time.monotonic()
-        on_processes(_run_processes(processes, placement))
-        deadline.extend(time.monotonic() - began)
-        ranks = [processes[rank_name(index)] for index in range(config.parallel.num_ranks)]
-        coordinates = bring_up(
-            config, processes, ranks, deadline=deadline, met=supervisor.knows, starting=timers.starting
+        starter, placement, reach = _start(
+            config, run_folder, timers, supervisor, processes, on_processes, has_engines=True
         )
         deadline_s = config.cluster.stage_deadline_s
-        reach = RayRanks(ranks, coordinates, hosts=[node.host for node in placement.ranks], deadline_s=deadline_s)
         trainer = Trainer(reach)
 
         def connect_all(sync: WeightSyncConfig = config.weight_sync) -> None:
@@ -116,6 +92,71 @@ def ray_stages(
         )
         supervisor.closing()
         end_in_order(processes, engine_names(config.rollout.num_engines))
+
+
+@contextmanager
+def ray_trainer(
+    config: RunConfig,
+    run_folder: Path,
+    timers: StageTimers,
+    *,
+    on_processes: OnProcesses = ignore_processes,
+) -> Iterator[Trainer]:
+    """The ranks alone, each in a process of its own: nothing is sampled and nothing graded; else as ``ray_stages``.
+
+    Raises:
+        WorkerError: a process did not start; the message names it.
+        ConfigError: the ranks do not fit on the cluster.
+    """
+    with _supervised(run_folder, timers) as (supervisor, processes):
+        *_, reach = _start(config, run_folder, timers, supervisor, processes, on_processes, has_engines=False)
+        yield Trainer(reach)
+
+
+def _start(
+    config: RunConfig,
+    run_folder: Path,
+    timers: StageTimers,
+    supervisor: RunSupervisor,
+    processes: dict[str, Any],
+    on_processes: OnProcesses,
+    *,
+    has_engines: bool,
+) -> tuple[ProcessStarter, Placement, RayRanks]:
+    """Joins Ray, and starts the ranks; with engines these too, and the reward process."""
+    deadline = Deadline(config.cluster.start_deadline_s)
+    address = config.cluster.address
+    timers.starting(f"joining Ray at {address}" if address else "starting Ray")
+    join_cluster(
+        config.cluster,
+        deadline=deadline,
+        temp_folder=supervisor.temp_folder,
+        joined=lambda num: timers.starting("waiting for nodes", f"{num} of {config.cluster.num_nodes}"),
+    )
+    placement = place(
+        config.parallel,
+        num_engines=config.rollout.num_engines if has_engines else 0,
+        engine_gpus=config.rollout.tensor_parallel_size,
+        nodes=ray_nodes(),
+        colocated=config.rollout.placement == "colocated",
+    )
+    _log_placement(placement)
+    starter = ProcessStarter(config, run_folder, placement, processes, temp_folder=supervisor.temp_folder)
+    starter.ranks()
+    if has_engines:
+        starter.engines_and_rewards(deadline)
+    began = time.monotonic()
+    on_processes(_run_processes(processes, placement))
+    deadline.extend(time.monotonic() - began)
+    ranks = [processes[rank_name(index)] for index in range(config.parallel.num_ranks)]
+    coordinates = bring_up(config, processes, ranks, deadline=deadline, met=supervisor.knows, starting=timers.starting)
+    reach = RayRanks(
+        ranks,
+        coordinates,
+        hosts=[node.host for node in placement.ranks],
+        deadline_s=config.cluster.stage_deadline_s,
+    )
+    return starter, placement, reach
 
 
 @contextmanager
@@ -193,7 +234,7 @@ def _fleet(
 def _run_processes(processes: Mapping[str, Any], placement: Placement) -> RunProcesses:
     """The processes, of which replaced engines are replaced in ``processes``."""
     ranks = tuple(rank_name(index) for index in range(len(placement.ranks)))
-    engines = tuple(engine_names(len(placement.engines)))
+    engines = tuple(engine_names(len(placement.engines))) if placement.engines else ()
     nodes = (*placement.ranks, *placement.engines)
 
     def call(stage: str, functions: Mapping[str, Callable[[Any], Any]], deadline_s: float) -> dict[str, Any]:
@@ -209,4 +250,4 @@ def _log_placement(placement: Placement) -> None:
     for index, node in enumerate(placement.ranks):
         by_node.setdefault(node.host, []).append(str(index))
     ranks = "; ".join(f"{host}: {', '.join(indices)}" for host, indices in by_node.items())
-    logger.info("ranks on %s; engines on %s", ranks, ", ".join(node.host for node in placement.engines))
+    logger.info("ranks on %s; engines on %s", ranks, ", ".join(node.host for node in placement.engines) or "none")

@@ -73,13 +73,16 @@ class ProcessStarter:
         # as plain values: a class from a file of the user's own is unpickled only where that file has been loaded
         self._common = (to_plain(config), str(self._run_folder), str(Path.cwd()))
 
-    def all(self, deadline: Deadline) -> None:
-        """Starts one actor per rank, one per engine, and the reward process, within ``deadline``, that of the start.
+    def ranks(self) -> None:
+        """Starts one actor per rank."""
+        for index in range(self._config.parallel.num_ranks):
+            self._processes[rank_name(index)] = self._rank(index)
+
+    def engines_and_rewards(self, deadline: Deadline) -> None:
+        """Starts one actor per engine, after the ranks, and the reward process, within ``deadline``, of the start.
 
         An environment gives its rewards in the engines: then there is no reward process.
         """
-        for index in range(self._config.parallel.num_ranks):
-            self._processes[rank_name(index)] = self._rank(index)
         for index in range(self._config.rollout.num_engines):
             self.engine(index, deadline)
         if not self._config.environment.name:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from gtpo_megatron.batch import RewardBatch, RolloutShard, TrainBatch
+from gtpo_megatron.batch import RewardBatch, RolloutBatch, RolloutShard, TrainBatch
+from gtpo_megatron.data.sharding import shard_contiguous
 from gtpo_megatron.distributed.groups import RankCoordinates
 from gtpo_megatron.mismatch.gap_report import GapReport, merge_gaps
 from gtpo_megatron.observability.metrics import Metric, is_deterministic, merge
@@ -102,6 +103,30 @@ class Trainer:
     def update(self, *, step: int) -> Metrics:
         """The optimizer updates of a step."""
         return self._merged(self.run_on_all("update", lambda actor: actor.update(step)))
+
+    # -------------------------------------------------------------------------------------------- given conversations
+    def fit(self, batch: RolloutBatch, *, step: int) -> Metrics:
+        """The update of a step of supervised fine-tuning; the replicas get about equally many tokens."""
+        num_tokens = int(batch.own_lengths.sum())
+
+        def update(rows: RolloutBatch) -> "Callable[[MegatronActor], Metrics]":
+            return lambda actor: actor.fit(rows, num_tokens=num_tokens, step=step)
+
+        return self._merged(self.ranks.run_on_each("update", [update(rows) for rows in self._shares(batch)]))
+
+    def heldout_loss(self, batch: RolloutBatch) -> Metrics:
+        """The loss of conversations that are not trained."""
+
+        def measure(rows: RolloutBatch) -> "Callable[[MegatronActor], Metrics]":
+            return lambda actor: actor.heldout_loss(rows)
+
+        return self._merged(self.ranks.run_on_each("evaluation", [measure(rows) for rows in self._shares(batch)]))
+
+    def _shares(self, batch: RolloutBatch) -> list[RolloutBatch]:
+        """The rows of each rank, which ranks of one replica share."""
+        parts = shard_contiguous(batch.sequence_tokens.tolist(), self._data_parallel_size)
+        shares = [batch.select(rows) for rows in parts]
+        return [shares[rank.data_index] for rank in self.ranks.coordinates]
 
     # -------------------------------------------------------------------------------------- -- looking at the batch
     def rows_of_groups(self, group_ids: Sequence[int]) -> list[TrainBatch]:

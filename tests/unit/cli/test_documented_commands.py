@@ -8,7 +8,7 @@ import pytest
 from gtpo_megatron.cli import recipe
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.dispatch import COMMANDS
-from gtpo_megatron.cli.recipe import EXAMPLE, RecipeOptions, load_recipe
+from gtpo_megatron.cli.recipe import EXAMPLE, SFT_EXAMPLE, RecipeOptions, load_recipe
 from gtpo_megatron.config.evaluate import EvaluateConfig
 from tests.unit.test_documents import ROOT
 
@@ -49,6 +49,9 @@ def test_its_options_are_there(words):
     arguments = ["10.0.0.7:6379" if word == "HOST:PORT" else word for word in arguments]
     if command.options is EvaluateConfig:
         parse_options(EvaluateConfig, arguments[1:], program=name, default=EvaluateConfig(benchmarks=("aime24",)))
+    elif name == "sft":
+        found = arguments[0] if arguments[0].startswith("recipes.") else SFT_EXAMPLE
+        recipe.parse(name, command.options, [found, *arguments[1:]])
     elif isinstance(command.options, type) and issubclass(command.options, RecipeOptions):
         if command.needs_recipe and not arguments[0].startswith("recipes."):
             arguments[0] = EXAMPLE

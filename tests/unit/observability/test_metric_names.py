@@ -9,7 +9,7 @@ from gtpo_megatron.config.problems import HELDOUT, metric_names
 from gtpo_megatron.observability.metrics import check_name
 
 ROOT = Path(__file__).parents[3]
-NAME = re.compile(r"\b(?:rollout|policy|credit|optimizer|sync|eval|timing|throughput|memory)/[a-z0-9_]+")
+NAME = re.compile(r"\b(?:rollout|policy|credit|optimizer|sft|sync|eval|timing|throughput|memory)/[a-z0-9_]+")
 
 
 def _documented():

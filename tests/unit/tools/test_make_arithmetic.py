@@ -1,8 +1,19 @@
 import json
 from pathlib import Path
 
-from tools.arithmetic import canonical
-from tools.make_arithmetic import ASSETS, NUM_HELDOUT, NUM_TRAIN, SEED, hard, make_splits, write_split
+from tools.arithmetic import canonical, evaluate, prompt_text
+from tools.make_arithmetic import (
+    ASSETS,
+    NUM_HELDOUT,
+    NUM_HELDOUT_SOLUTIONS,
+    NUM_SOLUTIONS,
+    NUM_TRAIN,
+    SEED,
+    hard,
+    make_splits,
+    write_solutions,
+    write_split,
+)
 
 
 def test_the_committed_files_are_what_the_tool_writes(tmp_path):
@@ -39,3 +50,16 @@ def test_rows_have_the_schema_of_real_data_sets(tmp_path: Path):
     assert [row["id"] for row in rows] == ["x-00000", "x-00001", "x-00002"]
     assert all(set(row) == {"id", "prompt", "answer", "source"} for row in rows)
     assert all(message["role"] == "user" for row in rows for message in row["prompt"])
+
+
+def test_committed_solutions_are_what_the_tool_writes_and_right(tmp_path):
+    train, heldout = make_splits(NUM_TRAIN, NUM_HELDOUT, SEED)
+    chosen = {"solutions": train[:NUM_SOLUTIONS], "heldout_solutions": heldout[:NUM_HELDOUT_SOLUTIONS]}
+    for name, expressions in chosen.items():
+        path = tmp_path / f"{name}.jsonl"
+        write_solutions(path, expressions, SEED)
+        assert path.read_bytes() == (ASSETS / path.name).read_bytes()
+        for expression, line in zip(expressions, path.read_text().splitlines(), strict=True):
+            asked, said = json.loads(line)["messages"]
+            assert asked == {"role": "user", "content": prompt_text(expression)}
+            assert said["content"].endswith(f"\\boxed{{{evaluate(expression)}}}.")
