@@ -186,7 +186,7 @@ class RolloutConfig:
 
     @property
     def ranks_per_engine(self) -> int:
-        """vLLM's workers of an engine: tensor x pipeline."""
+        """VLLM's workers of an engine: tensor x pipeline."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property

@@ -56,9 +56,9 @@ def engine_environment(config: RolloutConfig, *, has_gpus: bool) -> dict[str, st
         variables["VLLM_USE_V2_MODEL_RUNNER"] = "1" if has_gpus else "0"
     if not has_gpus:
         variables |= CPU_ENVIRONMENT
-        if config.tensor_parallel_size > 1:
+        if config.ranks_per_engine > 1:
             # one core per worker; unbound, they would share the first ones
-            variables["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(core) for core in range(config.tensor_parallel_size))
+            variables["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(core) for core in range(config.ranks_per_node))
     return variables
 
 
@@ -103,6 +103,7 @@ def llm_arguments(
         # field does; what the model can do is checked before any process starts
         "hf_overrides": {"head_dtype": config.head_dtype, "model_max_length": max_sequence_tokens},
         "tensor_parallel_size": config.tensor_parallel_size,
+        "pipeline_parallel_size": config.pipeline_parallel_size,
         "enable_expert_parallel": config.expert_parallel,
         "max_model_len": max_sequence_tokens,
         "max_num_seqs": config.max_concurrent_sequences,
