@@ -251,6 +251,7 @@ class FollowerProcess(_RayProcess["FollowingWorkers"]):
             node=replace(node, own_address=ray.util.get_node_ip_address()),
             on_death=self._end,
         )
+        logger.info("process %d has the workers of node %d of the engine", os.getpid(), node.number)
         threading.Event().wait()
 
     def _end(self) -> None:

@@ -72,5 +72,26 @@ def test_engines_on_the_ranks_gpus_need_no_others():
 def test_engines_on_the_ranks_nodes_without_gpus():
     placement = place(ParallelConfig(num_ranks=4), num_engines=2, engine_gpus=2, nodes=nodes(0, 0), colocated=True)
     assert [node.host for (node,) in placement.engines] == ["node0", "node1"]
-    with pytest.raises(ConfigError, match=r"tensor_parallel_size=2 lies on one node.*divisor of 1"):
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size=2 lie on one node.*divisor of 1"):
         place(ParallelConfig(num_ranks=2), num_engines=1, engine_gpus=2, nodes=nodes(0, 0), colocated=True)
+
+
+def test_an_engine_on_several_nodes_has_an_equal_part_on_each():
+    """Beside ranks, on what they leave of different nodes; on their GPUs, where each part's ranks are on one node."""
+    four = {"engine_gpus": 16, "engine_nodes": 2}
+    apart = place(ParallelConfig(num_ranks=8), num_engines=2, nodes=nodes(8, 8, 8, 8, 8), **four)
+    assert [[node.host for node in engine] for engine in apart.engines] == [["node1", "node2"], ["node3", "node4"]]
+    shared = place(ParallelConfig(num_ranks=32), num_engines=2, nodes=nodes(8, 8, 8, 8), colocated=True, **four)
+    assert [[node.host for node in engine] for engine in shared.engines] == [["node0", "node1"], ["node2", "node3"]]
+    with pytest.raises(ConfigError, match=r"need 24 GPUs, those of an engine on 2 nodes; Ray has: node0 8, node1 4"):
+        place(ParallelConfig(num_ranks=8), num_engines=1, nodes=nodes(8, 4), **four)
+    with pytest.raises(ConfigError, match="those of an engine on one node"):  # 16 of one node's 8
+        place(ParallelConfig(num_ranks=16), num_engines=1, engine_gpus=16, nodes=nodes(8, 8), colocated=True)
+
+
+def test_an_engine_on_several_nodes_without_gpus():
+    both = {"engine_gpus": 2, "engine_nodes": 2}
+    placement = place(ParallelConfig(num_ranks=2), num_engines=2, nodes=nodes(0, 0, 0), **both)
+    assert [[node.host for node in engine] for engine in placement.engines] == [["node0", "node1"]] * 2
+    with pytest.raises(ConfigError, match=r"nodes_per_engine=2: Ray has 1 nodes"):
+        place(ParallelConfig(num_ranks=2), num_engines=1, nodes=nodes(0), **both)
