@@ -1,4 +1,4 @@
-"""An engine whose workers are on two nodes samples what one on one node does; a worker that dies far away is noticed."""
+"""An engine whose workers are on two nodes samples what one on one node does; a worker that dies there is noticed."""
 
 import os
 import re
@@ -72,7 +72,7 @@ def test_workers_that_share_layers_over_two_nodes(one_node, two_nodes, tmp_path)
 
 @pytest.mark.nightly
 def test_stages_on_two_nodes(one_node, two_nodes, tmp_path):
-    """Each worker is sent the layers that it has; with a dead driver nothing of it is left, on the second node either."""
+    """Each worker is sent the layers that it has; a dead driver leaves nothing, on the second node either."""
     run = Run(tmp_path / "run", *two_nodes, "--rollout.pipeline-parallel-size", "2")
     run.wait_for("step 2/2")
     run.succeed()

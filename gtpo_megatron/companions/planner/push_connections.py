@@ -35,10 +35,11 @@ def connection_bytes(num_connections: int) -> int:
 def _lines(request: PlanRequest, layout: Layout) -> list[tuple[int, int, int]]:
     """For everything but experts, and for experts: shards a worker wants, workers that want one, ranks that have it."""
     engine = request.engine.tensor
+    sources, takers = _overlapping_stages(request, layout)
     lines = [
         (
-            layout.pipeline * max(1, layout.tensor // engine),
-            request.num_engines * max(1, engine // layout.tensor),
+            sources * max(1, layout.tensor // engine),
+            takers * max(1, engine // layout.tensor),
             layout.data * layout.context,
         )
     ]
@@ -47,12 +48,22 @@ def _lines(request: PlanRequest, layout: Layout) -> list[tuple[int, int, int]]:
         others = layout.expert_tensor if request.engine.expert_parallel else layout.expert
         lines.append(
             (
-                layout.pipeline * others * max(1, split // engine),
-                request.num_engines * max(1, engine // split),
+                sources * others * max(1, split // engine),
+                takers * max(1, engine // split),
                 layout.expert_data,
             )
         )
     return lines
+
+
+def _overlapping_stages(request: PlanRequest, layout: Layout) -> tuple[int, int]:
+    """The trainer's stages that have layers of one stage of an engine, and all engines' stages that want one's."""
+    stages, engines = request.engine.stages, request.num_engines
+    if stages == 1:
+        return layout.pipeline, engines
+    # both cut the layers a little differently: at an end there may be one more
+    sources = min(layout.pipeline, -(-layout.pipeline // stages) + 1)
+    return sources, engines * min(stages, -(-stages // layout.pipeline) + 1)
 
 
 def _colocated(request: PlanRequest, layout: Layout) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gtpo_megatron.config.adapter import AdapterConfig
-from gtpo_megatron.config.parallel import LayerSplit
+from gtpo_megatron.config.parallel import LayerSplit, engine_layers
 from gtpo_megatron.errors import WeightMappingError
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.param_mapping import TensorParallel
@@ -52,14 +52,8 @@ class WorkerCoordinates:
     pipeline_stage: int = 0
 
     def layers(self, num_layers: int) -> range:
-        """The layers that it keeps, by vLLM's rule: of a remainder the last stages but one have a layer more each.
-
-        Two stages of 7 layers have 4 and 3, four stages of 30 have 7, 8, 8 and 7.
-        """
-        each, more = divmod(num_layers, self.pipeline_size)
-        first_longer = self.pipeline_size - 1 - more
-        starts = [stage * each + max(0, min(stage - first_longer, more)) for stage in range(self.pipeline_size + 1)]
-        return range(starts[self.pipeline_stage], starts[self.pipeline_stage + 1])
+        """Numbers of the layers that it keeps."""
+        return engine_layers(num_layers, self.pipeline_size, self.pipeline_stage)
 
     def keeps(self, hf_name: str, arch: Architecture) -> bool:
         """Whether it keeps any of a Hugging Face tensor, but for how experts are shared."""
