@@ -48,6 +48,11 @@ def check_engines(
     check_split(architecture, rollout, on_gpus=not is_cpu_build(), where=where)
     if not are_here or not is_cpu_build():
         return
+    if rollout.nodes_per_engine > 1 and rollout.ranks_per_node > 1:
+        raise ConfigError(
+            f"{where}.nodes_per_engine={rollout.nodes_per_engine} with {rollout.ranks_per_node} workers on each: "
+            f"vLLM's CPU build takes each worker for a node of its own then; take as many nodes as workers, or GPUs"
+        )
     check_cache(rollout, where=where)
     check_attention(architecture, rollout.dtype, where=model)
     if architecture.experts is not None and architecture.hidden_size % CPU_EXPERT_MULTIPLE:

@@ -50,8 +50,10 @@ def recipe_options(config: RunConfig, layout: Layout, base: RunConfig) -> list[s
         "sequence_parallel": layout.sequence_parallel,
         "distributed_optimizer": layout.distributed_optimizer,
     }
-    rollout = ("num_engines", "tensor_parallel_size", "pipeline_parallel_size", "nodes_per_engine", "kv_cache_mib")
-    rollout += ("max_concurrent_sequences",)
+    rollout = (
+        *("num_engines", "tensor_parallel_size", "pipeline_parallel_size", "nodes_per_engine"),
+        *("kv_cache_mib", "max_concurrent_sequences"),
+    )
     wanted: list[tuple[str, Any, str, Any]] = [("parallel", base.parallel, *each) for each in parallel.items()]
     wanted += [("rollout", base.rollout, name, getattr(config.rollout, name)) for name in rollout]
     wanted += [

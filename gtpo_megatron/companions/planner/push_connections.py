@@ -70,6 +70,8 @@ def _colocated(request: PlanRequest, layout: Layout) -> int:
     """Connections of a rank that passes on: with those it receives from, and those it sends to."""
     engine, others = request.engine.tensor, layout.num_ranks - 1
     lines = _lines(request, layout)
+    if request.engine.stages > 1:  # a worker's layers are on ranks that pass on to workers of other layers
+        return min(others, sum(shards + -(-demands // replicas) for shards, demands, replicas in lines))
     found = 0
     for index, (shards, _, _) in enumerate(lines):
         split = layout.tensor if index == 0 else layout.expert_tensor

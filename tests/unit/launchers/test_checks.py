@@ -46,7 +46,7 @@ def test_the_papers_64_gpus(tmp_path):
 NODES = {
     "qwen2_5_7b:grpo_8gpu": 1,
     "qwen3_30b_a3b:gtpo_32gpu": 4,
-    "deepseek_v3:gtpo_256gpu --gpu b300": 32,
+    "deepseek_v3:gtpo_256gpu": 32,
 }
 MORE_NODES = {
     "llama3_1_8b:dapo_16gpu": 2,

@@ -30,7 +30,7 @@ NODE_GIB = {
     "recipes.qwen3_235b_a22b": 2048,
     "recipes.gpt_oss_20b": 2048,
     "recipes.gpt_oss_120b": 2048,
-    "recipes.deepseek_v3": 3072,
+    "recipes.deepseek_v3": 2048,
 }
 """Host memory of a node of eight GPUs, by module: as a rule it has 1,024 GiB at least, and some recipes need more."""
 
@@ -60,7 +60,7 @@ ONE_OF_EACH = [
 BY_METHOD = [name for name in EVERY_RECIPE if name.split(":")[1].startswith(tuple(KINDS)) and "published" not in name]
 
 
-GPU = {"recipes.qwen2_5_0_5b": "rtx4090", "recipes.deepseek_v3": "b300"}
+GPU = {"recipes.qwen2_5_0_5b": "rtx4090"}
 """Modules for other GPUs than H100s."""
 SMALL = {"recipes.qwen2_5_0_5b", "recipes.qwen2_5_1_5b"}
 """Modules for one GPU."""
