@@ -40,7 +40,8 @@ def two_nodes(tmp_path_factory):
         environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         environment.setenv("GLOO_SOCKET_IFNAME", "lo")
         with ray_of_nodes(tmp_path_factory.mktemp("ray"), 2) as head:
-            yield ("--cluster.address", head, "--cluster.num-nodes", "2", "--rollout.nodes-per-engine", "2")
+            start = ("--cluster.start-deadline-s", "600")  # vLLM is imported four times at once
+            yield ("--cluster.address", head, "--cluster.num-nodes", "2", "--rollout.nodes-per-engine", "2", *start)
 
 
 def computed(run):

@@ -3,9 +3,12 @@
 ``weights/push/replicas.py`` chooses who sends to whom; this says the same in sizes, at most.
 """
 
+from collections import Counter
+
 from gtpo_megatron.companions.planner.hardware import COMMUNICATOR_BYTES
 from gtpo_megatron.companions.planner.layout import Layout
 from gtpo_megatron.companions.planner.request import PlanRequest
+from gtpo_megatron.config.parallel import LayerSplit, engine_layers
 
 
 def rank_connections(request: PlanRequest, layout: Layout) -> int:
@@ -58,20 +61,26 @@ def _lines(request: PlanRequest, layout: Layout) -> list[tuple[int, int, int]]:
 
 def _overlapping_stages(request: PlanRequest, layout: Layout) -> tuple[int, int]:
     """The trainer's stages that have layers of one stage of an engine, and all engines' stages that want one's."""
-    stages, engines = request.engine.stages, request.num_engines
+    layers, stages = request.shape.num_layers, request.engine.stages
     if stages == 1:
-        return layout.pipeline, engines
-    # both cut the layers a little differently: at an end there may be one more
-    sources = min(layout.pipeline, -(-layout.pipeline // stages) + 1)
-    return sources, engines * min(stages, -(-stages // layout.pipeline) + 1)
+        return layout.pipeline, request.num_engines
+    split = LayerSplit(layout.pipeline, layout.virtual, layout.last_layers)
+    holder = {
+        n: virtual % layout.pipeline for virtual in range(split.num_stages) for n in split.layers(layers, virtual)
+    }
+    pairs = {(holder[n], stage) for stage in range(stages) for n in engine_layers(layers, stages, stage)}
+    sources, takers = (max(Counter(pair[side] for pair in pairs).values()) for side in (1, 0))
+    return sources, request.num_engines * takers
 
 
 def _colocated(request: PlanRequest, layout: Layout) -> int:
     """Connections of a rank that passes on: with those it receives from, and those it sends to."""
     engine, others = request.engine.tensor, layout.num_ranks - 1
     lines = _lines(request, layout)
-    if request.engine.stages > 1:  # a worker's layers are on ranks that pass on to workers of other layers
-        return min(others, sum(shards + -(-demands // replicas) for shards, demands, replicas in lines))
+    if request.engine.stages > 1:
+        # a worker's layers are on ranks that pass on to workers of other layers; of replicas two may share a shard
+        found = sum((1 + (replicas > 1)) * shards + -(-demands // replicas) for shards, demands, replicas in lines)
+        return min(found, others)
     found = 0
     for index, (shards, _, _) in enumerate(lines):
         split = layout.tensor if index == 0 else layout.expert_tensor
