@@ -5,7 +5,6 @@ results travel over ZeroMQ, tensors over NCCL or gloo. Not its executor over Ray
 GPUs of a placement group, which ranks have already where both share them, and vLLM's CPU build refuses it.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,18 +19,15 @@ class EngineNode:
         num_nodes: nodes of the engine.
         address: address of the first one, where all workers meet.
         port: a free port there.
-        own_address: address at which the others reach this one.
     """
 
     number: int
     num_nodes: int
     address: str
     port: int
-    own_address: str
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of vLLM; also tells it which of this machine's addresses to use."""
-        os.environ["VLLM_HOST_IP"] = self.own_address
+        """Arguments of vLLM."""
         return {
             "distributed_executor_backend": "mp",
             "nnodes": self.num_nodes,

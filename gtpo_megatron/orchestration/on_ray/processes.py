@@ -167,10 +167,8 @@ class EngineProcess(_RayProcess["VllmEngine"]):
 
         from gtpo_megatron.rollout.engine_nodes import EngineNode
 
-        address = ray.util.get_node_ip_address()
-        node = EngineNode(
-            number=0, num_nodes=1 + len(self._wanted), address=address, port=_free_port(address), own_address=address
-        )
+        address = _tell_own_address()
+        node = EngineNode(number=0, num_nodes=1 + len(self._wanted), address=address, port=_free_port(address))
         kind, calls = ray.remote(FollowerProcess), []
         for number, (options, prefix) in enumerate(self._wanted, start=1):
             follower = kind.options(**options).remote(*self._arguments, prefix=prefix)
@@ -238,17 +236,16 @@ class FollowerProcess(_RayProcess["FollowingWorkers"]):
 
     def serve(self, node: "EngineNode") -> None:
         """Starts the workers, and waits for this process's end: with the engine's, or with the first worker's."""
-        import ray
-
         from gtpo_megatron.rollout.vllm_engine import follow
 
+        _tell_own_address()
         self.instance = follow(
             self._config.model.path,
             self._config.rollout,
             max_sequence_tokens=self._config.model.max_sequence_tokens,
             seed=self._config.seed,
             adapter=self._config.adapter,
-            node=replace(node, own_address=ray.util.get_node_ip_address()),
+            node=node,
             on_death=self._end,
         )
         logger.info("process %d has the workers of node %d of the engine", os.getpid(), node.number)
@@ -257,6 +254,15 @@ class FollowerProcess(_RayProcess["FollowingWorkers"]):
     def _end(self) -> None:
         logger.error("a worker of this engine died on this node; the engine ends with it")
         os._exit(1)
+
+
+def _tell_own_address() -> str:
+    """Has vLLM listen where Ray does, on one of this node's addresses; returns that."""
+    import ray
+
+    address = str(ray.util.get_node_ip_address())
+    os.environ["VLLM_HOST_IP"] = address
+    return address
 
 
 def _free_port(address: str) -> int:
