@@ -20,16 +20,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of TensorBoard's readers
 ]
 
+ON_BOTH = ("--rollout.nodes-per-engine", "2")
+STAGES = (*ON_BOTH, "--rollout.pipeline-parallel-size", "2")
 ROUNDED = ("off_policy/", "sync/logprob")
 """Metrics of the log-probs' last bits, which depend on the order of sums over workers."""
-
-
-@pytest.fixture(scope="module")
-def one_node(tmp_path_factory):
-    """What a run computes whose engine is one process."""
-    run = Run(tmp_path_factory.mktemp("one") / "run")
-    run.succeed()
-    return computed(run)
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +34,16 @@ def two_nodes(tmp_path_factory):
         environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         environment.setenv("GLOO_SOCKET_IFNAME", "lo")
         with ray_of_nodes(tmp_path_factory.mktemp("ray"), 2) as head:
-            start = ("--cluster.start-deadline-s", "600")  # vLLM is imported four times at once
-            yield ("--cluster.address", head, "--cluster.num-nodes", "2", "--rollout.nodes-per-engine", "2", *start)
+            deadline = ("--cluster.start-deadline-s", "600")  # a machine of two cores imports vLLM four times at once
+            yield ("--cluster.address", head, "--cluster.num-nodes", "2", *deadline)
+
+
+@pytest.fixture(scope="module")
+def one_node(two_nodes, tmp_path_factory):
+    """What a run computes there whose engine is one process."""
+    run = Run(tmp_path_factory.mktemp("one") / "run", *two_nodes)
+    run.succeed()
+    return computed(run)
 
 
 def computed(run):
@@ -55,7 +57,7 @@ def log_of(run):
 @pytest.mark.slow
 def test_workers_that_share_layers_over_two_nodes(one_node, two_nodes, tmp_path):
     """Pushes are verified by checksums. A worker on the second node is killed, and the engine replaced on both."""
-    run = Run(tmp_path / "run", *two_nodes, "--rollout.tensor-parallel-size", "2")
+    run = Run(tmp_path / "run", *two_nodes, *ON_BOTH, "--rollout.tensor-parallel-size", "2")
     run.wait_for("step 1/2")
     (follower,) = re.findall(r"\[engine node 1\].* process (\d+) has the workers of node 1", log_of(run))
     family = psutil.Process(int(follower)).children(recursive=True)
@@ -74,12 +76,12 @@ def test_workers_that_share_layers_over_two_nodes(one_node, two_nodes, tmp_path)
 @pytest.mark.nightly
 def test_stages_on_two_nodes(one_node, two_nodes, tmp_path):
     """Each worker is sent the layers that it has; a dead driver leaves nothing, on the second node either."""
-    run = Run(tmp_path / "run", *two_nodes, "--rollout.pipeline-parallel-size", "2")
+    run = Run(tmp_path / "run", *two_nodes, *STAGES)
     run.wait_for("step 2/2")
     run.succeed()
     assert "checksums agree on both sides, for 2 workers" in run.output
     assert computed(run) == one_node
-    killed = Run(tmp_path / "killed", *two_nodes, "--rollout.pipeline-parallel-size", "2", num_steps=30)
+    killed = Run(tmp_path / "killed", *two_nodes, *STAGES, num_steps=30)
     killed.wait_for("step 1/30")
     (follower,) = re.findall(r"\[engine node 1\].* process (\d+) has the workers of node 1", log_of(killed))
     family = [psutil.Process(int(follower)), *psutil.Process(int(follower)).children(recursive=True)]
