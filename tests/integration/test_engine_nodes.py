@@ -33,6 +33,7 @@ def two_nodes(tmp_path_factory):
         environment.setenv("RAY_AUTH_MODE", "token")
         environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         environment.setenv("GLOO_SOCKET_IFNAME", "lo")
+        environment.setenv("RAY_worker_niceness", "0")  # as of a Ray of a run's own
         with ray_of_nodes(tmp_path_factory.mktemp("ray"), 2) as head:
             deadline = ("--cluster.start-deadline-s", "600")  # a machine of two cores imports vLLM four times at once
             yield ("--cluster.address", head, "--cluster.num-nodes", "2", *deadline)
