@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+NUM_STARTS = 3
+"""As in ``own_ray``: Ray gives up a node that is not up in time, beside another test's engines too early."""
+
 
 @contextmanager
 def ray_of_nodes(folder: Path, num_nodes: int) -> Iterator[str]:
@@ -21,36 +24,33 @@ def ray_of_nodes(folder: Path, num_nodes: int) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         head = f"127.0.0.1:{probe.getsockname()[1]}"
-    started = [_start(folder / "head.log", "--head", f"--port={head.partition(':')[2]}", "--include-dashboard=false")]
+    own = f"--temp-dir=/tmp/ray-test-{os.getpid()}"
+    started = [_started(folder / "head.log", "--head", f"--port={head.partition(':')[2]}", own, number=0)]
     try:
-        _wait_for(head, started[0], folder / "head.log")
-        for number in range(1, num_nodes):
-            address = f"--node-ip-address=127.0.0.{1 + number}"
-            started.append(_start(folder / f"node{number}.log", f"--address={head}", address))
+        started.extend(
+            _started(folder / f"node{number}.log", f"--address={head}", number=number) for number in range(1, num_nodes)
+        )
         yield head
         assert all(process.poll() is None for process in started), "a run has ended a Ray that was not its own"
     finally:
         for process in reversed(started):
             process.terminate()
-            process.wait(30)
+            process.wait(60)
 
 
-def _start(log: Path, *arguments: str) -> "subprocess.Popen[bytes]":
+def _started(log: Path, *arguments: str, number: int) -> "subprocess.Popen[bytes]":
+    """A node that is up, tried again if Ray gives it up."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *arguments]
-    if "--head" in arguments:
-        command += ["--node-ip-address=127.0.0.1", f"--temp-dir=/tmp/ray-test-{os.getpid()}"]
-    command += ["--disable-usage-stats", "--num-cpus=2", f"--object-store-memory={128 << 20}"]
-    command += ["--min-worker-port=0", "--max-worker-port=0"]
-    with log.open("wb") as out:
-        return subprocess.Popen(command, stdout=out, stderr=out)
-
-
-def _wait_for(head: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    host, _, port = head.partition(":")
-    deadline = time.monotonic() + 200
-    while time.monotonic() < deadline and process.poll() is None:
-        with socket.socket() as probe:
-            if probe.connect_ex((host, int(port))) == 0:
-                break
-        time.sleep(0.2)
-    assert process.poll() is None, log.read_text()
+    command += [f"--node-ip-address=127.0.0.{1 + number}", "--disable-usage-stats", "--num-cpus=2"]
+    command += [f"--object-store-memory={128 << 20}", "--min-worker-port=0", "--max-worker-port=0"]
+    command += ["--include-dashboard=false"] if number == 0 else []
+    for _ in range(NUM_STARTS):
+        with log.open("wb") as out:
+            process = subprocess.Popen(command, stdout=out, stderr=out)
+        deadline = time.monotonic() + 200
+        while time.monotonic() < deadline and process.poll() is None:
+            if "block forever" in log.read_text():
+                return process
+            time.sleep(0.2)
+        process.kill()
+    raise AssertionError(log.read_text())
