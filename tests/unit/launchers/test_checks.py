@@ -67,7 +67,7 @@ MORE_NODES = {
     [*NODES.items(), *(pytest.param(*one, marks=pytest.mark.nightly) for one in MORE_NODES.items())],
 )
 def test_a_recipe_fits_the_nodes_of_its_name(tmp_path, recipe, nodes):
-    arguments = [*f"recipes.{recipe}".split(), *ANYWHERE, "--dry-run", "--stop-before-s", "3600", "--time", "1-0"]
+    arguments = [*f"recipes.{recipe}".split(), *ANYWHERE, "--dry-run", "--stop-before-s", "5400", "--time", "1-0"]
     options = parse("", SlurmOptions, [*arguments, "--nodes", str(nodes), "--run-dir", str(tmp_path)], program=PROGRAM)
     checked = check(options)
     assert len(checked.placement.ranks) == 8 * nodes
