@@ -198,7 +198,7 @@ def check_world(options: SlurmOptions) -> Placement:
             f"nodes; choose a divisor"
         )
     ranks, more = gpus_of(options.config)
-    engines = f"{rollout.num_engines} engine(s) of {rollout.tensor_parallel_size}"
+    engines = f"{rollout.num_engines} engine(s) of {rollout.ranks_per_engine}"
     if gpus and total < ranks + more:
         shared = f"; or {ranks} that both share: --rollout.placement colocated"
         raise ConfigError(
@@ -208,11 +208,12 @@ def check_world(options: SlurmOptions) -> Placement:
     placement = place(
         parallel,
         num_engines=rollout.num_engines,
-        engine_gpus=rollout.tensor_parallel_size,
+        engine_gpus=rollout.ranks_per_engine,
+        engine_nodes=rollout.nodes_per_engine,
         nodes=planned_nodes(options),
         colocated=rollout.placement == "colocated",
     )
-    used = {node.node_id for node in (*placement.ranks, *placement.engines)}
+    used = {node.node_id for node in (*placement.ranks, *(node for engine in placement.engines for node in engine))}
     if len(used) < options.nodes:
         raise ConfigError(
             f"--nodes {options.nodes}: {options.nodes - len(used)} would be empty, since {parallel} and "
@@ -240,7 +241,7 @@ def check_transport(config: RunConfig, placement: Placement) -> None:
     tensor, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     ranks_per_stage = parallel.num_ranks // stages
     shards = tensor * stages
-    for engine in dict.fromkeys(placement.engines):
+    for engine in dict.fromkeys(node for nodes in placement.engines for node in nodes):
         here = {
             (rank % tensor, rank // ranks_per_stage)
             for rank, node in enumerate(placement.ranks)

@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from gtpo_megatron.cli.recipe import parse
+from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import ConfigError, GTPOError, WorkerError
 from gtpo_megatron.orchestration.on_ray.placement import Placement
 from launchers.checks import check_job
@@ -183,7 +184,8 @@ def layout_text(options: SlurmOptions, placement: Placement) -> str:
         f"{rollout.group_size} responses",
         f"nodes    {options.nodes}, {kind}",
         f"trainer  {config.parallel}",
-        f"engines  {rollout.num_engines} of tensor_parallel_size={rollout.tensor_parallel_size}, {rollout.placement}",
+        f"engines  {rollout.num_engines} of tensor_parallel_size={rollout.tensor_parallel_size}{_spread(rollout)}, "
+        f"{rollout.placement}",
     ]
     return "\n".join([*lines, *_nodes(options, placement)]) + "\n"
 
@@ -192,12 +194,19 @@ def _nodes(options: SlurmOptions, placement: Placement) -> Iterator[str]:
     shares = options.config.rollout.placement == "colocated" and placement.has_gpus
     for index in range(options.nodes):
         ranks = [rank for rank, node in enumerate(placement.ranks) if node.node_id == str(index)]
-        engines = [engine for engine, node in enumerate(placement.engines) if node.node_id == str(index)]
+        with_nodes = enumerate(placement.engines)
+        engines = [engine for engine, nodes in with_nodes if str(index) in {node.node_id for node in nodes}]
         parts = [_numbered("rank", ranks)] if ranks else []
         if engines:
             parts.append(_numbered("engine", engines) + (" on their GPUs" if shares else ""))
         parts += ["driver, rewards"] if index == 0 else []
         yield f"node {index}   {'; '.join(parts)}"
+
+
+def _spread(rollout: RolloutConfig) -> str:
+    """What an engine has besides tensor parallelism."""
+    stages = f" x pipeline_parallel_size={rollout.pipeline_parallel_size}" if rollout.pipeline_parallel_size > 1 else ""
+    return f"{stages} on {rollout.nodes_per_engine} nodes" if rollout.nodes_per_engine > 1 else stages
 
 
 def _numbered(name: str, indices: Sequence[int]) -> str:

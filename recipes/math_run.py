@@ -97,7 +97,9 @@ class OnGPUs:
         expert_parallel_size: of the trainer; 1 for a dense model.
         expert_tensor_parallel_size: of the trainer.
         recompute: activations that the trainer makes again.
-        engine_size: GPUs per vLLM engine; the engines use all GPUs.
+        engine_size: GPUs per vLLM engine that share its layers; the engines use all GPUs.
+        engine_stages: such groups of an engine, each with some of the layers.
+        engine_nodes: nodes of an engine.
         shares_experts_whole: the ranks of an engine hold whole experts, in place of a part of every expert.
         max_concurrent_sequences: sequences that an engine decodes together.
         kv_cache_gib: on each GPU.
@@ -113,6 +115,8 @@ class OnGPUs:
     expert_tensor_parallel_size: int = 1
     recompute: Literal["none", "selective", "full"] = "none"
     engine_size: int
+    engine_stages: int = 1
+    engine_nodes: int = 1
     shares_experts_whole: bool = False
     max_concurrent_sequences: int
     kv_cache_gib: int = 40
@@ -204,9 +208,11 @@ def math_run(
             group_size=16,  # paper's
             sampling=sampling,
             placement="colocated",  # ours from here on
-            num_engines=on.num_gpus // on.engine_size,
+            num_engines=on.num_gpus // (on.engine_size * on.engine_stages),
             dtype="bfloat16",
             tensor_parallel_size=on.engine_size,
+            pipeline_parallel_size=on.engine_stages,
+            nodes_per_engine=on.engine_nodes,
             expert_parallel=on.shares_experts_whole,
             kv_cache_mib=on.kv_cache_gib << 10,
             max_concurrent_sequences=on.max_concurrent_sequences,

@@ -69,6 +69,17 @@ class LayerSplit:
         return range(first, first + (last if rank == self.pipeline - 1 else size))
 
 
+def engine_layers(num_layers: int, stages: int, stage: int) -> range:
+    """Numbers of the layers of a stage of vLLM's pipeline, by its rule.
+
+    Of a remainder the stages before the last have a layer more each: two stages of 7 layers have 4 and 3, four stages
+    of 30 have 7, 8, 8 and 7.
+    """
+    each, more = divmod(num_layers, stages)
+    starts = [stage * each + max(0, min(stage - (stages - 1 - more), more)) for stage in range(stages + 1)]
+    return range(starts[stage], starts[stage + 1])
+
+
 @configuration
 class ParallelConfig:
     """The trainer's ranks: ``num_ranks = tensor x pipeline x context x data``. docs/parallelism.md helps to choose.

@@ -4,9 +4,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from gtpo_megatron.config.checks import (
-    require_fraction,
-)
+from gtpo_megatron.config.checks import divisors, require_fraction
 from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError
 
@@ -110,7 +108,9 @@ class RolloutConfig:
         kv_cache_mib: key-value cache in each process of an engine. None: on a GPU 16384, on a CPU what
             ``max_concurrent_sequences`` can fill, but no more than a quarter of the free memory.
         max_concurrent_sequences: sequences that an engine decodes together.
-        tensor_parallel_size: ranks of an engine.
+        tensor_parallel_size: ranks of an engine that share its layers' matrices.
+        pipeline_parallel_size: groups of such ranks, each with some of the layers.
+        nodes_per_engine: nodes that an engine's ranks lie on, as many on each.
         expert_parallel: each rank of an engine holds some of the experts of a mixture, whole, in place of
             a part of each; everything else stays tensor parallel. Needs GPUs.
         max_engine_restarts: engines that may die and be replaced in a run; the next death ends it.
@@ -142,6 +142,8 @@ class RolloutConfig:
     kv_cache_mib: PositiveInt | None = None
     max_concurrent_sequences: PositiveInt = 256
     tensor_parallel_size: PositiveInt = 1
+    pipeline_parallel_size: PositiveInt = 1
+    nodes_per_engine: PositiveInt = 1
     expert_parallel: bool = False
     max_engine_restarts: NonNegativeInt = 1
     entropy_source: Literal["actor", "rollout"] = "actor"
@@ -171,6 +173,7 @@ class RolloutConfig:
                 f"pushed; use max_staleness=1 or more, or partial=False"
             )
         self._check_over_sample()
+        self._check_ranks()
         if self.expert_parallel and self.tensor_parallel_size == 1:
             raise ConfigError(
                 "expert_parallel=True with tensor_parallel_size=1: one rank holds all experts anyway; take more ranks, "
@@ -180,6 +183,16 @@ class RolloutConfig:
             raise ConfigError(
                 f"group_size={self.group_size!r}: must be 2 or more; a response is judged against others of its prompt"
             )
+
+    @property
+    def ranks_per_engine(self) -> int:
+        """VLLM's workers of an engine: tensor x pipeline."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Workers of an engine on each of its nodes."""
+        return self.ranks_per_engine // self.nodes_per_engine
 
     @property
     def gpu_cache_mib(self) -> int:
@@ -195,6 +208,27 @@ class RolloutConfig:
     def is_kept_between_steps(self) -> bool:
         """Whether a step can leave responses or prompts to later ones."""
         return self.max_staleness > 0 or self.is_continuous
+
+    def _check_ranks(self) -> None:
+        if self.ranks_per_engine % self.nodes_per_engine:
+            raise ConfigError(
+                f"nodes_per_engine={self.nodes_per_engine} must divide the {self.ranks_per_engine} ranks of an engine "
+                f"(tensor_parallel_size x pipeline_parallel_size); choose from {divisors(self.ranks_per_engine)}"
+            )
+        if self.pipeline_parallel_size == 1:
+            return
+        stages = f"pipeline_parallel_size={self.pipeline_parallel_size}"
+        if self.partial:
+            raise ConfigError(
+                f"partial=True with {stages}: a push would meet tokens between two stages, of which one has the new "
+                f"weights and one the old; use partial=False, or more tensor_parallel_size in place of stages"
+            )
+        if self.entropy_source == "rollout" or self.returns_routing:
+            name = "returns_routing=True" if self.returns_routing else "entropy_source='rollout'"
+            raise ConfigError(
+                f"{name} with {stages}: no worker of a pipeline sees all layers and the logits; use "
+                f"entropy_source='actor' and returns_routing=False, or more tensor_parallel_size in place of stages"
+            )
 
     def _check_over_sample(self) -> None:
         if self.over_sample is None:
@@ -224,7 +258,7 @@ class WeightSyncConfig:
         transport: how the bytes travel: ``shared_memory`` between processes of one machine, ``process_group`` over the
             network (NCCL on GPUs, gloo on CPUs), ``relay`` for colocated engines, over the network between ranks and
             then inside the GPU that a rank shares with a worker. ``auto``: on GPUs ``relay`` or ``process_group``, as
-            the placement is; without them ``shared_memory``.
+            the placement is; without them ``shared_memory``, or ``process_group`` if an engine has several nodes.
         bucket_mib: largest piece under way; two for each sampler worker are in memory at a time.
         deadline_s: longest time that one side of a push waits for the other.
         verify_every_steps: every so many pushes, and at the first one, both sides compare a checksum of every tensor.

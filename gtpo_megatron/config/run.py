@@ -84,11 +84,12 @@ class RunConfig:
         self.algorithm.check_run(update=self.update, rollout=self.rollout)
         self._check_reference()
         self._check_profile()
-        shared = self.rollout.num_engines * self.rollout.tensor_parallel_size
+        shared = self.rollout.num_engines * self.rollout.ranks_per_engine
         if self.rollout.placement == "colocated" and shared > self.parallel.num_ranks:
             raise ConfigError(
                 f"rollout.placement='colocated' with rollout.num_engines={self.rollout.num_engines} and "
-                f"rollout.tensor_parallel_size={self.rollout.tensor_parallel_size} needs {shared} ranks to share GPUs "
+                f"rollout.tensor_parallel_size={self.rollout.tensor_parallel_size} (x "
+                f"pipeline_parallel_size={self.rollout.pipeline_parallel_size}) needs {shared} ranks to share GPUs "
                 f"with, parallel.num_ranks={self.parallel.num_ranks}; use fewer or smaller engines"
             )
         if self.weight_sync.transport == "relay" and self.rollout.placement != "colocated":
@@ -108,6 +109,11 @@ class RunConfig:
                 f"adapter.targets={self.adapter.targets!r} with parallel.expert_tensor_parallel_size="
                 f"{self.parallel.expert_tensor_parallel_size}: adapters of {of_experts[0]} are whole on a rank; share "
                 f"whole experts, with --parallel.expert-tensor-parallel-size 1"
+            )
+        if self.adapter.pushes_alone and self.rollout.pipeline_parallel_size > 1:
+            raise ConfigError(
+                f"adapter.push='adapters' with rollout.pipeline_parallel_size={self.rollout.pipeline_parallel_size}: "
+                f"adapters alone travel whole to every worker, and a stage has some of the layers; use push='merged'"
             )
         if self.adapter.pushes_alone and (self.model.dtype, self.rollout.dtype) == ("bfloat16", "float32"):
             raise ConfigError(
@@ -154,7 +160,8 @@ class RunConfig:
             return self.weight_sync.transport
         if has_gpus and self.rollout.placement == "colocated":
             return "relay"
-        return "process_group" if has_gpus and self.cluster.mode == "ray" else "shared_memory"
+        reaches_others = self.rollout.nodes_per_engine > 1 or (has_gpus and self.cluster.mode == "ray")
+        return "process_group" if reaches_others else "shared_memory"
 
     def _check_reference(self) -> None:
         """What is said of a reference policy that nothing reads is a mistake."""
@@ -178,6 +185,11 @@ class RunConfig:
             raise ConfigError(
                 f"cluster.mode='local' has one engine, got rollout.num_engines={self.rollout.num_engines}; "
                 f"use mode='ray' or num_engines=1"
+            )
+        if self.rollout.nodes_per_engine != 1:
+            raise ConfigError(
+                f"cluster.mode='local' is one process, got rollout.nodes_per_engine={self.rollout.nodes_per_engine}; "
+                f"use mode='ray' or nodes_per_engine=1"
             )
         if self.rollout.is_continuous:
             raise ConfigError(

@@ -105,7 +105,7 @@ def engines_need(
         free_bytes: free memory of this machine, for caches that are sized by it.
         where: prefix of the engines' options.
     """
-    workers = rollout.num_engines * rollout.tensor_parallel_size
+    workers = rollout.num_engines * rollout.ranks_per_engine
     cache = cpu_cache_mib(rollout, architecture, max_tokens=max_tokens, free_bytes=free_bytes)
     # twice: as they were pushed, and packed for oneDNN's products
     weights = 2 * architecture.num_parameters * ELEMENT_BYTES[rollout.dtype] * rollout.num_engines

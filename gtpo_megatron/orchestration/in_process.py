@@ -46,7 +46,9 @@ class LocalEngines(Engines):
     """One engine, which is in this process; a handle has the batch itself."""
 
     def __init__(self, engine: "VllmEngine") -> None:
-        super().__init__((HOST,), workers_per_engine=engine.num_workers, has_environment=engine.has_environment)
+        super().__init__(
+            (HOST,) * engine.num_workers, workers_per_engine=engine.num_workers, has_environment=engine.has_environment
+        )
         self._engine = engine
 
     def run_on_each(self, stage: str, functions: "Mapping[int, Callable[[VllmEngine], Result]]") -> dict[int, Result]:

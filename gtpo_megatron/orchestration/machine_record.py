@@ -44,7 +44,7 @@ def num_gpus(config: RunConfig) -> int:
     of_ranks = config.parallel.num_ranks
     if config.cluster.mode != "ray" or config.rollout.placement == "colocated":
         return of_ranks  # engines share them
-    return of_ranks + config.rollout.num_engines * config.rollout.tensor_parallel_size
+    return of_ranks + config.rollout.num_engines * config.rollout.ranks_per_engine
 
 
 def hardware(_held: object = None) -> tuple[list[str], int]:

@@ -63,7 +63,7 @@ def cpu_cache_mib(rollout: RolloutConfig, architecture: Architecture, *, max_tok
         return rollout.kv_cache_mib
     least = fillable_cache_mib(rollout, architecture, 1, max_tokens)
     most = fillable_cache_mib(rollout, architecture, rollout.max_concurrent_sequences, max_tokens)
-    share = int(FREE_SHARE * free_bytes / (rollout.num_engines * rollout.tensor_parallel_size)) // _MIB
+    share = int(FREE_SHARE * free_bytes / (rollout.num_engines * rollout.ranks_per_engine)) // _MIB
     return max(least, min(most, share))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.rollout.cache_size import STATE_DTYPE
+from gtpo_megatron.weights.adapter_shapes import targets_of
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.config_json import CHUNKS
 from gtpo_megatron.weights.quantization import KEY as QUANTIZATION
@@ -56,9 +57,9 @@ def engine_environment(config: RolloutConfig, *, has_gpus: bool) -> dict[str, st
         variables["VLLM_USE_V2_MODEL_RUNNER"] = "1" if has_gpus else "0"
     if not has_gpus:
         variables |= CPU_ENVIRONMENT
-        if config.tensor_parallel_size > 1:
+        if config.ranks_per_engine > 1:
             # one core per worker; unbound, they would share the first ones
-            variables["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(core) for core in range(config.tensor_parallel_size))
+            variables["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(core) for core in range(config.ranks_per_node))
     return variables
 
 
@@ -103,6 +104,7 @@ def llm_arguments(
         # field does; what the model can do is checked before any process starts
         "hf_overrides": {"head_dtype": config.head_dtype, "model_max_length": max_sequence_tokens},
         "tensor_parallel_size": config.tensor_parallel_size,
+        "pipeline_parallel_size": config.pipeline_parallel_size,
         "enable_expert_parallel": config.expert_parallel,
         "max_model_len": max_sequence_tokens,
         "max_num_seqs": config.max_concurrent_sequences,
@@ -137,7 +139,7 @@ def llm_arguments(
         arguments |= {
             "enable_lora": True,
             "max_lora_rank": adapter.sampler_rank,
-            "lora_target_modules": list(adapter.targets),  # without them vLLM would wrap experts too
+            "lora_target_modules": list(targets_of(architecture, adapter)),  # without them vLLM would wrap experts too
         }
     return arguments
 

@@ -48,6 +48,11 @@ def check_engines(
     check_split(architecture, rollout, on_gpus=not is_cpu_build(), where=where)
     if not are_here or not is_cpu_build():
         return
+    if rollout.nodes_per_engine > 1 and rollout.ranks_per_node > 1:
+        raise ConfigError(
+            f"{where}.nodes_per_engine={rollout.nodes_per_engine} with {rollout.ranks_per_node} workers on each: "
+            f"vLLM's CPU build takes each worker for a node of its own then; take as many nodes as workers, or GPUs"
+        )
     check_cache(rollout, where=where)
     check_attention(architecture, rollout.dtype, where=model)
     if architecture.experts is not None and architecture.hidden_size % CPU_EXPERT_MULTIPLE:
@@ -75,6 +80,11 @@ def check_split(
 ) -> None:
     """Raises ConfigError unless experts and delta nets split over an engine's workers, and it returns routing."""
     check_has_class(architecture)
+    if rollout.pipeline_parallel_size > architecture.num_layers:
+        raise ConfigError(
+            f"{where}.pipeline_parallel_size={rollout.pipeline_parallel_size}: the model has "
+            f"{architecture.num_layers} layers, and each stage needs one; use fewer stages"
+        )
     workers = rollout.tensor_parallel_size
     if architecture.delta is not None and rollout.returns_routing and on_gpus:
         raise ConfigError(
@@ -155,7 +165,7 @@ def check_cache(rollout: RolloutConfig, *, where: str) -> None:
     """
     if rollout.kv_cache_mib is None:
         return
-    num_workers = rollout.num_engines * rollout.tensor_parallel_size
+    num_workers = rollout.num_engines * rollout.ranks_per_engine
     needed, there = num_workers * rollout.kv_cache_mib << 20, memory()[0]
     if needed >= there:
         workers = "" if num_workers == 1 else f" x {num_workers} engine processes"

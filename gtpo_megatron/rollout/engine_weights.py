@@ -9,7 +9,6 @@ from gtpo_megatron.errors import RolloutError, WeightSyncError
 from gtpo_megatron.rollout.in_flight import InFlight
 from gtpo_megatron.rollout.requests import ADAPTER_NUMBER
 from gtpo_megatron.weights.push.link import SharedSlots, SlotShape, WeightLink
-from gtpo_megatron.weights.push.transports.shared_memory import create_slots, remove_name
 
 UNUSABLE = -1
 """Policy version of an engine without weights, or after a failed push."""
@@ -37,7 +36,6 @@ class EngineWeights:
         self._in_flight = in_flight
         self._config = config
         self._adapter = adapter
-        self._slots: dict[int, SharedSlots] = {}
         self.version = UNUSABLE
         self.lora: Any = None
         if adapter.pushes_alone:
@@ -58,16 +56,12 @@ class EngineWeights:
 
     # ------------------------------------------------------------------------------------------------------- the link
     def open_slots(self, workers: Sequence[int], shape: SlotShape) -> dict[int, SharedSlots]:
-        """Opens shared memory for this engine's workers, by their indices in the link."""
-        for worker in workers:
-            self._slots[worker] = create_slots(shape)
-        return dict(self._slots)
+        """Opens shared memory for this engine's workers, each on its own machine; by their indices in the link."""
+        return dict(self._llm.collective_rpc("gtpo_open_slots", args=(list(workers), shape)))
 
     def remove_slot_names(self) -> None:
         """Removes the slots' names, after all processes have mapped them."""
-        for slots in self._slots.values():
-            remove_name(slots)
-        self._slots.clear()
+        self._llm.collective_rpc("gtpo_remove_slot_names")
 
     def connect(self, link: WeightLink, workers: Sequence[int]) -> None:
         """Opens the link in every worker.

@@ -20,12 +20,14 @@ from gtpo_megatron.errors import RolloutError
 from gtpo_megatron.observability.memory import return_free_memory
 from gtpo_megatron.rollout.cache_size import log_cpu_cache
 from gtpo_megatron.rollout.engine_arguments import captures_routing, llm_arguments
+from gtpo_megatron.rollout.engine_nodes import EngineNode, FollowingWorkers
 from gtpo_megatron.rollout.engine_weights import EngineWeights
 from gtpo_megatron.rollout.in_flight import InFlight, SampledEpisode
 from gtpo_megatron.rollout.requests import REQUEST_KEY, SampleRequest
 from gtpo_megatron.rollout.response_stream import SampledResponse, stream_responses
 from gtpo_megatron.rollout.responses import returned_routing, to_rollout_batch
 from gtpo_megatron.weights.adapter_shapes import targets_of
+from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.megatron.checkpoint_files import converted_weights
 
@@ -58,6 +60,7 @@ class VllmEngine:
         adapter: adapters of the run; if they travel alone, the folder's weights are read and stay.
         in_rounds: no conversation goes on before all have been answered, so that they repeat bit for bit; with
             ``config.is_continuous`` none waits in any case.
+        node: the first node of an engine that has several; None: all workers are on this machine.
 
     Attributes:
         weights: weights in all workers, which pushes replace.
@@ -78,42 +81,29 @@ class VllmEngine:
         awaits_push: bool = False,
         adapter: AdapterConfig = NO_ADAPTER,
         in_rounds: bool = True,
+        node: EngineNode | None = None,
     ) -> None:
         from vllm import LLM
-        from vllm.config import WeightTransferConfig
-
-        from gtpo_megatron.rollout import vllm_worker, weight_engine
 
         architecture = read_architecture(Path(model_path))
         adapter = replace(adapter, targets=targets_of(architecture, adapter)) if adapter.is_on else adapter
         self._on_gpu = torch.cuda.is_available()
-        if self._on_gpu:
-            cache_mib = config.gpu_cache_mib
-        else:
-            cache_mib = log_cpu_cache(config, architecture, max_tokens=max_sequence_tokens)
-            if num_threads:
-                torch.set_num_threads(num_threads)  # vLLM's worker, which is built now, forbids it
-        is_readable = converted_weights(Path(model_path)) is None and not architecture.is_quantized
-        reads_weights = (adapter.pushes_alone or not awaits_push) and is_readable
-        arguments = llm_arguments(
+        if num_threads and not self._on_gpu:
+            torch.set_num_threads(num_threads)  # vLLM's worker, which is built now, forbids it
+        reads_weights = _reads_weights(model_path, architecture, awaits_push=awaits_push, adapter=adapter)
+        arguments = vllm_arguments(
+            model_path,
             config,
-            architecture,
-            on_gpu=self._on_gpu,
-            cache_mib=cache_mib,
             max_sequence_tokens=max_sequence_tokens,
             seed=seed,
             reads_weights=reads_weights,
             adapter=adapter,
+            node=node,
         )
-        self._llm = LLM(
-            model=model_path,
-            worker_extension_cls=f"{vllm_worker.__name__}.{vllm_worker.WorkerExtension.__name__}",
-            weight_transfer_config=WeightTransferConfig(backend=weight_engine.BACKEND),
-            **arguments,
-        )
-        self._llm.collective_rpc("gtpo_leave_group")
+        self._llm = LLM(**arguments)
+        self._llm.collective_rpc("gtpo_begin")
         self._executor = self._llm.llm_engine.engine_core.engine_core.model_executor
-        self.num_workers = config.tensor_parallel_size
+        self.num_workers = config.ranks_per_engine
         self._max_concurrent = config.max_concurrent_sequences
         self._vocab_size = self._llm.model_config.get_vocab_size()
         self._experts = architecture.experts
@@ -369,6 +359,76 @@ class VllmEngine:
         if what in self._asleep:
             self._llm.wake_up(tags=[what])
             self._asleep.discard(what)
+
+
+def vllm_arguments(
+    model_path: str,
+    config: RolloutConfig,
+    *,
+    max_sequence_tokens: int,
+    seed: int,
+    reads_weights: bool,
+    adapter: AdapterConfig,
+    node: EngineNode | None,
+) -> dict[str, Any]:
+    """All arguments of vLLM for an engine, or for its workers on one of several nodes; the cache is of this machine."""
+    from vllm.config import WeightTransferConfig
+
+    from gtpo_megatron.rollout import vllm_worker, weight_engine
+
+    architecture, on_gpu = read_architecture(Path(model_path)), torch.cuda.is_available()
+    cache_mib = config.gpu_cache_mib
+    if not on_gpu:
+        cache_mib = log_cpu_cache(config, architecture, max_tokens=max_sequence_tokens)
+    arguments = llm_arguments(
+        config,
+        architecture,
+        on_gpu=on_gpu,
+        cache_mib=cache_mib,
+        max_sequence_tokens=max_sequence_tokens,
+        seed=seed,
+        reads_weights=reads_weights,
+        adapter=adapter,
+    )
+    return arguments | {
+        "model": model_path,
+        "worker_extension_cls": f"{vllm_worker.__name__}.{vllm_worker.WorkerExtension.__name__}",
+        "weight_transfer_config": WeightTransferConfig(backend=weight_engine.BACKEND),
+        **({} if node is None else node.arguments()),
+    }
+
+
+def follow(
+    model_path: str,
+    config: RolloutConfig,
+    *,
+    max_sequence_tokens: int,
+    seed: int,
+    adapter: AdapterConfig,
+    node: EngineNode,
+    on_death: Callable[[], None],
+) -> FollowingWorkers:
+    """Starts the workers of an engine that awaits a push on one of its further nodes; waits until all nodes are up.
+
+    Arguments are those of :class:`VllmEngine`; ``on_death`` is called in another thread when a worker has died.
+    """
+    reads_weights = _reads_weights(model_path, read_architecture(Path(model_path)), awaits_push=True, adapter=adapter)
+    arguments = vllm_arguments(
+        model_path,
+        config,
+        max_sequence_tokens=max_sequence_tokens,
+        seed=seed,
+        reads_weights=reads_weights,
+        adapter=adapter,
+        node=node,
+    )
+    return FollowingWorkers(arguments, on_death)
+
+
+def _reads_weights(model_path: str, architecture: Architecture, *, awaits_push: bool, adapter: AdapterConfig) -> bool:
+    """Whether vLLM reads the folder's weights; else it makes some of no meaning, until the first push."""
+    is_readable = converted_weights(Path(model_path)) is None and not architecture.is_quantized
+    return (adapter.pushes_alone or not awaits_push) and is_readable
 
 
 def _stop_token_ids(model_path: str) -> list[int]:

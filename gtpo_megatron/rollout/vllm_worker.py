@@ -3,13 +3,16 @@
 vLLM imports this module by name in each worker process (``worker_extension_cls``); importing it registers the engine.
 """
 
+import ctypes
 import functools
 import multiprocessing
 import os
+import signal
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from vllm.distributed import get_pp_group
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
@@ -22,6 +25,9 @@ from gtpo_megatron.rollout.entropy_log import EntropyLog
 from gtpo_megatron.rollout.requests import ADAPTER_NUMBER
 from gtpo_megatron.rollout.routing_capture import RoutingCapture
 from gtpo_megatron.rollout.sampled_entropy import SampledEntropy, SampledEntropyOfSlots
+from gtpo_megatron.supervision.worker import PR_SET_PDEATHSIG
+from gtpo_megatron.weights.push.link import SharedSlots, SlotShape
+from gtpo_megatron.weights.push.transports.shared_memory import create_slots, remove_name
 
 weight_engine.register()
 text_part_loader.register()
@@ -78,14 +84,37 @@ class WorkerExtension:
     model_runner: Any
     rank: int
     _routing: RoutingCapture | None = None
+    _slots: SharedSlots | None = None
 
-    def gtpo_leave_group(self) -> None:
-        """Puts a worker that is a process of its own into a process group of its own, but not into another session.
+    def gtpo_begin(self) -> None:
+        """What a worker needs besides vLLM's own start.
 
-        Signals to the group of its engine's process, such as Ctrl-C, are for that process.
+        One that is a process of its own gets a process group of its own, but not another session: signals to the group
+        of its engine's process, such as Ctrl-C, are for that process. The kernel ends it with that process, even if it
+        waits for others in a collective: no other node's supervisor would.
         """
         if multiprocessing.parent_process() is not None:
             os.setpgid(0, 0)
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        runner = self.model_runner
+        if not get_pp_group().is_first_rank and not torch.cuda.is_available():
+            # what a stage takes from the one before it: vLLM makes it while it measures memory, which nobody does on
+            # a CPU whose cache has a given size
+            runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+                batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+            )
+
+    def gtpo_open_slots(self, workers: Sequence[int], shape: SlotShape) -> tuple[int, SharedSlots]:
+        """Opens shared memory for a push on this worker's machine; returns its index in the link, too."""
+        worker = workers[self.rank]
+        self._slots = create_slots(shape)
+        return worker, self._slots
+
+    def gtpo_remove_slot_names(self) -> None:
+        """Removes the slots' name, after all processes have mapped them."""
+        if self._slots is not None:
+            remove_name(self._slots)
+            self._slots = None
 
     def gtpo_received_checksums(self) -> tuple[int, dict[str, int]]:
         """This worker's index, and the checksums of the tensors that the last push delivered."""

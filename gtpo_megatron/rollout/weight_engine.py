@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from vllm.distributed import get_pp_group, get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -42,7 +42,7 @@ class LinkInfo(WeightTransferInitInfo):
 
     Attributes:
         link: the link to the trainer.
-        workers: indices of this engine's workers in the link, by tensor-parallel rank.
+        workers: indices of this engine's workers in the link, by pipeline stage and tensor-parallel rank.
     """
 
     link: WeightLink
@@ -81,13 +81,13 @@ class LinkEngine(WeightTransferEngine[LinkInfo, PushInfo]):
     def init_transfer_engine(self, init_info: LinkInfo) -> None:
         """Opens this worker's end of the link, and closes an earlier one."""
         self.shutdown()
-        size = get_tensor_model_parallel_world_size()
-        if len(init_info.workers) != size:
+        tensor, stages = get_tensor_model_parallel_world_size(), get_pp_group()
+        if len(init_info.workers) != tensor * stages.world_size:
             raise WeightSyncError(
-                f"the link has {len(init_info.workers)} workers for this engine, vLLM runs {size}; does "
-                f"rollout.tensor_parallel_size match?"
+                f"the link has {len(init_info.workers)} workers for this engine, vLLM runs "
+                f"{tensor * stages.world_size}; do rollout.tensor_parallel_size and pipeline_parallel_size match?"
             )
-        self.worker = init_info.workers[get_tensor_model_parallel_rank()]
+        self.worker = init_info.workers[stages.rank_in_group * tensor + get_tensor_model_parallel_rank()]
         arch = read_architecture(Path(self.model_config.model))
         self.arch = arch
         self.receiver = open_receiver(init_info.link, self.worker, arch, torch.device(self.device))

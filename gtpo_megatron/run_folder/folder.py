@@ -101,6 +101,7 @@ LAYOUT = "parallel."
 
 OTHER_SUMS = (
     *("rollout.num_engines:", "rollout.tensor_parallel_size:", "rollout.expert_parallel:"),
+    *("rollout.pipeline_parallel_size:", "rollout.nodes_per_engine:"),
     *("rollout.kv_cache_mib:", "rollout.max_concurrent_sequences:"),
     *("model.recompute:", "model.head_chunk_tokens:", "update.micro_batch_tokens:", "micro_batch_tokens:"),
     *("cluster.threads_per_rank:", "cluster.engine_threads:"),

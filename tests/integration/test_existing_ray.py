@@ -3,14 +3,11 @@
 import os
 import secrets
 import signal
-import socket
-import subprocess
-import sys
-import time
 
 import pytest
 
 from gtpo_megatron.companions.status import read_status
+from tests.integration.ray_nodes import ray_of_nodes
 from tests.integration.runs import Run, steps
 
 pytestmark = [
@@ -30,31 +27,8 @@ def head(tmp_path_factory):
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RAY_AUTH_MODE", "token")
         environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        yield from _start_head(tmp_path_factory)
-
-
-def _start_head(tmp_path_factory):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
-    command += ["--node-ip-address=127.0.0.1", "--include-dashboard=false", "--disable-usage-stats", "--num-cpus=2"]
-    command += [f"--object-store-memory={128 << 20}", "--min-worker-port=0", "--max-worker-port=0"]
-    command += [f"--temp-dir=/tmp/ray-test-{os.getpid()}"]
-    log = tmp_path_factory.mktemp("ray") / "head.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out)
-    deadline = time.monotonic() + 200
-    while time.monotonic() < deadline and process.poll() is None:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.2)
-    assert process.poll() is None, log.read_text()
-    yield f"127.0.0.1:{port}"
-    assert process.poll() is None, "a run has ended a Ray that was not its own"
-    process.terminate()
-    process.wait(30)
+        with ray_of_nodes(tmp_path_factory.mktemp("ray"), 1) as address:
+            yield address
 
 
 def test_a_run_there_that_is_asked_to_stop(head, tmp_path):

@@ -155,6 +155,18 @@ def test_experts_that_vllm_has_not_on_cpus(monkeypatch):
     check_engines(split, replace(mixture, hidden_size=144))
 
 
+def test_workers_on_nodes_that_vllm_has_not_on_cpus(monkeypatch):
+    arch = read_architecture(TINY)
+    check_engines(RolloutConfig(kv_cache_mib=1, pipeline_parallel_size=2, nodes_per_engine=2), arch)
+    both = RolloutConfig(kv_cache_mib=1, tensor_parallel_size=2, pipeline_parallel_size=2, nodes_per_engine=2)
+    with pytest.raises(ConfigError, match=r"^rollout.nodes_per_engine=2 with 2 workers on each: vLLM's CPU build"):
+        check_engines(both, arch)
+    with pytest.raises(ConfigError, match=r"^rollout.pipeline_parallel_size=64: the model has 4 layers"):
+        check_engines(RolloutConfig(kv_cache_mib=1, pipeline_parallel_size=64), arch)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    check_engines(both, arch)
+
+
 def test_delta_nets_that_vllm_has_not_on_cpus(monkeypatch):
     experts = Experts(num_experts=4, experts_per_token=2, ffn_size=8, layers=(True,) * 4)
     delta = DeltaNet(

@@ -137,7 +137,7 @@ def _planned(
     mode: Mode,
 ) -> Iterator[tuple[PlanRequest, AssessedLayout, Mode]]:
     """The recipe's own layout if it is for so many GPUs and fits, else the planner's choice; nothing if none fits."""
-    if (num_rollout_gpus or num_gpus) % config.rollout.tensor_parallel_size:
+    if (num_rollout_gpus or num_gpus) % config.rollout.ranks_per_engine:
         return
     request = request_of(config, num_gpus, num_rollout_gpus)
     plan = make_plan(request)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
+from gtpo_megatron.config.parallel import engine_layers
 from gtpo_megatron.weights.model_shape import LayerKind, ModelShape
 
 VOCAB_MULTIPLE = 64
@@ -24,7 +25,7 @@ exponentials."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineMemory:
-    """Bytes on one GPU of an engine.
+    """Bytes on one GPU of an engine; of pipeline stages the largest of each.
 
     Attributes:
         weights: bytes of its share of the weights.
@@ -71,6 +72,7 @@ def engine_memory(
     shape: ModelShape,
     *,
     tensor: int,
+    stages: int = 1,
     weight_bytes: int,
     max_sequences: int,
     sequence_tokens: int,
@@ -80,13 +82,15 @@ def engine_memory(
 
     Args:
         shape: of the model.
-        tensor: ranks of the engine; must divide the query heads and divide, or be divided by, the key-value heads.
+        tensor: ranks that share a layer; must divide the query heads and divide, or be divided by, the key-value heads.
+        stages: of its pipeline.
         weight_bytes: of an element of weights, activations and cache.
         max_sequences: decoded together.
         sequence_tokens: of the longest prompt and response.
         expert_parallel: the ranks share a layer's experts, each whole, instead of the matrices of every expert.
     """
     hidden, layers = shape.hidden_size, shape.layers_between(0, shape.num_layers)
+    of_stages = [engine_layers(shape.num_layers, stages, stage) for stage in range(stages)]
     has_dense = any(not kind.has_experts for kind, _ in layers)
     width, sparse, experts, arriving = shape.ffn_size // tensor, 0, 0, 0
     if shape.experts is not None:
@@ -99,16 +103,25 @@ def engine_memory(
         columns = shape.experts.ffn_size // (1 if expert_parallel else tensor)
         width = max(width * has_dense, shape.experts.experts_per_token * (columns + hidden // 3))
     rows = -(-shape.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-    vocabulary = (1 if shape.tied_embeddings else 2) * (rows // tensor) * hidden
+    vocabulary = (rows // tensor) * hidden
     dense = shape.dense_mlp_parameters // tensor
     sizes = {kind: _attention(shape, kind, tensor) + (sparse if kind.has_experts else dense) for kind, _ in layers}
     projected = max(_projected(shape, kind, tensor) for kind in sizes)
     workspace = max(MIN_BATCHED_TOKENS, sequence_tokens) * (4 * hidden + projected + 3 * width) * weight_bytes
-    cache = shape.cached_elements(tensor) * weight_bytes
+    # vLLM gives all stages as many blocks as the one with the most layers has room for
+    cache = -(-shape.cached_elements(tensor) * max(map(len, of_stages)) // shape.num_layers) * weight_bytes
     block = shape.cache_block(tensor, BLOCK_TOKENS, state_width=STATE_BYTES // weight_bytes)
+    held = [shape.layers_between(one.start, one.stop) for one in of_stages]
+    ends = [0] * stages
+    ends[0] += vocabulary
+    ends[-1] += hidden + vocabulary * (stages > 1 or not shape.tied_embeddings)
+    weights, with_experts = max(
+        (sum(count * sizes[kind] for kind, count in counts) + end, sum(c for kind, c in counts if kind.has_experts))
+        for counts, end in zip(held, ends, strict=True)
+    )
     return EngineMemory(
-        weights=(sum(count * sizes[kind] for kind, count in layers) + vocabulary + hidden) * weight_bytes,
-        expert_weights=shape.num_expert_layers * experts * weight_bytes,
+        weights=weights * weight_bytes,
+        expert_weights=with_experts * experts * weight_bytes,
         layer=max(*sizes.values(), (rows // tensor) * hidden) * weight_bytes,
         layer_experts=arriving * weight_bytes,
         cache_per_token=cache,

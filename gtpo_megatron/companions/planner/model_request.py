@@ -50,7 +50,10 @@ def recipe_options(config: RunConfig, layout: Layout, base: RunConfig) -> list[s
         "sequence_parallel": layout.sequence_parallel,
         "distributed_optimizer": layout.distributed_optimizer,
     }
-    rollout = ("num_engines", "tensor_parallel_size", "kv_cache_mib", "max_concurrent_sequences")
+    rollout = (
+        *("num_engines", "tensor_parallel_size", "pipeline_parallel_size", "nodes_per_engine"),
+        *("kv_cache_mib", "max_concurrent_sequences"),
+    )
     wanted: list[tuple[str, Any, str, Any]] = [("parallel", base.parallel, *each) for each in parallel.items()]
     wanted += [("rollout", base.rollout, name, getattr(config.rollout, name)) for name in rollout]
     wanted += [
@@ -83,13 +86,19 @@ def paper_setting(model: str, *, num_gpus: int, gpu_memory_gib: float, gpus_per_
         model: folder, or name on the hub.
         num_gpus: in all.
         gpu_memory_gib: of one.
-        gpus_per_node: that NVLink connects; an engine stays within them.
+        gpus_per_node: that NVLink connects; an engine that needs more has a stage on each node.
 
     Raises:
         ConfigError: the model is not known.
     """
     shape = find_shape(model)
-    engine = _engine_size(shape, num_gpus=min(num_gpus, gpus_per_node), gpu_memory_gib=gpu_memory_gib)
+    on_node = min(num_gpus, gpus_per_node)
+    engine = _engine_size(shape, num_gpus=on_node, gpu_memory_gib=gpu_memory_gib)
+    stages = 1
+    if engine == on_node:
+        room = WEIGHTS_SHARE * gpu_memory_gib * on_node * 2**30
+        counts = [count for count in range(1, num_gpus // on_node + 1) if num_gpus // on_node % count == 0]
+        stages = next((count for count in counts if shape.num_parameters * WEIGHT_BYTES <= count * room), counts[-1])
     response_tokens = min(RESPONSE_TOKENS, shape.max_positions - shape.max_positions // 3)
     prompt_tokens = min(PROMPT_TOKENS, shape.max_positions - response_tokens)
     sampling = SamplingConfig(max_response_tokens=response_tokens)
@@ -107,8 +116,10 @@ def paper_setting(model: str, *, num_gpus: int, gpu_memory_gib: float, gpus_per_
             sampling=sampling,
             placement="colocated",
             dtype="bfloat16",
-            num_engines=num_gpus // engine,
+            num_engines=num_gpus // (engine * stages),
             tensor_parallel_size=engine,
+            pipeline_parallel_size=stages,
+            nodes_per_engine=stages,
             kv_cache_mib=int(CACHE_SHARE * gpu_memory_gib * 1024),
             max_concurrent_sequences=256 if engine == 1 else 128,
         ),

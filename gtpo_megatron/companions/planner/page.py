@@ -93,8 +93,10 @@ def _head(plan: Plan) -> Iterable[str | Text]:
         f"update(s) of {batch.num_update_responses}, micro-batches of {batch.largest_micro_batch} tokens"
     )
     kind = ", which share experts whole" if engine.expert_parallel else ""
+    if engine.stages > 1 or engine.nodes > 1:
+        kind = f" ({engine.stages} stage(s) of {engine.tensor}, on {engine.nodes} node(s)){kind}"
     yield (
-        f"{request.num_engines} vLLM engine(s) of {engine.tensor} GPU(s){kind}: a cache of "
+        f"{request.num_engines} vLLM engine(s) of {engine.num_gpus} GPU(s){kind}: a cache of "
         f"{engine.cache_bytes / GIB:g} GiB a GPU holds {sequences} sequences of full length, {engine.max_sequences} "
         f"are decoded together"
     )

@@ -193,6 +193,7 @@ def engine_of(request: PlanRequest) -> EngineMemory:
     return engine_memory(
         request.shape,
         tensor=request.engine.tensor,
+        stages=request.engine.stages,
         weight_bytes=request.engine.weight_bytes,
         max_sequences=request.engine.max_sequences,
         sequence_tokens=request.batch.max_sequence_tokens,
@@ -358,7 +359,7 @@ def _trainer_reserve(layout: Layout) -> int:
 
 
 def _engine_reserve(request: PlanRequest) -> int:
-    communicators = int(request.engine.tensor > 1)
+    communicators = int(request.engine.tensor > 1) + int(request.engine.stages > 1)
     return hardware.CONTEXT_BYTES + hardware.ENGINE_GRAPHS_BYTES + communicators * hardware.COMMUNICATOR_BYTES
 
 

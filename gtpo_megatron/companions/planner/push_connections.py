@@ -3,9 +3,12 @@
 ``weights/push/replicas.py`` chooses who sends to whom; this says the same in sizes, at most.
 """
 
+from collections import Counter
+
 from gtpo_megatron.companions.planner.hardware import COMMUNICATOR_BYTES
 from gtpo_megatron.companions.planner.layout import Layout
 from gtpo_megatron.companions.planner.request import PlanRequest
+from gtpo_megatron.config.parallel import LayerSplit, engine_layers
 
 
 def rank_connections(request: PlanRequest, layout: Layout) -> int:
@@ -35,10 +38,11 @@ def connection_bytes(num_connections: int) -> int:
 def _lines(request: PlanRequest, layout: Layout) -> list[tuple[int, int, int]]:
     """For everything but experts, and for experts: shards a worker wants, workers that want one, ranks that have it."""
     engine = request.engine.tensor
+    sources, takers = _overlapping_stages(request, layout)
     lines = [
         (
-            layout.pipeline * max(1, layout.tensor // engine),
-            request.num_engines * max(1, engine // layout.tensor),
+            sources * max(1, layout.tensor // engine),
+            takers * max(1, engine // layout.tensor),
             layout.data * layout.context,
         )
     ]
@@ -47,18 +51,36 @@ def _lines(request: PlanRequest, layout: Layout) -> list[tuple[int, int, int]]:
         others = layout.expert_tensor if request.engine.expert_parallel else layout.expert
         lines.append(
             (
-                layout.pipeline * others * max(1, split // engine),
-                request.num_engines * max(1, engine // split),
+                sources * others * max(1, split // engine),
+                takers * max(1, engine // split),
                 layout.expert_data,
             )
         )
     return lines
 
 
+def _overlapping_stages(request: PlanRequest, layout: Layout) -> tuple[int, int]:
+    """The trainer's stages that have layers of one stage of an engine, and all engines' stages that want one's."""
+    layers, stages = request.shape.num_layers, request.engine.stages
+    if stages == 1:
+        return layout.pipeline, request.num_engines
+    split = LayerSplit(layout.pipeline, layout.virtual, layout.last_layers)
+    holder = {
+        n: virtual % layout.pipeline for virtual in range(split.num_stages) for n in split.layers(layers, virtual)
+    }
+    pairs = {(holder[n], stage) for stage in range(stages) for n in engine_layers(layers, stages, stage)}
+    sources, takers = (max(Counter(pair[side] for pair in pairs).values()) for side in (1, 0))
+    return sources, request.num_engines * takers
+
+
 def _colocated(request: PlanRequest, layout: Layout) -> int:
     """Connections of a rank that passes on: with those it receives from, and those it sends to."""
     engine, others = request.engine.tensor, layout.num_ranks - 1
     lines = _lines(request, layout)
+    if request.engine.stages > 1:
+        # a worker's layers are on ranks that pass on to workers of other layers; of replicas two may share a shard
+        found = sum((1 + (replicas > 1)) * shards + -(-demands // replicas) for shards, demands, replicas in lines)
+        return min(found, others)
     found = 0
     for index, (shards, _, _) in enumerate(lines):
         split = layout.tensor if index == 0 else layout.expert_tensor

@@ -129,7 +129,9 @@ class EngineSettings:
     """One vLLM engine.
 
     Attributes:
-        tensor: tensor-parallel ranks of an engine.
+        tensor: ranks of an engine that share a layer.
+        stages: of its pipeline.
+        nodes: that it lies on.
         weight_bytes: bytes of an element of the weights.
         cache_bytes: key-value cache on each of its GPUs.
         max_sequences: sequences that are decoded together.
@@ -138,11 +140,18 @@ class EngineSettings:
     """
 
     tensor: int
+    stages: int = 1
+    nodes: int = 1
     weight_bytes: int
     cache_bytes: int
     max_sequences: int
     most: int = 0
     expert_parallel: bool = False
+
+    @property
+    def num_gpus(self) -> int:
+        """Ranks of an engine."""
+        return self.tensor * self.stages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,8 +215,8 @@ class PlanRequest:
             )
 
     def divides_engine(self, tensor: int) -> bool:
-        """Whether so many ranks divide the GPUs that generate, and the model."""
-        return self.cluster.num_engine_gpus % tensor == 0 and divides_engine(
+        """Whether so many ranks in each stage divide the GPUs that generate, and the model."""
+        return self.cluster.num_engine_gpus % (tensor * self.engine.stages) == 0 and divides_engine(
             self.shape, tensor, expert_parallel=self.engine.expert_parallel
         )
 
@@ -219,6 +228,16 @@ class PlanRequest:
             raise ConfigError(
                 f"rollout.tensor_parallel_size={tensor}: must divide the {gpus} GPUs that generate, and {parts} of "
                 f"{self.model}; choose from {fitting}"
+            )
+        if self.engine.stages > self.shape.num_layers:
+            raise ConfigError(
+                f"rollout.pipeline_parallel_size={self.engine.stages}: {self.model} has {self.shape.num_layers} layers"
+            )
+        if self.engine.num_gpus > (room := self.engine.nodes * self.cluster.gpus_per_node):
+            raise ConfigError(
+                f"an engine of {self.engine.num_gpus} GPUs (rollout.tensor_parallel_size={tensor} x "
+                f"pipeline_parallel_size={self.engine.stages}) on rollout.nodes_per_engine={self.engine.nodes} has "
+                f"{room}; take --rollout.nodes-per-engine {-(-self.engine.num_gpus // self.cluster.gpus_per_node)}"
             )
 
     @property
@@ -239,7 +258,7 @@ class PlanRequest:
     @property
     def num_engines(self) -> int:
         """Engines that share the prompts."""
-        filled = self.cluster.num_engine_gpus // self.engine.tensor
+        filled = self.cluster.num_engine_gpus // self.engine.num_gpus
         return min(self.engine.most or filled, filled)
 
 
@@ -247,12 +266,12 @@ def gpus_of(config: RunConfig) -> tuple[int, int]:
     """How many GPUs a recipe's ranks use, and how many more its engines: none if they use the ranks'."""
     rollout = config.rollout
     apart = rollout.placement == "disaggregated"
-    return config.parallel.num_ranks, rollout.num_engines * rollout.tensor_parallel_size if apart else 0
+    return config.parallel.num_ranks, rollout.num_engines * rollout.ranks_per_engine if apart else 0
 
 
 def with_engines_apart(config: RunConfig, num_rollout_gpus: int) -> RunConfig:
     """The recipe with as many engines as so many GPUs of their own hold; the request checks that they divide them."""
-    engines = max(1, num_rollout_gpus // config.rollout.tensor_parallel_size)
+    engines = max(1, num_rollout_gpus // config.rollout.ranks_per_engine)
     return replace(
         config,
         rollout=replace(config.rollout, placement="disaggregated", num_engines=engines),
@@ -303,6 +322,8 @@ def request_from(
         batch=batch,
         engine=EngineSettings(
             tensor=config.rollout.tensor_parallel_size,
+            stages=config.rollout.pipeline_parallel_size,
+            nodes=config.rollout.nodes_per_engine,
             weight_bytes=ELEMENT_BYTES[config.rollout.dtype],
             cache_bytes=config.rollout.gpu_cache_mib << 20,
             max_sequences=config.rollout.max_concurrent_sequences,

@@ -22,6 +22,9 @@ BYTES_EFFICIENCY = 0.75
 DECODE_LAYER_S = 25e-6
 """Seconds per layer of a decode step besides reading memory: launches of a CUDA graph, two small all-reduces."""
 
+NETWORK_MESSAGE_S = 15e-6
+"""Seconds of a small message between GPUs of two nodes under NCCL, beyond what ``DECODE_LAYER_S`` has. Assumed."""
+
 DECODE_EXPERTS_S = 25e-6
 """Seconds that a layer with experts takes besides those: routing, sorting tokens, two grouped products. Assumed."""
 
@@ -248,7 +251,7 @@ def decode_rates(request: PlanRequest, engine: EngineMemory, *, decoded: float) 
     return DecodeRates(
         fixed=launches + (read / memory if is_read else 0.0),
         per_sequence=cache if is_read else token,
-        prefill=request.batch.mean_prompt_tokens * token,
+        prefill=request.batch.mean_prompt_tokens * (token + _between_nodes(request)[1]),
         together=max(1, int(min(request.engine.max_sequences, in_cache))),
     )
 
@@ -270,20 +273,39 @@ def _generate(request: PlanRequest, engine: EngineMemory) -> float:
     memory = request.cluster.gpu.hbm_bytes_per_s * BYTES_EFFICIENCY
     token, read, launches = _decode(request, engine, decoded)
     step = max((read + decoded * engine.moved_by_step(context)) / memory, decoded * token)
-    prefill = responses * batch.mean_prompt_tokens * token
+    prefill = responses * batch.mean_prompt_tokens * (token + _between_nodes(request)[1])
     return steps * (step + launches) + prefill
 
 
 def _decode(request: PlanRequest, engine: EngineMemory, decoded: float) -> tuple[float, float, float]:
     """Seconds of a token's products, bytes of weights that a step of ``decoded`` tokens reads, seconds of launches."""
-    shape, tensor = request.shape, request.engine.tensor
+    shape, tensor, stages = request.shape, request.engine.tensor, request.engine.stages
     experts = _chosen_expert_parameters(request, shape.num_expert_layers)
     load = min(tensor, request.expert_imbalance) if request.engine.expert_parallel else 1.0
     rate = request.cluster.gpu.bf16_flops * COMPUTE_EFFICIENCY
     dense = 2 * (shape.num_active_parameters - experts) / tensor / rate
-    token = dense + 2 * load * experts / tensor / _expert_flops(request)
-    read = engine.weights - engine.expert_weights * (1 - _share_of_experts(request, decoded))
-    return token, read, shape.num_layers * DECODE_LAYER_S + shape.num_expert_layers * DECODE_EXPERTS_S
+    # the stages work at the same time, each on its share of the sequences: in the time of a step for all of them
+    # every stage reads its weights as often as there are stages
+    token = (dense + 2 * load * experts / tensor / _expert_flops(request)) / stages
+    read = stages * (engine.weights - engine.expert_weights * (1 - _share_of_experts(request, decoded / stages)))
+    launches = shape.num_layers * DECODE_LAYER_S + shape.num_expert_layers * DECODE_EXPERTS_S
+    messages_s, token_s = _between_nodes(request)
+    return token, read, launches + messages_s + decoded * token_s
+
+
+def _between_nodes(request: PlanRequest) -> tuple[float, float]:
+    """Seconds of a decode step, and of each of its tokens, that an engine's network takes."""
+    engine, gpu = request.engine, request.cluster.gpu
+    if engine.nodes == 1:
+        return 0.0, 0.0
+    row = request.shape.hidden_size * engine.weight_bytes
+    network = gpu.network_bytes_per_s * BYTES_EFFICIENCY
+    if engine.tensor <= request.cluster.gpus_per_node:  # a stage hands on hidden states and residuals
+        return engine.stages * NETWORK_MESSAGE_S, 2 * (engine.stages - 1) * row / engine.tensor / network
+    # two all-reduces in every layer, each a reduction and a gathering over the nodes
+    layers = 2 * request.shape.num_layers
+    nodes = -(-engine.tensor // request.cluster.gpus_per_node)
+    return layers * 2 * NETWORK_MESSAGE_S, layers * 2 * _share_sent(nodes) * row / network
 
 
 def _share_of_experts(request: PlanRequest, tokens: float) -> float:

@@ -54,6 +54,8 @@ def _savings(request: PlanRequest) -> Iterator[list[Choice]]:
         yield [_single_sequences(request)]
     if _is_engine(request, 2 * engine.tensor):
         yield [_wider_engines(request)]
+    elif (longer := _longer_engines(request)) is not None:
+        yield [longer]
     yield _caches(request)
     if request.offload_fraction < 1:
         yield [("--optimizer.offload-fraction 1", replace(request, offload_fraction=1.0))]
@@ -94,6 +96,21 @@ def _wider_engines(request: PlanRequest) -> Choice:
     changed = replace(request, engine=replace(request.engine, tensor=2 * request.engine.tensor))
     return (
         f"--rollout.tensor-parallel-size {changed.engine.tensor} --rollout.num-engines {changed.num_engines}",
+        changed,
+    )
+
+
+def _longer_engines(request: PlanRequest) -> Choice | None:
+    """Doubles the stages of engines that have all GPUs of their nodes, and the nodes; None if that divides nothing."""
+    engine, node = request.engine, request.cluster.gpus_per_node
+    stages = 2 * engine.stages
+    fills = engine.num_gpus == engine.nodes * node
+    if not fills or stages > request.shape.num_layers or request.cluster.num_engine_gpus % (stages * engine.tensor):
+        return None
+    changed = replace(request, engine=replace(engine, stages=stages, nodes=2 * engine.nodes, most=0))
+    return (
+        f"--rollout.pipeline-parallel-size {stages} --rollout.nodes-per-engine {2 * engine.nodes} "
+        f"--rollout.num-engines {changed.num_engines}",
         changed,
     )
 

@@ -30,7 +30,7 @@ class EngineFleet:
 
     Args:
         processes: the engines' processes; a replacement takes the index of its predecessor.
-        hosts: host of each.
+        hosts: host of every worker, engine after engine.
         rollout: the engines' configuration.
         has_environment: requests need their problems.
         restart: restarts the engine with this index and waits until it is ready.
@@ -40,8 +40,8 @@ class EngineFleet:
 
     Attributes:
         names: names of the engines.
-        hosts: host of each engine.
-        workers_per_engine: tensor parallel size of an engine.
+        hosts: host of every worker, engine after engine.
+        workers_per_engine: workers of an engine.
         has_environment: whether requests need their problems.
         version: policy version of the last push.
         num_restarts: restarts so far.
@@ -67,7 +67,7 @@ class EngineFleet:
         self._expect_end = expect_end
         self.names = engine_names(len(processes))
         self.hosts = list(hosts)
-        self.workers_per_engine = rollout.tensor_parallel_size
+        self.workers_per_engine = rollout.ranks_per_engine
         self.has_environment = has_environment
         self.deadline_s = deadline_s
         self.version = 0

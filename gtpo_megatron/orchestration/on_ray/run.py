@@ -136,7 +136,8 @@ def _start(
     placement = place(
         config.parallel,
         num_engines=config.rollout.num_engines if has_engines else 0,
-        engine_gpus=config.rollout.tensor_parallel_size,
+        engine_gpus=config.rollout.ranks_per_engine,
+        engine_nodes=config.rollout.nodes_per_engine,
         nodes=ray_nodes(),
         colocated=config.rollout.placement == "colocated",
     )
@@ -221,7 +222,9 @@ def _fleet(
 
     return EngineFleet(
         [processes[name] for name in names],
-        hosts=[node.host for node in placement.engines],
+        hosts=[
+            node.host for engine in placement.engines for node in engine for _ in range(config.rollout.ranks_per_node)
+        ],
         rollout=config.rollout,
         has_environment=bool(config.environment.name),
         restart=restart,
@@ -235,7 +238,7 @@ def _run_processes(processes: Mapping[str, Any], placement: Placement) -> RunPro
     """The processes, of which replaced engines are replaced in ``processes``."""
     ranks = tuple(rank_name(index) for index in range(len(placement.ranks)))
     engines = tuple(engine_names(len(placement.engines))) if placement.engines else ()
-    nodes = (*placement.ranks, *placement.engines)
+    nodes = (*placement.ranks, *(engine[0] for engine in placement.engines))
 
     def call(stage: str, functions: Mapping[str, Callable[[Any], Any]], deadline_s: float) -> dict[str, Any]:
         calls = {name: processes[name].run.remote(function) for name, function in functions.items()}
@@ -250,4 +253,5 @@ def _log_placement(placement: Placement) -> None:
     for index, node in enumerate(placement.ranks):
         by_node.setdefault(node.host, []).append(str(index))
     ranks = "; ".join(f"{host}: {', '.join(indices)}" for host, indices in by_node.items())
-    logger.info("ranks on %s; engines on %s", ranks, ", ".join(node.host for node in placement.engines) or "none")
+    engines = ", ".join(" + ".join(node.host for node in engine) for engine in placement.engines)
+    logger.info("ranks on %s; engines on %s", ranks, engines or "none")

@@ -86,28 +86,39 @@ class ProcessStarter:
         for index in range(self._config.rollout.num_engines):
             self.engine(index, deadline)
         if not self._config.environment.name:
-            self._processes[REWARD_NAME] = self._start(
-                RewardProcess, self._placement.reward, threads=1, num_gpus=0, environment={}
-            )
+            options = self._options(self._placement.reward, threads=1, num_gpus=0, environment={})
+            self._processes[REWARD_NAME] = self._actor(RewardProcess, options)
 
     def engine(self, index: int, deadline: Deadline) -> None:
         """Starts or replaces an engine within ``deadline``."""
         rollout = self._config.rollout
-        shares_gpus = rollout.placement == "colocated" and self._placement.has_gpus
-        environment = engine_environment(rollout, has_gpus=self._placement.has_gpus)
-        self._processes[engine_names(rollout.num_engines)[index]] = self._start(
+        prefix = "engine" if rollout.num_engines == 1 else f"engine {index}"
+        options = [self._engine_options(index, number, deadline) for number in range(rollout.nodes_per_engine)]
+        self._processes[engine_names(rollout.num_engines)[index]] = self._actor(
             EngineProcess,
-            self._placement.engines[index],
-            threads=engine_threads(self._config, self._placement, index),
-            num_gpus=0 if shares_gpus else rollout.tensor_parallel_size,
-            environment=environment | (self._gpus_of_ranks(index, deadline) if shares_gpus else {}),
-            prefix="[engine]" if rollout.num_engines == 1 else f"[engine {index}]",
+            options[0],
+            prefix=f"[{prefix}]",
+            # which the process starts itself, so that Ray ends them with it
+            followers=[(further, f"[{prefix} node {number}]") for number, further in enumerate(options) if number],
         )
 
-    def _gpus_of_ranks(self, index: int, deadline: Deadline) -> dict[str, str]:
-        """Environment of an engine that shares its ranks' GPUs: their ids; Ray assigns none."""
-        size = self._config.rollout.tensor_parallel_size
-        ranks = [rank_name(rank) for rank in range(index * size, (index + 1) * size)]
+    def _engine_options(self, index: int, number: int, deadline: Deadline) -> dict[str, Any]:
+        """Ray's options for an engine's process on its node of this number."""
+        rollout = self._config.rollout
+        shares_gpus = rollout.placement == "colocated" and self._placement.has_gpus
+        environment = engine_environment(rollout, has_gpus=self._placement.has_gpus)
+        part = index * rollout.nodes_per_engine + number
+        return self._options(
+            self._placement.engines[index][number],
+            threads=engine_threads(self._config, self._placement, index),
+            num_gpus=0 if shares_gpus else rollout.ranks_per_node,
+            environment=environment | (self._gpus_of_ranks(part, deadline) if shares_gpus else {}),
+        )
+
+    def _gpus_of_ranks(self, part: int, deadline: Deadline) -> dict[str, str]:
+        """Environment of a part of an engine that shares its ranks' GPUs: their ids; Ray assigns none."""
+        size = self._config.rollout.ranks_per_node
+        ranks = [rank_name(rank) for rank in range(part * size, (part + 1) * size)]
         ids = collect(
             {rank: self._processes[rank].gpu_ids.remote() for rank in ranks},
             stage="start",
@@ -117,28 +128,30 @@ class ProcessStarter:
         return {"CUDA_VISIBLE_DEVICES": visible, "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 
     def _rank(self, index: int) -> Any:
-        return self._start(
-            RankProcess,
+        options = self._options(
             self._placement.ranks[index],
             threads=self._config.cluster.threads_per_rank,
             num_gpus=1,
             environment=RANK_GPU_ENVIRONMENT if self._placement.has_gpus else {},
             nsight=nsight_options(self._config.profile, rank=index, run_folder=self._run_folder),
-            global_rank=index,
         )
+        return self._actor(RankProcess, options, global_rank=index)
 
-    def _start(
+    def _actor(self, kind: type, options: dict[str, Any], **kwargs: Any) -> Any:
+        import ray
+
+        return ray.remote(kind).options(**options).remote(*self._common, **kwargs)
+
+    def _options(
         self,
-        kind: type,
         node: ClusterNode,
         *,
         threads: int,
         num_gpus: int,
         environment: dict[str, str],
         nsight: dict[str, str] | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        import ray
+    ) -> dict[str, Any]:
+        """Ray's options for a process on this node."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         on_cpu = {} if self._placement.has_gpus else CPU_ENVIRONMENT
@@ -146,13 +159,12 @@ class ProcessStarter:
         if node.node_id == self._placement.reward.node_id:
             variables["TMPDIR"] = str(self._temp_folder)
         under_nsight = {"nsight": nsight} if nsight and self._placement.has_gpus else {}
-        options = {
+        return {
             "num_cpus": 0,
             "num_gpus": num_gpus if self._placement.has_gpus else 0,
             "runtime_env": {"env_vars": variables, **under_nsight},
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False),
         }
-        return ray.remote(kind).options(**options).remote(*self._common, **kwargs)
 
 
 def engine_threads(config: RunConfig, placement: Placement, index: int) -> int:
@@ -163,11 +175,12 @@ def engine_threads(config: RunConfig, placement: Placement, index: int) -> int:
     """
     if config.cluster.engine_threads or placement.has_gpus:
         return config.cluster.engine_threads
-    node = placement.engines[index]
+    node = placement.engines[index][0]
     cores = node.num_cpus
     if config.rollout.max_staleness:
         cores -= placement.ranks.count(node) * config.cluster.threads_per_rank
-    return max(1, cores // (placement.engines.count(node) * config.rollout.tensor_parallel_size))
+    parts = sum(engine.count(node) for engine in placement.engines)
+    return max(1, cores // (parts * config.rollout.ranks_per_node))
 
 
 def bring_up(

@@ -79,13 +79,14 @@ class Engines(ABC):
     """All engines, as one thread sees them.
 
     Args:
-        hosts: the host of every engine.
-        workers_per_engine: tensor parallel size of an engine.
+        hosts: the host of every worker, engine after engine.
+        workers_per_engine: workers of an engine.
         has_environment: requests need their problems.
     """
 
     def __init__(self, hosts: Sequence[str], *, workers_per_engine: int, has_environment: bool = False) -> None:
         self.hosts = tuple(hosts)
+        self.num_engines = len(self.hosts) // workers_per_engine
         self._workers_per_engine = workers_per_engine
         self._has_environment = has_environment
 
@@ -138,7 +139,7 @@ class Engines(ABC):
         """Samples responses, prompt-major."""
         requests = requests_for(prompts, samples_per_prompt, with_problems=self._has_environment)
         dealt = assign_to_engines(
-            requests, max_response_tokens=sampling.max_response_tokens, loads=[0] * len(self.hosts)
+            requests, max_response_tokens=sampling.max_response_tokens, loads=[0] * self.num_engines
         )
         parts = {engine: [row for row, other in enumerate(dealt) if other == engine] for engine in sorted(set(dealt))}
 
@@ -199,7 +200,7 @@ class Engines(ABC):
     def _workers(self) -> dict[int, range]:
         """By engine the indices of its workers among all workers."""
         size = self._workers_per_engine
-        return {index: range(index * size, (index + 1) * size) for index in range(len(self.hosts))}
+        return {index: range(index * size, (index + 1) * size) for index in range(self.num_engines)}
 
     def _all(self, stage: str, function: "Callable[[VllmEngine], None]") -> None:
-        self.run_on_each(stage, dict.fromkeys(range(len(self.hosts)), function))
+        self.run_on_each(stage, dict.fromkeys(range(self.num_engines), function))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gtpo_megatron.config.model import ELEMENT_BYTES
+from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import WeightSyncError
 from gtpo_megatron.orchestration.stages.engines import Engines
@@ -108,7 +109,7 @@ def _meeting(config: RunConfig, trainer: Trainer, layout: PushLayout, *, num_wor
 
 
 def _layout(config: RunConfig, arch: Architecture, trainer: Trainer, engines: Engines, *, has_gpus: bool) -> PushLayout:
-    parallel, size = config.parallel, config.rollout.tensor_parallel_size
+    parallel, rollout = config.parallel, config.rollout
     alone = config.adapter.pushes_alone
     sources = tuple(
         SourceRank(
@@ -120,16 +121,12 @@ def _layout(config: RunConfig, arch: Architecture, trainer: Trainer, engines: En
     )
     targets = tuple(
         TargetWorker(
-            worker=engine * size + index,
-            coordinates=WorkerCoordinates(
-                # vLLM cuts adapters itself
-                TensorParallel(1, 0) if alone else TensorParallel(size, index),
-                config.rollout.expert_parallel and not alone,
-            ),
+            worker=worker,
+            # vLLM cuts adapters itself
+            coordinates=WorkerCoordinates(TensorParallel(1, 0)) if alone else _coordinates(rollout, worker),
             host=host,
         )
-        for engine, host in enumerate(engines.hosts)
-        for index in range(size)
+        for worker, host in enumerate(engines.hosts)
     )
     itemsize = ELEMENT_BYTES[_dtype(config)]
     return PushLayout(
@@ -141,6 +138,13 @@ def _layout(config: RunConfig, arch: Architecture, trainer: Trainer, engines: En
         sender_policy=_SENDER_POLICY[config.transport(has_gpus=has_gpus)],
         adapter=config.adapter if alone else None,
     )
+
+
+def _coordinates(rollout: RolloutConfig, worker: int) -> WorkerCoordinates:
+    """Of a worker by its number over all engines; inside an engine the tensor-parallel axis is the fast one."""
+    stage, index = divmod(worker % rollout.ranks_per_engine, rollout.tensor_parallel_size)
+    split = TensorParallel(rollout.tensor_parallel_size, index)
+    return WorkerCoordinates(split, rollout.expert_parallel, rollout.pipeline_parallel_size, stage)
 
 
 def _dtype(config: RunConfig) -> str:

@@ -1,16 +1,19 @@
 """Both sides of a push: who holds which shards, and who wants which part of the model."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from gtpo_megatron.config.adapter import AdapterConfig
-from gtpo_megatron.config.parallel import LayerSplit
+from gtpo_megatron.config.parallel import LayerSplit, engine_layers
 from gtpo_megatron.errors import WeightMappingError
+from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.param_mapping import TensorParallel
-from gtpo_megatron.weights.reshard import ShardCoordinates
+from gtpo_megatron.weights.reshard import EMBEDDING, ShardCoordinates
 
 SenderPolicy = Literal["same_host", "anywhere", "own_rank_first"]
 
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 ALIGNMENT_BYTES = 64
 """Start of every slice in a bucket, one cache line."""
@@ -36,13 +39,35 @@ class WorkerCoordinates:
     """Decides which part of the model a worker keeps: equal for all that keep the same.
 
     Attributes:
-        tensor_parallel: index in its engine.
-        expert_parallel: the worker keeps whole experts, as many as each other worker of its engine, in place of its
-            rows and columns of every expert.
+        tensor_parallel: index among the workers of its engine that share its layers.
+        expert_parallel: the worker keeps whole experts, as many as each of those, in place of its rows and columns of
+            every expert.
+        pipeline_size: stages of its engine.
+        pipeline_stage: its own.
     """
 
     tensor_parallel: TensorParallel
     expert_parallel: bool = False
+    pipeline_size: int = 1
+    pipeline_stage: int = 0
+
+    def layers(self, num_layers: int) -> range:
+        """Numbers of the layers that it keeps."""
+        return engine_layers(num_layers, self.pipeline_size, self.pipeline_stage)
+
+    def keeps(self, hf_name: str, arch: Architecture) -> bool:
+        """Whether it keeps any of a Hugging Face tensor, but for how experts are shared."""
+        is_first, is_last = self.pipeline_stage == 0, self.pipeline_stage == self.pipeline_size - 1
+        if (layer := _LAYER.match(hf_name)) is not None:
+            return int(layer[1]) in self.layers(arch.num_layers)
+        if hf_name == EMBEDDING:
+            return is_first or (is_last and arch.tied_embeddings)
+        return is_last  # the last norm and the output layer
+
+    def __str__(self) -> str:
+        split = self.tensor_parallel
+        stage = f" pp{self.pipeline_stage} of {self.pipeline_size}" if self.pipeline_size > 1 else ""
+        return f"tp{split.index} of {split.size}{stage}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,8 +85,7 @@ class TargetWorker:
     host: str = ""
 
     def __str__(self) -> str:
-        split = self.coordinates.tensor_parallel
-        return f"worker {self.worker} (tp{split.index} of {split.size})"
+        return f"worker {self.worker} ({self.coordinates})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

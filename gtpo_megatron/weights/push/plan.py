@@ -138,7 +138,8 @@ def kept_boxes(arch: Architecture, target: TargetWorker, adapter: AdapterConfig 
         expert = expert_of(mapping)
         splits = expert is None or not keeps_whole_experts
         for name, box in mapping.kept(tp if splits else TensorParallel(1, 0)) if splits or expert in mine else ():
-            found.setdefault(name, []).append(box)
+            if target.coordinates.keeps(name, arch):
+                found.setdefault(name, []).append(box)
     return found
 
 

@@ -146,7 +146,9 @@ class Sections:
 
     def sizes(self, section: Section, coordinates: WorkerCoordinates) -> SectionSizes:
         """Sizes of every bucket, and of every shard's slices in it."""
-        key = (section.has_experts, self._kind(section), coordinates)
+        # of stages each keeps other layers, so that sections of a kind differ
+        which = section.stage if coordinates.pipeline_size > 1 else self._kind(section)
+        key = (section.has_experts, which, coordinates)
         if key not in self._sizes:
             sizes_of = self._expert_sizes if section.has_experts else self._dense_sizes
             self._sizes[key] = _fill_buckets(sizes_of(section, coordinates), self._layout.bucket_bytes)
@@ -157,9 +159,9 @@ class Sections:
         group, shard = divmod(shard, self.shape.expert_tensor) if section.has_experts else (0, shard)
         found: list[SliceCopy] = []
         for mapping in self.mappings(section, group):
-            if not self._keeps(coordinates, expert_of(mapping)):
-                continue
             names = hf_names(mapping)
+            if not (self._keeps(coordinates, expert_of(mapping)) and coordinates.keeps(names[0], self._arch)):
+                continue
             found += [
                 SliceCopy(mapping.megatron_name, one.here, names[one.name], one.there)
                 for one in self.slices(mapping, coordinates)
@@ -247,8 +249,9 @@ class Sections:
 
     def _dense_sizes(self, section: Section, coordinates: WorkerCoordinates) -> Iterator[tuple[int, int]]:
         for mapping in self.mappings(section):
-            for one in self.slices(mapping, coordinates):
-                yield one.shard, one.num_bytes
+            if coordinates.keeps(hf_names(mapping)[0], self._arch):  # a parameter's tensors are of one layer
+                for one in self.slices(mapping, coordinates):
+                    yield one.shard, one.num_bytes
 
     def _expert_sizes(self, section: Section, coordinates: WorkerCoordinates) -> Iterator[tuple[int, int]]:
         held = ExpertParallel(self.shape.expert, 0).held(self._num_experts)
@@ -260,7 +263,9 @@ class Sections:
             for group in range(self.shape.expert):
                 if self._keeps(coordinates, group * len(held) + local):
                     layer += [(group * self.shape.expert_tensor + one.shard, one.num_bytes) for one in of_expert]
-        for _ in range(layers):
+        mine = coordinates.layers(self._arch.num_layers)
+        here = zip(self._layers(section.stage), self._expert_layers(section.stage), strict=True)
+        for _ in range(sum(has_experts and number in mine for number, has_experts in here)):
             yield from layer
 
 

@@ -60,7 +60,43 @@ def changed(**parts):
             {"cluster": {"mode": "local"}, "parallel": ParallelConfig(num_ranks=1), "rollout": {"num_engines": 2}},
             "cluster.mode='local' has one engine, got rollout.num_engines=2",
         ),
+        (
+            {
+                "cluster": {"mode": "local"},
+                "parallel": ParallelConfig(num_ranks=1),
+                "rollout": {"nodes_per_engine": 2, "pipeline_parallel_size": 2},
+            },
+            "cluster.mode='local' is one process, got rollout.nodes_per_engine=2",
+        ),
         ({"rollout": {"placement": "colocated", "num_engines": 3}}, "needs 3 ranks to share GPUs"),
+        (
+            {"rollout": {"placement": "colocated", "tensor_parallel_size": 2, "pipeline_parallel_size": 2}},
+            "needs 4 ranks to share GPUs",
+        ),
+        (
+            {"rollout": {"nodes_per_engine": 3, "tensor_parallel_size": 2, "pipeline_parallel_size": 2}},
+            "nodes_per_engine=3 must divide the 4 ranks of an engine",
+        ),
+        (
+            {"rollout": {"pipeline_parallel_size": 2, "partial": True, "max_staleness": 1}},
+            "partial=True with pipeline_parallel_size=2",
+        ),
+        (
+            {"rollout": {"pipeline_parallel_size": 2, "entropy_source": "rollout"}},
+            "entropy_source='rollout' with pipeline_parallel_size=2",
+        ),
+        (
+            {"rollout": {"pipeline_parallel_size": 2, "returns_routing": True}},
+            "returns_routing=True with pipeline_parallel_size=2",
+        ),
+        (
+            {
+                "rollout": {"pipeline_parallel_size": 2},
+                "adapter": {"rank": 4, "push": "adapters"},
+                "optimizer": {"learning_rate": 1e-4},
+            },
+            "adapter.push='adapters' with rollout.pipeline_parallel_size=2",
+        ),
         ({"rollout": {"max_staleness": 1}}, "rollout.max_staleness=1 with algorithm.off_policy.mode='off'"),
         ({"rollout": {"max_staleness": 1, "placement": "colocated"}}, "max_staleness=1 with placement='colocated'"),
         ({"rollout": {"partial": True}}, "partial=True with max_staleness=0"),

@@ -30,7 +30,7 @@ NODE_GIB = {
     "recipes.qwen3_235b_a22b": 2048,
     "recipes.gpt_oss_20b": 2048,
     "recipes.gpt_oss_120b": 2048,
-    "recipes.deepseek_v3": 3072,
+    "recipes.deepseek_v3": 2048,
 }
 """Host memory of a node of eight GPUs, by module: as a rule it has 1,024 GiB at least, and some recipes need more."""
 
@@ -60,7 +60,7 @@ ONE_OF_EACH = [
 BY_METHOD = [name for name in EVERY_RECIPE if name.split(":")[1].startswith(tuple(KINDS)) and "published" not in name]
 
 
-GPU = {"recipes.qwen2_5_0_5b": "rtx4090", "recipes.deepseek_v3": "b300"}
+GPU = {"recipes.qwen2_5_0_5b": "rtx4090"}
 """Modules for other GPUs than H100s."""
 SMALL = {"recipes.qwen2_5_0_5b", "recipes.qwen2_5_1_5b"}
 """Modules for one GPU."""
@@ -114,7 +114,7 @@ def test_it_survives_the_run_folder_and_fills_the_gpus_in_its_name(name):
     assert from_yaml(to_yaml(config)) == config
     rollout, gpus = config.rollout, num_gpus(name)
     assert config.name.endswith(name.split(":")[1].removeprefix("math").removeprefix("paper"))
-    assert config.parallel.num_ranks == rollout.num_engines * rollout.tensor_parallel_size == gpus
+    assert config.parallel.num_ranks == rollout.num_engines * rollout.ranks_per_engine == gpus
     nodes = [
         ClusterNode(node_id=str(index), host=f"node {index}", num_gpus=min(8, gpus), num_cpus=96)
         for index in range(-(-gpus // 8))
@@ -122,11 +122,12 @@ def test_it_survives_the_run_folder_and_fills_the_gpus_in_its_name(name):
     found = place(
         config.parallel,
         num_engines=rollout.num_engines,
-        engine_gpus=rollout.tensor_parallel_size,
+        engine_gpus=rollout.ranks_per_engine,
+        engine_nodes=rollout.nodes_per_engine,
         nodes=nodes,
         colocated=True,
     )
-    assert set(found.ranks) == set(found.engines) == set(nodes)
+    assert set(found.ranks) == {node for engine in found.engines for node in engine} == set(nodes)
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)

@@ -99,7 +99,7 @@ def gpus(context: PreflightContext) -> CheckResult:
         return not_here("GPUs", "no GPU: ranks and engines run on CPUs")
     wanted = dict.fromkeys(context.processes.ranks, 1)
     if context.config.rollout.placement != "colocated":
-        wanted |= dict.fromkeys(context.processes.engines, context.config.rollout.tensor_parallel_size)
+        wanted |= dict.fromkeys(context.processes.engines, context.config.rollout.ranks_per_node)
     wrong = [
         f"{name} on {context.processes.hosts[name]} has {len(context.devices[name])} of {count}"
         for name, count in wanted.items()
@@ -153,7 +153,7 @@ def cpu_memory(host: str, machine: Mapping[str, int], config: RunConfig) -> Chec
 def shared_memory(host: str, machine: Mapping[str, int], config: RunConfig, *, has_gpus: bool) -> CheckResult:
     """Free bytes of ``/dev/shm`` against Ray's object store and the slots of pushes."""
     rollout, sync = config.rollout, config.weight_sync
-    slots = 2 * sync.bucket_mib * rollout.num_engines * rollout.tensor_parallel_size
+    slots = 2 * sync.bucket_mib * rollout.num_engines * rollout.ranks_per_engine
     has_slots = config.transport(has_gpus=has_gpus) == "shared_memory"
     needed = (config.cluster.object_store_mib + (slots if has_slots else 0)) << 20
     return assessed(

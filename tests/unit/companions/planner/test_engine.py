@@ -29,6 +29,19 @@ def test_a_rank_holds_its_share_and_what_all_hold():
     assert memory(shape, 4).weights - norms == (memory(shape, 1).weights - norms) / 4
 
 
+@pytest.mark.parametrize("shape", [QWEN2_5_32B, MIXED, LATENT])
+@pytest.mark.parametrize("stages", [2, 4])
+def test_the_largest_stage_has_its_layers_and_an_end(shape, stages):
+    """Embedding or output layer, and no more layers than the longest stage; keys and values of those alone."""
+    whole, stage = memory(shape, 8), memory(shape, 8, stages=stages)
+    longest = -(-shape.num_layers // stages)
+    end = 2 * (-(-shape.vocab_size // 64) * 64 // 8 + 1) * shape.hidden_size  # and the last norm
+    assert whole.weights / stages < stage.weights <= longest * whole.layer + end
+    assert stage.expert_weights <= whole.expert_weights * longest // max(1, shape.num_expert_layers)
+    assert stage.cache_per_token == longest * whole.cache_per_token // shape.num_layers
+    assert (stage.layer, stage.layer_experts) == (whole.layer, whole.layer_experts)
+
+
 @pytest.mark.parametrize("shape", [SPARSE, MIXED])
 def test_experts_are_shared_whole_or_in_part(shape):
     parts, whole = memory(shape, 8), memory(shape, 8, expert_parallel=True)

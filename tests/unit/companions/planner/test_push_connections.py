@@ -20,11 +20,18 @@ DENSE = {"num_layers": 8, "num_heads": 8, "num_query_groups": 8, "head_size": 8,
 EXPERTS = Experts(num_experts=16, experts_per_token=2, ffn_size=64, layers=(True,) * 8)
 
 
-def most_partners(arch, parallel, *, engine, engines, sender_policy):
+def most_partners(arch, parallel, *, engine, engines, sender_policy, stages=1, expert_parallel=False):
     """Of one rank and of one worker, as the push has it; colocated, a worker is its rank."""
     shards = [shard_coordinates(parallel, rank) for rank in range(parallel.num_ranks)]
     layout = layout_between(
-        arch, shards, engine=engine, engines=engines, sender_policy=sender_policy, bucket_bytes=1 << 20
+        arch,
+        shards,
+        engine=engine,
+        engines=engines,
+        sender_policy=sender_policy,
+        bucket_bytes=1 << 20,
+        expert_parallel=expert_parallel,
+        stages=stages,
     )
     plan, pairs = PushPlan(arch, layout), set()
     first_worker = 0 if sender_policy == "own_rank_first" else parallel.num_ranks
@@ -74,6 +81,33 @@ def test_mixtures_of_experts(layout, engine):
     )
     asked = replace(request("Qwen/Qwen3-30B-A3B", engine_tensor=engine, num_gpus=32), transport="relay")
     actual, _ = most_partners(arch, parallel, engine=engine, engines=32 // engine, sender_policy="own_rank_first")
+    assert actual <= rank_connections(asked, layout) <= 2 * actual + layout.pipeline
+
+
+@pytest.mark.parametrize(("tensor", "pipeline", "expert", "stages"), [(4, 4, 8, 2), (4, 8, 4, 2), (2, 2, 8, 4)])
+def test_engines_of_stages(tensor, pipeline, expert, stages):
+    """As DeepSeek-V3's: engines share experts whole, and each stage talks with the ranks of its layers."""
+    arch = architecture(vocab_size=1024, **DENSE | {"family": "qwen3_moe", "experts": EXPERTS})
+    layout = Layout(num_ranks=32, tensor=tensor, pipeline=pipeline, expert=expert)
+    parallel = ParallelConfig(
+        num_ranks=32,
+        tensor_parallel_size=tensor,
+        sequence_parallel=True,
+        pipeline_parallel_size=pipeline,
+        expert_parallel_size=expert,
+    )
+    asked = request("Qwen/Qwen3-30B-A3B", engine_tensor=4, num_gpus=32)
+    engine = replace(asked.engine, stages=stages, nodes=stages, expert_parallel=True, most=0)
+    asked = replace(asked, transport="relay", engine=engine)
+    actual, _ = most_partners(
+        arch,
+        parallel,
+        engine=4,
+        engines=8 // stages,
+        sender_policy="own_rank_first",
+        stages=stages,
+        expert_parallel=True,
+    )
     assert actual <= rank_connections(asked, layout) <= 2 * actual + layout.pipeline
 
 

@@ -124,3 +124,14 @@ def test_gradients_of_experts_are_reduced_over_fewer_ranks():
     assert (
         sparse_seconds(expert=64).train < sparse_seconds(expert=64, expert_tensor=1, distributed_optimizer=False).train
     )
+
+
+def test_stages_on_nodes_cost_less_than_layers_that_are_shared_over_nodes():
+    """Both on two nodes; a stage reads its weights twice in the time of a step, and all-reduces stay on NVLink."""
+    one = request(engine_tensor=8)
+    stages = replace(one, engine=replace(one.engine, stages=2, nodes=2, most=0))
+    # of no use for this model, whose key-value heads are eight
+    shared = replace(
+        one, engine=replace(one.engine, tensor=8, nodes=2, most=0), cluster=replace(one.cluster, gpus_per_node=4)
+    )
+    assert seconds(one).generate < seconds(stages).generate < seconds(shared).generate

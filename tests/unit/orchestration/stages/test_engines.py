@@ -61,7 +61,7 @@ class Several(Engines):
     """Engines that are called in turn."""
 
     def __init__(self, num_engines, workers_per_engine=1):
-        super().__init__(["here"] * num_engines, workers_per_engine=workers_per_engine)
+        super().__init__(["here"] * num_engines * workers_per_engine, workers_per_engine=workers_per_engine)
         self.told = []
         self.engines = [Engine(index, self.told) for index in range(num_engines)]
 

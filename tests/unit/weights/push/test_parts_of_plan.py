@@ -20,7 +20,9 @@ TENSOR = st.sampled_from([1, 2, 4])
 BUCKETS = st.sampled_from([128, 320, 1 << 12, 1 << 20])
 
 
-def layout_between(arch, shards, *, engine, engines, sender_policy, bucket_bytes, expert_parallel=False, hosts=1):
+def layout_between(
+    arch, shards, *, engine, engines, sender_policy, bucket_bytes, expert_parallel=False, hosts=1, stages=1
+):
     """Ranks with these places, and engines, both spread evenly over hosts; every host has whole replicas."""
     tensor = shards[0].tensor_parallel.size
     return PushLayout(
@@ -30,11 +32,12 @@ def layout_between(arch, shards, *, engine, engines, sender_policy, bucket_bytes
         ),
         targets=tuple(
             TargetWorker(
-                worker=number * engine + index,
-                coordinates=WorkerCoordinates(TensorParallel(engine, index), expert_parallel),
+                worker=(number * stages + stage) * engine + index,
+                coordinates=WorkerCoordinates(TensorParallel(engine, index), expert_parallel, stages, stage),
                 host=f"h{number * hosts // engines}",
             )
             for number in range(engines)
+            for stage in range(stages)
             for index in range(engine)
         ),
         padded_vocab_size=-(-arch.vocab_size // tensor) * tensor,
@@ -92,9 +95,21 @@ def check(arch, layout):
     bucket_bytes=BUCKETS,
     vocab=st.sampled_from([5, 64, 70, 150]),
     first_is_stage=st.booleans(),
+    stages=st.sampled_from([1, 2, 3, 4]),
 )
 def test_dense_models(
-    tensor, pipeline, replicas, engine, engines, tied, family, sender_policy, bucket_bytes, vocab, first_is_stage
+    tensor,
+    pipeline,
+    replicas,
+    engine,
+    engines,
+    tied,
+    family,
+    sender_policy,
+    bucket_bytes,
+    vocab,
+    first_is_stage,
+    stages,
 ):
     """Also with more workers than key-value heads (4), and with ranks that are numbered unlike Megatron's."""
     arch = architecture(family=family, tied_embeddings=tied, vocab_size=vocab)
@@ -102,12 +117,8 @@ def test_dense_models(
         shards = places(tensor, *pipeline) * replicas
     else:
         shards = world(tensor=tensor, pipeline=pipeline, replicas=replicas)
-    check(
-        arch,
-        layout_between(
-            arch, shards, engine=engine, engines=engines, sender_policy=sender_policy, bucket_bytes=bucket_bytes
-        ),
-    )
+    fields = {"engine": engine, "engines": engines, "sender_policy": sender_policy, "bucket_bytes": bucket_bytes}
+    check(arch, layout_between(arch, shards, stages=stages, **fields))
 
 
 @pytest.mark.slow
@@ -122,15 +133,16 @@ def test_dense_models(
     expert_parallel=st.booleans(),
     sender_policy=st.sampled_from(SENDER_POLICIES),
     bucket_bytes=BUCKETS,
+    stages=st.sampled_from([1, 2, 3]),
 )
 def test_mixtures_of_experts(
-    family, tensor, pipeline, split, engine, engines, expert_parallel, sender_policy, bucket_bytes
+    family, tensor, pipeline, split, engine, engines, expert_parallel, sender_policy, bucket_bytes, stages
 ):
     arch = architecture(family=family, vocab_size=64)
     expert, expert_tensor = split
     shards = world(tensor=tensor, pipeline=pipeline, expert=expert, expert_tensor=expert_tensor, replicas=8 // tensor)
     fields = {"engine": engine, "engines": engines, "sender_policy": sender_policy, "bucket_bytes": bucket_bytes}
-    check(arch, layout_between(arch, shards, expert_parallel=expert_parallel, **fields))
+    check(arch, layout_between(arch, shards, expert_parallel=expert_parallel, stages=stages, **fields))
 
 
 @pytest.mark.parametrize("hosts", [1, 2])

@@ -243,6 +243,34 @@ def test_workers_together_keep_everything():
                 assert (count == 1).all()
 
 
+@pytest.mark.parametrize(("tied", "layers", "expected"), [(False, 4, [2, 2]), (True, 7, [2, 2, 2, 1])])
+def test_stages_of_an_engine_keep_their_layers_and_ends(tied, layers, expected):
+    """Embedding first; last norm and output layer last, which tied is the embedding again. Together it is the model."""
+    arch = architecture(tied_embeddings=tied, num_layers=layers)
+    kept = [
+        kept_boxes(
+            arch,
+            TargetWorker(worker=0, coordinates=WorkerCoordinates(TensorParallel(1, 0), False, len(expected), stage)),
+        )
+        for stage in range(len(expected))
+    ]
+    assert [len({name.split(".")[2] for name in names if ".layers." in name}) for names in kept] == expected
+    ends = [[name for name in names if ".layers." not in name] for names in kept]
+    last = ["model.norm.weight"] if tied else ["model.norm.weight", "lm_head.weight"]
+    embedding = ["model.embed_tokens.weight"]
+    assert ends == [embedding, *([[]] * (len(expected) - 2)), [*(embedding if tied else []), *last]]
+    assert set().union(*kept) == set(numbered_tensors(arch))
+
+
+def test_vllm_gives_the_stages_these_layers():
+    indices = pytest.importorskip("vllm.distributed.utils").get_pp_indices
+    for layers in range(1, 70):
+        for size in range(1, min(layers, 9) + 1):
+            for stage in range(size):
+                found = WorkerCoordinates(TensorParallel(1, 0), False, size, stage).layers(layers)
+                assert (found.start, found.stop) == tuple(indices(layers, stage, size)), (layers, size, stage)
+
+
 def test_vocabulary_splits_as_vllm_pads_it():
     arch = architecture(vocab_size=SAMPLER_VOCAB_MULTIPLE + 10)
     kept = [kept_boxes(arch, worker(4, index)) for index in range(4)]
