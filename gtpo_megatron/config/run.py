@@ -5,7 +5,7 @@ from dataclasses import replace
 from pydantic import PositiveInt
 
 from gtpo_megatron.config.adapter import AdapterConfig
-from gtpo_megatron.config.algorithm import AlgorithmConfig, GTPOConfig
+from gtpo_megatron.config.algorithm import AlgorithmConfig, GTPOConfig, TeacherConfig
 from gtpo_megatron.config.algorithm.base import GroupRelativeLengthPenalty, ReferenceConfig, SoftOverlongPenalty
 from gtpo_megatron.config.checks import require_seed, require_text
 from gtpo_megatron.config.cluster import ClusterConfig
@@ -49,6 +49,7 @@ class RunConfig:
     reward: RewardConfig = RewardConfig()
     update: UpdateConfig = UpdateConfig()
     reference: ReferenceConfig = ReferenceConfig()
+    teacher: TeacherConfig = TeacherConfig()
     balance: BalanceConfig = BalanceConfig()
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -83,6 +84,7 @@ class RunConfig:
             )
         self.algorithm.check_run(update=self.update, rollout=self.rollout)
         self._check_reference()
+        self._check_teacher()
         self._check_profile()
         shared = self.rollout.num_engines * self.rollout.tensor_parallel_size
         if self.rollout.placement == "colocated" and shared > self.parallel.num_ranks:
@@ -162,6 +164,19 @@ class RunConfig:
                     f"reference.{name}={getattr(self.reference, name)!r} with adapter.rank={self.adapter.rank}: the "
                     f"frozen weights below the adapters are the reference policy; leave it out"
                 )
+
+    def _check_teacher(self) -> None:
+        """A teacher is there if the algorithm reads one, and only then."""
+        kind = type(self.algorithm).__name__
+        if self.algorithm.needs_teacher and not self.teacher.path:
+            raise ConfigError(
+                f"algorithm {kind} without teacher.path: its credit is a teacher's; set --teacher.path FOLDER"
+            )
+        if self.teacher.path and not self.algorithm.needs_teacher:
+            raise ConfigError(
+                f"teacher.path={self.teacher.path!r} with algorithm {kind}: it reads no teacher; leave the path out, "
+                f"or take --algorithm DistillConfig, whose reward_coef adds GRPO's advantages"
+            )
 
     def _check_local(self) -> None:
         """What one process cannot do."""
