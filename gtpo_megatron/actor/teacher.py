@@ -21,7 +21,7 @@ from gtpo_megatron.actor.reference import folder_checksums
 from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.packing import PackedMicroBatch
-from gtpo_megatron.weights.config_json import read_architecture
+from gtpo_megatron.weights.weight_checks import teacher_architecture
 
 logger = logging.getLogger(__name__)
 
@@ -96,10 +96,10 @@ def load_teacher(
     if not config.teacher.path:
         return None
     folder, parallel = Path(config.teacher.path), config.parallel
-    arch, files = read_architecture(folder), folder_checksums(folder)
-    if adapters is not None and folder.resolve() == Path(config.model.path).resolve():
+    arch = teacher_architecture(folder, parallel, num_tokens=config.model.max_sequence_tokens)
+    files = folder_checksums(folder)
+    if adapters is not None and not config.has_own_teacher:
         return Teacher(student, head, adapters.switched_off, arch.vocab_size, files)
-    arch.check_layout(parallel)
     model = replace(config.model, recompute="none")  # without a backward pass
     chunks = build_chunks(arch, model, parallel, transformer_config(arch, model, parallel))
     load_model_folder(folder, arch, parallel, chunks, global_rank=global_rank)

@@ -1,6 +1,7 @@
 """The root of a run's configuration and the checks that span its parts."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from pydantic import PositiveInt
 
@@ -142,6 +143,12 @@ class RunConfig:
     def has_reference(self) -> bool:
         """Whether the run has a reference policy."""
         return self.algorithm.reference_kl.coef > 0 or self.reference.measured
+
+    @property
+    def has_own_teacher(self) -> bool:
+        """Whether the run has a teacher whose weights are not there already, as those below adapters are."""
+        is_base = self.adapter.is_on and Path(self.teacher.path).resolve() == Path(self.model.path).resolve()
+        return self.teacher.path != "" and not is_base
 
     def transport(self, *, has_gpus: bool) -> Transport:
         """How the bytes of a push travel; what ``weight_sync.transport="auto"`` stands for."""
