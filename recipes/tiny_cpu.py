@@ -92,8 +92,14 @@ def distill(*, num_steps: int = 40, seed: int = 0) -> RunConfig:
     The teacher is ``moe_gtpo``'s model, which answers twice as many problems correctly as the student. Rewards only
     measure.
     """
-    base = _tiny_cpu("tiny_cpu_distill", DistillConfig(), num_steps=num_steps, seed=seed)
-    return dataclasses.replace(base, teacher=TeacherConfig(path=str(ASSETS / "tiny_qwen3_moe")))
+    base = gtpo(num_steps=num_steps, seed=seed)
+    return dataclasses.replace(
+        base,
+        name="tiny_cpu_distill",
+        algorithm=DistillConfig(),
+        parallel=dataclasses.replace(base.parallel, sequence_parallel=True),  # which a teacher with experts needs
+        teacher=TeacherConfig(path=str(ASSETS / "tiny_qwen3_moe")),
+    )
 
 
 def moe_gtpo(*, num_steps: int = 40, seed: int = 0) -> RunConfig:
