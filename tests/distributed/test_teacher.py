@@ -74,11 +74,21 @@ def test_beside_a_reference_policy(made, tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("family", ["gemma3", "olmo2", "granite", "llama3_1", "qwen3_5", "deepseek_dense"])
+@pytest.mark.parametrize("family", ["gemma3", "olmo2", "granite", "llama3_1", "qwen3_5"])
 def test_teachers_of_other_families(made, tmp_path, family):
     folder, model, *_ = made
     teacher_model = make_family_model(tmp_path / "teacher", FAMILIES[family])
     compare(tmp_path, model, with_teacher(folder, tmp_path / "teacher", LAYOUTS["tp2"]), teacher_model=teacher_model)
+
+
+@pytest.mark.nightly
+def test_a_teacher_with_latent_attention(made, tmp_path):
+    folder, model, *_ = made
+    family = FAMILIES["deepseek_dense"]
+    rope = {**family.changes["rope_parameters"], "original_max_position_embeddings": 16}  # times 4: the run's 64
+    teacher = dataclasses.replace(family, changes={**family.changes, "rope_parameters": rope})
+    teacher_model = make_family_model(tmp_path / "teacher", teacher)
+    compare(tmp_path, model, with_teacher(folder, tmp_path / "teacher", LAYOUTS["pp2"]), teacher_model=teacher_model)
 
 
 @pytest.mark.nightly
