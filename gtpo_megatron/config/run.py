@@ -181,8 +181,8 @@ class RunConfig:
             )
         if self.teacher.path and not self.algorithm.needs_teacher:
             raise ConfigError(
-                f"teacher.path={self.teacher.path!r} with algorithm {kind}: it reads no teacher; leave the path out, "
-                f"or take --algorithm DistillConfig, whose reward_coef adds GRPO's advantages"
+                f"teacher.path={self.teacher.path!r} with algorithm {kind}: it reads no teacher; use "
+                f"--teacher.path '', or --algorithm DistillConfig, whose reward_coef adds GRPO's advantages"
             )
 
     def _check_local(self) -> None:
