@@ -461,12 +461,14 @@ class ScoredBatch(RolloutShard):
         token_entropy: ``[B, T]`` float32, nats over the full vocabulary; 0 outside ``rollouts.loss_mask``.
         ref_logprobs: ``[B, T]`` float32, nats, of the same tokens under the reference policy; 0 outside
             ``rollouts.loss_mask``. None if the run has none.
+        teacher_logprobs: likewise, under the teacher.
         scored_version: policy version of the weights that computed them.
     """
 
     old_logprobs: Tensor
     token_entropy: Tensor
     ref_logprobs: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
     scored_version: int
 
     def __post_init__(self) -> None:
@@ -475,11 +477,12 @@ class ScoredBatch(RolloutShard):
                 f"old_logprobs {tuple(self.old_logprobs.shape)}, token_entropy {tuple(self.token_entropy.shape)}: "
                 f"both must be [B, T]"
             )
-        if self.ref_logprobs is not None and self.ref_logprobs.shape != self.old_logprobs.shape:
-            raise ShapeError(
-                f"ref_logprobs {tuple(self.ref_logprobs.shape)}, old_logprobs {tuple(self.old_logprobs.shape)}: "
-                f"one value a token is needed"
-            )
+        for name in ("ref_logprobs", "teacher_logprobs"):
+            if (found := getattr(self, name)) is not None and found.shape != self.old_logprobs.shape:
+                raise ShapeError(
+                    f"{name} {tuple(found.shape)}, old_logprobs {tuple(self.old_logprobs.shape)}: "
+                    f"one value a token is needed"
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

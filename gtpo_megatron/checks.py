@@ -265,6 +265,22 @@ def _reference(planned: PlannedRun) -> None:
     check_weights(reference, planned.architecture)
 
 
+def _teacher(planned: PlannedRun) -> None:
+    from gtpo_megatron.data.vocabulary import check_same_tokens
+    from gtpo_megatron.weights.weight_checks import check_weights, teacher_architecture
+
+    run = _run(planned)
+    folder = Path(run.teacher.path)
+    architecture = teacher_architecture(folder, run.parallel, num_tokens=planned.num_tokens)
+    check_same_tokens(
+        planned.tokenizer,
+        load_tokenizer(str(folder)),
+        teacher_path=run.teacher.path,
+        num_rows=architecture.vocab_size,
+    )
+    check_weights(folder, architecture)
+
+
 def _stop_strings(planned: PlannedRun) -> None:
     for option, sampling in planned.samplings.items():
         check_stop_strings(planned.model, sampling, where=option)
@@ -317,6 +333,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(name="reference", check=_reference, applies=lambda one: one.run is not None and one.run.reference.path != ""),
     Check(name="tokenizer", check=lambda one: one.tokenizer, is_of_trainer=True),
+    Check(name="teacher", check=_teacher, applies=lambda one: one.run is not None and one.run.teacher.path != ""),
     Check(name="stop strings", check=_stop_strings),
     Check(name="environment", check=_environment, applies=lambda one: one.environment.name != ""),
     Check(name="judge", check=lambda one: one.judge_model, asks_network=True),

@@ -24,6 +24,7 @@ def named_files(config: RunConfig) -> Iterator[tuple[str, Path]]:
         ("data.train_path", config.data.train.path),
         *((f"evaluation ({label})", dataset.path) for label, dataset in config.evaluation.sets.items()),
         ("reference.path", config.reference.path),
+        ("teacher.path", config.teacher.path),
         (BEGINNING, config.adapter.path),
         ("reward.packages", config.reward.packages),
         ("reward.judge.api_key_file", config.reward.judge.api_key_file),

@@ -1,8 +1,8 @@
 """A Qwen2 of 1.07 million parameters learns arithmetic: two Megatron ranks (TP 2), one vLLM engine, two CPU cores.
 
-``grpo_s``, ``dapo``, ``grpo`` and ``grpo_kl`` have the prompts, updates and steps of ``gtpo`` and differ from it in
-their algorithm only; DAPO's dynamic sampling samples more. The others have a model, a task or adapters of their own;
-``sft`` and ``sft_lora`` are warm starts (``gtpo-megatron sft``).
+``grpo_s``, ``dapo``, ``grpo``, ``grpo_kl`` and ``distill`` have the prompts, updates and steps of ``gtpo`` and differ
+from it in their algorithm only; DAPO's dynamic sampling samples more. The others have a model, a task or adapters of
+their own; ``sft`` and ``sft_lora`` are warm starts (``gtpo-megatron sft``).
 Learning rate and batch are made for a model of this size; the algorithm's settings are the paper's (arXiv
 2508.04349v6, sec. 5).
 """
@@ -14,10 +14,12 @@ from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.algorithm import (
     AlgorithmConfig,
     DAPOConfig,
+    DistillConfig,
     GRPOConfig,
     GRPOSConfig,
     GTPOConfig,
     ReferenceKLConfig,
+    TeacherConfig,
 )
 from gtpo_megatron.config.algorithm.base import SoftOverlongPenalty
 from gtpo_megatron.config.cluster import ClusterConfig
@@ -83,6 +85,22 @@ def grpo_kl(*, num_steps: int = 40, seed: int = 0) -> RunConfig:
     """GRPO as published: with its KL term against the first weights, ``k3`` in the loss."""
     algorithm = GRPOConfig(reference_kl=ReferenceKLConfig(coef=0.04))  # DeepSeekMath's coefficient
     return _tiny_cpu("tiny_cpu_grpo_kl", algorithm, num_steps=num_steps, seed=seed)
+
+
+def distill(*, num_steps: int = 40, seed: int = 0) -> RunConfig:
+    """On-policy distillation: a teacher of another family and shape scores the tokens that the student samples.
+
+    The teacher is ``moe_gtpo``'s model, which answers twice as many problems correctly as the student. Rewards only
+    measure.
+    """
+    base = gtpo(num_steps=num_steps, seed=seed)
+    return dataclasses.replace(
+        base,
+        name="tiny_cpu_distill",
+        algorithm=DistillConfig(),
+        parallel=dataclasses.replace(base.parallel, sequence_parallel=True),  # which a teacher with experts needs
+        teacher=TeacherConfig(path=str(ASSETS / "tiny_qwen3_moe")),
+    )
 
 
 def moe_gtpo(*, num_steps: int = 40, seed: int = 0) -> RunConfig:

@@ -16,6 +16,7 @@ from gtpo_megatron.config.algorithm import (
     CISPOConfig,
     ClipCovConfig,
     DAPOConfig,
+    DistillConfig,
     DPPOConfig,
     DrGRPOConfig,
     DynamicSamplingConfig,
@@ -59,6 +60,7 @@ ALGORITHMS: dict[str, AlgorithmConfig] = {
     "stare": STAREConfig(variant="C2", entropy_target=9.0),
     "fipo": FIPOConfig(influence_eps_low=0.2, length_penalty=NoLengthPenalty()),
     "dppo": DPPOConfig(norm_tokens=12),
+    "distill": DistillConfig(reward_coef=0.5, entropy_coef=0.5),
 }
 """Every built-in algorithm by name, with constants that act on batches of some fifty tokens."""
 
@@ -69,6 +71,12 @@ OPTIONS: dict[type, dict[str, list[Any]]] = {
     KLCovConfig: {"penalised_fraction": [0.0, 0.3, 1.0]},
     REINFORCEPlusPlusConfig: {"baseline": ["none", "group"], "statistics": ["responses", "tokens"]},
     STAREConfig: {"variant": ["O1", "C2"], "entropy_target": [0.3, 3.0]},
+    DistillConfig: {
+        "teacher_coef": [1.0, 0.3],
+        "reward_coef": [0.0, 1.0],
+        "entropy_coef": [0.0, 0.5, 1.0],
+        "entropy_axis": ["position", "turn", "response", "matrix"],
+    },
 }
 """What is drawn of an algorithm's own options."""
 
@@ -76,6 +84,8 @@ Rows = list[list[Any]]
 FOREIGN = [0.0, math.nan, math.inf, -math.inf, -9.0, 1e30, 1.0]
 """What stands where the policy wrote nothing."""
 LARGEST_TURN_REWARD = 2.0
+TEACHER_SHARE = 0.5
+"""The teacher's log-probs are so much of the student's."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +138,7 @@ class Case:
             "group_ids": torch.tensor(self.groups, dtype=torch.int64),
             "old_logprobs": spread(self.old_logprobs, FOREIGN, dtype),
         }
+        arguments["teacher_logprobs"] = TEACHER_SHARE * arguments["old_logprobs"]
         if self.kept is not None:
             arguments["shaped_tokens"] = spread(self.kept, [False, True], torch.bool)
         if takes_rewards and self.turn_rewards is not None:

@@ -25,6 +25,7 @@ from torch import Tensor
 from gtpo_megatron.algorithms import Credit, assign_credit, prepare_update
 from gtpo_megatron.algorithms.sums import Reduction
 from gtpo_megatron.config.algorithm import (
+    DistillConfig,
     DPPOConfig,
     DrGRPOConfig,
     EAPOConfig,
@@ -37,9 +38,10 @@ from gtpo_megatron.config.algorithm import (
 )
 from gtpo_megatron.config.algorithm.base import NoLengthPenalty, SoftOverlongPenalty
 from gtpo_megatron.errors import GTPOError
-from tests.credit_cases import LARGEST_TURN_REWARD, Case, Rows, draw_case
+from tests.credit_cases import LARGEST_TURN_REWARD, TEACHER_SHARE, Case, Rows, draw_case
 from tests.faked_ranks import World
 from tests.reference import credit as reference
+from tests.reference import distill
 
 
 # ------------------------------------------------------------ what must be the same
@@ -69,7 +71,8 @@ def run(case: Case, arguments: dict[str, Any], reduction: Reduction) -> Outcome:
         credit: Credit = assign_credit(case.config, **arguments, reduction=reduction)
     except GTPOError as error:
         return Outcome([], [], [], [], {}, refusal=type(error).__name__)
-    rest = {k: v for k, v in arguments.items() if k not in ("rewards", "shaped_tokens", "turn_rewards")}
+    of_credit = ("rewards", "shaped_tokens", "turn_rewards", "teacher_logprobs")
+    rest = {k: v for k, v in arguments.items() if k not in of_credit}
     sampled = rest["old_logprobs"]  # DPPO wants the sampler's
     update = prepare_update(
         case.config, advantages=credit.advantages, rollout_logprobs=sampled, **rest, reduction=reduction
@@ -192,6 +195,16 @@ def expected(case: Case) -> tuple[Rows, Rows, list[list[float] | None]] | None:
         for i in range(len(raw))
     ]
     advantages = spread_over([[a] for a in single], case.entropies)
+    if isinstance(config, DistillConfig):
+        teacher = [[TEACHER_SHARE * value for value in row] for row in case.old_logprobs]
+        weights = distill.weights(
+            case.entropies, case.groups, config.entropy_coef, config.entropy_axis, turns=case.turns
+        )
+        coefs = {"teacher_coef": config.teacher_coef, "reward_coef": config.reward_coef}
+        earned, advantages = (
+            distill.advantages(case.old_logprobs, teacher, weights, part, **coefs) for part in (raw, single)
+        )
+        return earned, advantages, pools
     if isinstance(config, EntropyAdvantageConfig):
         advantages = [
             [reference.entropy_bonus(a, h, config.coefficient, config.bound) for a, h in zip(left, right, strict=True)]
@@ -232,7 +245,7 @@ def unlike_the_loops(case: Case, found: Outcome) -> Iterator[str]:
             got, earned = found.shaped_rewards[i][t], found.advantages[i][t]
             if not math.isclose(got, reward, rel_tol=1e-6 + noise, abs_tol=1e-6 * min(1.0, size) + noise * size + TINY):
                 yield f"shaped_rewards[{i}][{t}] = {got}, expected {reward}"
-            if std == 0 and not isinstance(case.config, EntropyAdvantageConfig):
+            if std == 0 and not isinstance(case.config, EntropyAdvantageConfig | DistillConfig):
                 if earned != 0:
                     yield f"advantages[{i}][{t}] = {earned}, expected exactly 0: the pool {pool} is constant"
                 continue

@@ -31,6 +31,7 @@ from gtpo_megatron.actor.policy_update import PolicyUpdate
 from gtpo_megatron.actor.scoring import Scoring
 from gtpo_megatron.actor.stage_report import StageReport
 from gtpo_megatron.actor.supervised_update import SupervisedUpdate
+from gtpo_megatron.actor.teacher import load_teacher
 from gtpo_megatron.actor.trained_model import trained_model
 from gtpo_megatron.batch import RewardBatch, RolloutBatch, RolloutShard, ScoredBatch, TrainBatch
 from gtpo_megatron.config.algorithm import EntropyCreditSettings
@@ -126,6 +127,7 @@ class MegatronActor:
             vocab_size=self._arch.vocab_size,
             chunk_tokens=config.model.head_chunk_tokens,
         )
+        teacher = load_teacher(config, self._model, self._head, self._trained.adapters, global_rank=global_rank)
         self._optimizer_step = OptimizerStep(self._optimizer, self._trained.schedule)
         self.balance = ExpertBalance(config.balance, self._arch.experts, self._chunks, self._groups)
         self._replay = self._routing_replay()
@@ -149,6 +151,7 @@ class MegatronActor:
             self.balance,
             self._replay,
             self._reference,
+            teacher,
             self._report,
             has_logits=self.coordinates.has_logits,
         )
@@ -160,6 +163,7 @@ class MegatronActor:
             adapters=self._trained.adapters,
             optimizer_step=self._optimizer_step,
             reference=self._trained.reference,
+            teacher_files=None if teacher is None else teacher.files,
         )
         self._address = address
         self._weight_store: Any = None  # stays open while pushes go on
@@ -192,7 +196,7 @@ class MegatronActor:
     def score_tokens(self, shard: RolloutShard) -> Metrics:
         """Old log-probs and entropies of this replica's responses, by the current weights.
 
-        With a reference policy also its log-probs, in a second pass.
+        With a reference policy also its log-probs, in a second pass, and with a teacher its, in another.
 
         Collectives: those of ``Scoring.score``.
         """
@@ -202,10 +206,10 @@ class MegatronActor:
         return metrics
 
     def use_sampler_scores(self, shard: RolloutShard) -> Metrics:
-        """The sampler's own log-probs and entropies as the old policy's: no pass over the model but the reference's.
+        """The sampler's own log-probs and entropies as the old policy's: no pass over a model but others'.
 
-        The update then takes ratios to its own log-probs, which on policy are the old policy's, and measures how far
-        the sampler's are from them.
+        Those are of the reference policy and of the teacher. The update then takes ratios to its own log-probs, which
+        on policy are the old policy's, and measures how far the sampler's are from them.
 
         Collectives: those of ``Scoring.use_sampler_scores``.
         """

@@ -55,6 +55,7 @@ def credit_batch(
         group_ids=mine.group_ids,
         old_logprobs=batch.old_logprobs,
         ref_logprobs=batch.ref_logprobs,
+        teacher_logprobs=batch.teacher_logprobs,
         shaped_tokens=mask,
         # of no rank or of all, whether it has such a response or not
         branches=(mine.branches or [()] * mine.num_responses) if config.environment.name else None,

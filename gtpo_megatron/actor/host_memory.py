@@ -23,17 +23,24 @@ class HostCopies:
         self._parked: list[tuple[Tensor, list[Tensor]]] = []
         self._buffers: list[list[Tensor]] = []
 
-    def park(self, tensors: Iterable[Tensor]) -> int:
-        """Moves tensors to the host; returns how many bytes. Each must own its storage as a whole."""
+    def park(self, tensors: Iterable[Tensor], *, are_unchanged: bool = False) -> int:
+        """Moves tensors to the host; returns how many bytes. Each must own its storage as a whole.
+
+        Args:
+            tensors: the tensors.
+            are_unchanged: they are what they were at their last return: what the host has of them is not written anew.
+        """
         num_bytes = 0
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if storage.nbytes() == 0:
                 continue
             flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            is_new = len(self._parked) == len(self._buffers)
             pieces = self._pieces(len(self._parked), len(flat), pin=tensor.is_cuda)
-            for piece, part in zip(pieces, split_like(flat, pieces), strict=True):
-                piece.copy_(part, non_blocking=True)
+            if is_new or not are_unchanged:
+                for piece, part in zip(pieces, split_like(flat, pieces), strict=True):
+                    piece.copy_(part, non_blocking=True)
             self._parked.append((tensor, pieces))
             num_bytes += len(flat)
         _synchronise(self._parked)

@@ -118,7 +118,7 @@ class FrozenReference:
 
     def __init__(self, in_place: Callable[[], AbstractContextManager[None]], folder: Path) -> None:
         self.in_place = in_place
-        self.files = _file_checksums(folder)
+        self.files = folder_checksums(folder)
         self.reset_step = 0
 
     def step_ends(self, step: int) -> None:
@@ -167,10 +167,12 @@ def first_reference(
     folder = Path(config.reference.path or config.model.path)
     check_same_architecture(folder, arch)
     load(folder)
-    return ReferencePolicy(weights, reset_every_steps=config.reference.reset_every_steps, files=_file_checksums(folder))
+    return ReferencePolicy(
+        weights, reset_every_steps=config.reference.reset_every_steps, files=folder_checksums(folder)
+    )
 
 
-def _file_checksums(folder: Path) -> dict[str, str]:
+def folder_checksums(folder: Path) -> dict[str, str]:
     """Checksum by name of the files with a model folder's weights; every rank reads a part of them.
 
     Collectives: one gather of texts over the world.

@@ -1,4 +1,4 @@
-"""Metrics of a step's scores: of the policy itself, beside the sampler and beside the reference policy."""
+"""Metrics of a step's scores: of the policy itself, beside the sampler, the reference policy and the teacher."""
 
 from gtpo_megatron.algorithms.losses.loss_batch import log_ratio
 from gtpo_megatron.algorithms.losses.reference_kl import kl_estimate
@@ -14,10 +14,15 @@ def score_metrics(batch: ScoredBatch) -> dict[str, Metric]:
 
 
 def entropy_metrics(batch: ScoredBatch) -> dict[str, Metric]:
-    """Mean entropy in nats, and mean ``k3`` of the divergence from the reference policy, if there is one."""
+    """Mean entropy in nats; if there are a reference policy and a teacher, the divergence from each.
+
+    From the reference it is the mean of ``k3``, from the teacher that of ``k1``, by which the student is taught.
+    """
     mask = batch.rollouts.loss_mask
     values = {"policy/entropy_nats": batch.token_entropy[mask].double()}
     if batch.ref_logprobs is not None:
         differences = log_ratio(batch.old_logprobs.double(), batch.ref_logprobs.double(), mask)
         values["policy/kl_ref_nats"] = kl_estimate(differences, "k3")[mask]
+    if batch.teacher_logprobs is not None:
+        values["policy/kl_teacher_nats"] = (batch.old_logprobs.double() - batch.teacher_logprobs.double())[mask]
     return {name: Mean(float(value.sum()), value.numel()) for name, value in values.items()}

@@ -13,6 +13,7 @@ from gtpo_megatron.actor.policy_head import PolicyHead
 from gtpo_megatron.actor.reference import FrozenReference, ReferencePolicy
 from gtpo_megatron.actor.score_metrics import entropy_metrics, score_metrics
 from gtpo_megatron.actor.stage_report import StageReport
+from gtpo_megatron.actor.teacher import Teacher
 from gtpo_megatron.batch import RolloutBatch, RolloutShard, ScoredBatch, fields_of
 from gtpo_megatron.data.packing import PackedMicroBatch
 from gtpo_megatron.distributed.vocab_parallel import TokenScores
@@ -32,11 +33,12 @@ class Scoring:
         balance: load of the experts.
         replay: routing of the experts; None if nothing is replayed or compared.
         reference: weights of the reference policy; None without one.
+        teacher: model that the student learns from; None without one.
         stages: costs of the stages.
         has_logits: whether this rank has scores; others take part in the forward passes only.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - parts of a rank
         self,
         chunks: Sequence[Any],
         head: PolicyHead,
@@ -44,6 +46,7 @@ class Scoring:
         balance: ExpertBalance,
         replay: RoutingReplay | None,
         reference: ReferencePolicy | FrozenReference | None,
+        teacher: Teacher | None,
         stages: StageReport,
         *,
         has_logits: bool,
@@ -54,6 +57,7 @@ class Scoring:
         self._balance = balance
         self._replay = replay
         self._reference = reference
+        self._teacher = teacher
         self._stages = stages
         self._has_logits = has_logits
 
@@ -69,22 +73,22 @@ class Scoring:
         if self._replay is not None:
             self._replay.begin_scoring(batches, mine)
         with self._stages.stage("score"):
-            logprobs, entropy = self._forward(batches, mine)
+            logprobs, entropy = _forward(self._chunks, self._head, batches, mine)
         loads = self._balance.end()
         if self._replay is not None:
             loads |= self._replay.end_scoring(batches, mine)
         self._stages.add_work("score", mine, range(mine.num_responses), with_backward=False)
-        scored = self._scored(shard, logprobs, entropy, self._reference_logprobs(batches, mine), version)
+        scored = self._scored(shard, logprobs, entropy, batches, version)
         metrics = score_metrics(scored) if isinstance(scored, ScoredBatch) else {}
         return scored, metrics | loads | self._stages.take()
 
     def use_sampler_scores(self, shard: RolloutShard, *, version: int) -> tuple[RolloutShard, Metrics]:
-        """Takes the sampler's own scores: no pass over the model but the reference's.
+        """Takes the sampler's own scores: no pass over a model but the reference's and the teacher's.
 
         Raises:
             DataError: the sampler sent no entropies, or had other weights than this trainer.
 
-        Collectives: Megatron's over tp, cp, pp and ep, if there is a reference policy.
+        Collectives: Megatron's over tp, cp, pp and ep, if there is a reference policy or a teacher.
         """
         mine = shard.rollouts
         if mine.token_entropy is None:
@@ -99,37 +103,39 @@ class Scoring:
         self._stages.step_begins(version + 1)
         if self._replay is not None:
             self._replay.skip_scoring(mine)
-        reference = None
-        if self._reference is not None:
-            reference = self._reference_logprobs(self._micro_batching.cut(mine, range(mine.num_responses)), mine)
-        scored = self._scored(shard, mine.rollout_logprobs, mine.token_entropy, reference, version)
+        batches: list[PackedMicroBatch] = []
+        if self._reference is not None or self._teacher is not None:
+            batches = self._micro_batching.cut(mine, range(mine.num_responses))
+        scored = self._scored(shard, mine.rollout_logprobs, mine.token_entropy, batches, version)
         return scored, entropy_metrics(scored) if isinstance(scored, ScoredBatch) else {}
-
-    def _forward(self, batches: Sequence[PackedMicroBatch], rollouts: RolloutBatch) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies ``[B, T]`` of the weights that the model has; zeros on ranks without logits."""
-        logprobs, entropy = torch.zeros(rollouts.response_ids.shape), torch.zeros(rollouts.response_ids.shape)
-
-        def keep(hidden: Tensor, batch: PackedMicroBatch) -> tuple[Tensor, tuple[PackedMicroBatch, TokenScores]]:
-            return torch.zeros([], device=hidden.device), (batch, self._head.score(hidden, batch))
-
-        # copied to the host at the end: a copy in between would wait for the device once a micro-batch
-        for batch, scores in run_micro_batches(self._chunks, batches, keep, forward_only=True):
-            places = (torch.tensor(batch.rows, dtype=torch.int64)[batch.token_rows], batch.token_columns)
-            logprobs[places] = scores.logprobs.float().cpu()
-            entropy[places] = scores.entropy.float().cpu()
-        return logprobs, entropy
 
     def _reference_logprobs(self, batches: Sequence[PackedMicroBatch], rollouts: RolloutBatch) -> Tensor | None:
         """``[B, T]``. Routers of a mixture choose freely: no other policy's choices are replayed, and none are kept."""
         if self._reference is None:
             return None
         with self._stages.stage("reference"), self._reference.in_place():
-            return self._forward(batches, rollouts)[0]
+            return _forward(self._chunks, self._head, batches, rollouts)[0]
+
+    def _teacher_logprobs(self, batches: Sequence[PackedMicroBatch], rollouts: RolloutBatch) -> Tensor | None:
+        """``[B, T]``, of the student's tokens."""
+        if self._teacher is None:
+            return None
+        teacher = self._teacher
+        with self._stages.stage("teacher"), teacher.at_hand():
+            found, _ = _forward(teacher.chunks, teacher.head, teacher.readable(batches), rollouts)
+        return teacher.with_absent(found, rollouts)
 
     def _scored(
-        self, shard: RolloutShard, logprobs: Tensor, entropy: Tensor, reference: Tensor | None, version: int
+        self,
+        shard: RolloutShard,
+        logprobs: Tensor,
+        entropy: Tensor,
+        batches: Sequence[PackedMicroBatch],
+        version: int,
     ) -> RolloutShard:
-        """This rank's responses, with their scores if it has logits."""
+        """This rank's responses, with their scores and those by the other models if it has logits."""
+        reference = self._reference_logprobs(batches, shard.rollouts)
+        teacher = self._teacher_logprobs(batches, shard.rollouts)
         if not self._has_logits:
             return shard
         return ScoredBatch(
@@ -137,5 +143,26 @@ class Scoring:
             old_logprobs=logprobs,
             token_entropy=entropy,
             ref_logprobs=reference,
+            teacher_logprobs=teacher,
             scored_version=version,
         )
+
+
+def _forward(
+    chunks: Sequence[Any], head: PolicyHead, batches: Sequence[PackedMicroBatch], rollouts: RolloutBatch
+) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies ``[B, T]`` of the weights that the model has; zeros on ranks without logits.
+
+    Collectives: Megatron's over tp, cp, pp and ep.
+    """
+    logprobs, entropy = torch.zeros(rollouts.response_ids.shape), torch.zeros(rollouts.response_ids.shape)
+
+    def keep(hidden: Tensor, batch: PackedMicroBatch) -> tuple[Tensor, tuple[PackedMicroBatch, TokenScores]]:
+        return torch.zeros([], device=hidden.device), (batch, head.score(hidden, batch))
+
+    # copied to the host at the end: a copy in between would wait for the device once a micro-batch
+    for batch, scores in run_micro_batches(chunks, batches, keep, forward_only=True):
+        places = (torch.tensor(batch.rows, dtype=torch.int64)[batch.token_rows], batch.token_columns)
+        logprobs[places] = scores.logprobs.float().cpu()
+        entropy[places] = scores.entropy.float().cpu()
+    return logprobs, entropy

@@ -41,6 +41,7 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
     group_ids: Tensor,
     old_logprobs: Tensor | None = None,
     ref_logprobs: Tensor | None = None,
+    teacher_logprobs: Tensor | None = None,
     shaped_tokens: Tensor | None = None,
     turn_rewards: Sequence[Sequence[float]] | None = None,
     branches: Sequence[Sequence[Branch]] | None = None,
@@ -56,8 +57,9 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
         response_mask: ``[B, T]`` bool, in any arrangement: the tokens that the policy wrote. Position ``t`` counts
             only these. A row without tokens gets zeros and is in no set and no pool.
         group_ids: ``[B]`` integer labels of prompt groups.
-        old_logprobs: ``[B, T]`` nats; needed by STARE, and beside ``ref_logprobs``.
+        old_logprobs: ``[B, T]`` nats; needed by STARE, and beside ``ref_logprobs`` and ``teacher_logprobs``.
         ref_logprobs: ``[B, T]`` nats, of the reference policy; needed for ``reference_kl`` in the reward.
+        teacher_logprobs: ``[B, T]`` nats, of the teacher; needed for distillation.
         shaped_tokens: ``[B, T]`` bool; tokens where it is False (such as formatting) get the neutral entropy weight 1
             and are not compared. GTPO and GRPO-S only.
         turn_rewards: rewards of the turns of each of the ``B`` responses, a turn being a stretch of the policy's own
@@ -94,10 +96,8 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
             check_shape(shape[:1], truncated=truncated)
             check_mask(truncated=truncated)
         check_full_precision(token_entropy=token_entropy)
-        if old_logprobs is not None:
-            check_shape(shape, old_logprobs=old_logprobs)
-            check_full_precision(old_logprobs=old_logprobs)
-        elif config.reference_kl.in_reward:
+        _check_given(shape, old_logprobs=old_logprobs, teacher_logprobs=teacher_logprobs)
+        if old_logprobs is None and config.reference_kl.in_reward:
             raise ShapeError("old_logprobs: got None, needed for reference_kl in the reward")
         if shaped_tokens is not None and not algorithm.takes_shaped_tokens:
             raise ShapeError(f"shaped_tokens: {type(config).__name__} shapes nothing; pass None")
@@ -111,8 +111,9 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
             response_mask,
             table,
             entropy=flatten_entropies(response_mask, token_entropy),
-            old_logprobs=None if old_logprobs is None else flatten_logprobs(response_mask, old_logprobs=old_logprobs),
+            old_logprobs=_flat_given(response_mask, old_logprobs=old_logprobs),
             ref_logprobs=check_reference(kl, ref_logprobs, response_mask) if kl.in_reward else None,
+            teacher_logprobs=_flat_given(response_mask, teacher_logprobs=teacher_logprobs),
             shaped_tokens=None if shaped_tokens is None else flatten(response_mask, shaped_tokens),
             turn_rewards=turn_rewards,
             branches=branches,
@@ -126,6 +127,7 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
     optional = {
         "shaped_tokens": shaped_tokens,
         "old_logprobs": old_logprobs,
+        "teacher_logprobs": teacher_logprobs,
         "turn_rewards": turn_rewards,
         "branches": branches,
         "truncated": truncated,
@@ -142,6 +144,20 @@ def assign_credit(  # noqa: PLR0913 - tensors of the same rows
             advantages=batch.padded(credit.advantages),
             metrics=metrics | credit.metrics,
         )
+
+
+def _check_given(shape: tuple[int, ...], **logprobs: Tensor | None) -> None:
+    """Checks shape and dtype of those that are not None."""
+    for name, matrix in logprobs.items():
+        if matrix is not None:
+            check_shape(shape, **{name: matrix})
+            check_full_precision(**{name: matrix})
+
+
+def _flat_given(mask: Tensor, **logprobs: Tensor | None) -> Tensor | None:
+    """``flatten_logprobs`` of one matrix; None if it is None."""
+    ((name, matrix),) = logprobs.items()
+    return None if matrix is None else flatten_logprobs(mask, **{name: matrix})
 
 
 def _penalties(config: AlgorithmConfig, batch: CreditBatch, truncated: Tensor | None) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
+from gtpo_megatron.algorithms.credit.distill import check_teacher, distill_credit
 from gtpo_megatron.algorithms.credit.eapo import eapo_credit
 from gtpo_megatron.algorithms.credit.entropy_advantage import entropy_advantage_credit
 from gtpo_megatron.algorithms.credit.entropy_checks import check_entropies
@@ -37,6 +38,7 @@ from gtpo_megatron.config.algorithm import (
     CISPOConfig,
     ClipCovConfig,
     DAPOConfig,
+    DistillConfig,
     DPPOConfig,
     DrGRPOConfig,
     EAPOConfig,
@@ -240,6 +242,13 @@ BUILT_IN: tuple[Algorithm, ...] = (
         denominator=_norm_tokens,
         needs_rollout_logprobs=True,
         metrics=dppo_metrics,
+    ),
+    Algorithm(
+        config=DistillConfig,
+        about="on-policy distillation: the teacher's log-prob of each token over the student's own",
+        credit=distill_credit,
+        loss=token_surrogate,
+        check=check_teacher,
     ),
 )
 

@@ -119,6 +119,7 @@ class CreditBatch:
         entropy: ``[N]`` float64, nats, of the old policy; at least 0.
         old_logprobs: ``[N]`` float64, nats; None if they were not given.
         ref_logprobs: ``[N]`` float64, nats, of the reference policy; None if the reward has no part of it.
+        teacher_logprobs: ``[N]`` float64, nats, of the teacher; None if they were not given.
         shaped_tokens: ``[N]`` bool, tokens whose entropies are compared; None: all.
         turn_rewards: rewards of the turns of each of this rank's responses; None if they were not given.
         branches: of each of this rank's responses; None: no rank has a response that branches.
@@ -133,6 +134,7 @@ class CreditBatch:
     entropy: Tensor
     old_logprobs: Tensor | None
     ref_logprobs: Tensor | None
+    teacher_logprobs: Tensor | None
     shaped_tokens: Tensor | None
     turn_rewards: Sequence[Sequence[float]] | None
     branches: Sequence[Sequence[Branch]] | None
@@ -149,6 +151,7 @@ class CreditBatch:
         entropy: Tensor,
         old_logprobs: Tensor | None = None,
         ref_logprobs: Tensor | None = None,
+        teacher_logprobs: Tensor | None = None,
         shaped_tokens: Tensor | None = None,
         turn_rewards: Sequence[Sequence[float]] | None = None,
         branches: Sequence[Sequence[Branch]] | None = None,
@@ -161,6 +164,7 @@ class CreditBatch:
             entropy=entropy,
             old_logprobs=old_logprobs,
             ref_logprobs=ref_logprobs,
+            teacher_logprobs=teacher_logprobs,
             shaped_tokens=shaped_tokens,
             turn_rewards=turn_rewards,
             branches=branches,

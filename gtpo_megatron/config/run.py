@@ -1,11 +1,12 @@
 """The root of a run's configuration and the checks that span its parts."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from pydantic import PositiveInt
 
 from gtpo_megatron.config.adapter import AdapterConfig
-from gtpo_megatron.config.algorithm import AlgorithmConfig, GTPOConfig
+from gtpo_megatron.config.algorithm import AlgorithmConfig, GTPOConfig, TeacherConfig
 from gtpo_megatron.config.algorithm.base import GroupRelativeLengthPenalty, ReferenceConfig, SoftOverlongPenalty
 from gtpo_megatron.config.checks import require_seed, require_text
 from gtpo_megatron.config.cluster import ClusterConfig
@@ -49,6 +50,7 @@ class RunConfig:
     reward: RewardConfig = RewardConfig()
     update: UpdateConfig = UpdateConfig()
     reference: ReferenceConfig = ReferenceConfig()
+    teacher: TeacherConfig = TeacherConfig()
     balance: BalanceConfig = BalanceConfig()
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -83,6 +85,7 @@ class RunConfig:
             )
         self.algorithm.check_run(update=self.update, rollout=self.rollout)
         self._check_reference()
+        self._check_teacher()
         self._check_profile()
         shared = self.rollout.num_engines * self.rollout.ranks_per_engine
         if self.rollout.placement == "colocated" and shared > self.parallel.num_ranks:
@@ -97,35 +100,7 @@ class RunConfig:
                 f"weight_sync.transport='relay' with rollout.placement={self.rollout.placement!r}: ranks hand weights "
                 f"on to the workers on their own GPUs; use placement='colocated', or transport='process_group'"
             )
-        on = [name for name in ("aux_loss_coef", "z_loss_coef", "bias_update_rate") if getattr(self.balance, name)]
-        if on and self.adapter.is_on:
-            raise ConfigError(
-                f"balance.{on[0]}={getattr(self.balance, on[0])} with adapter.rank={self.adapter.rank}: routers are "
-                f"frozen; set it to 0"
-            )
-        of_experts = [target for target in self.adapter.targets if target.startswith("experts.")]
-        if of_experts and self.parallel.expert_tensor_parallel_size > 1:
-            raise ConfigError(
-                f"adapter.targets={self.adapter.targets!r} with parallel.expert_tensor_parallel_size="
-                f"{self.parallel.expert_tensor_parallel_size}: adapters of {of_experts[0]} are whole on a rank; share "
-                f"whole experts, with --parallel.expert-tensor-parallel-size 1"
-            )
-        if self.adapter.pushes_alone and self.rollout.pipeline_parallel_size > 1:
-            raise ConfigError(
-                f"adapter.push='adapters' with rollout.pipeline_parallel_size={self.rollout.pipeline_parallel_size}: "
-                f"adapters alone travel whole to every worker, and a stage has some of the layers; use push='merged'"
-            )
-        if self.adapter.pushes_alone and (self.model.dtype, self.rollout.dtype) == ("bfloat16", "float32"):
-            raise ConfigError(
-                "rollout.dtype='float32' with model.dtype='bfloat16' and adapter.push='adapters': the sampler reads "
-                "the frozen weights unrounded, the trainer rounds them; use rollout.dtype='bfloat16', or "
-                "push='merged'"
-            )
-        if self.optimizer.offload_fraction > 0 and self.adapter.is_on:
-            raise ConfigError(
-                f"optimizer.offload_fraction={self.optimizer.offload_fraction} with adapter.rank={self.adapter.rank}: "
-                f"the optimizer has the adapters only, and stays on the GPU; set it to 0"
-            )
+        self._check_adapter()
         if self.optimizer.offload_fraction > 0 and not self.parallel.distributed_optimizer:
             raise ConfigError(
                 f"optimizer.offload_fraction={self.optimizer.offload_fraction} needs "
@@ -154,6 +129,12 @@ class RunConfig:
         """Whether the run has a reference policy."""
         return self.algorithm.reference_kl.coef > 0 or self.reference.measured
 
+    @property
+    def has_own_teacher(self) -> bool:
+        """Whether the run has a teacher whose weights are not there already, as those below adapters are."""
+        is_base = self.adapter.is_on and Path(self.teacher.path).resolve() == Path(self.model.path).resolve()
+        return self.teacher.path != "" and not is_base
+
     def transport(self, *, has_gpus: bool) -> Transport:
         """How the bytes of a push travel; what ``weight_sync.transport="auto"`` stands for."""
         if self.weight_sync.transport != "auto":
@@ -176,6 +157,19 @@ class RunConfig:
                     f"reference.{name}={getattr(self.reference, name)!r} with adapter.rank={self.adapter.rank}: the "
                     f"frozen weights below the adapters are the reference policy; leave it out"
                 )
+
+    def _check_teacher(self) -> None:
+        """A teacher is there if the algorithm reads one, and only then."""
+        kind = type(self.algorithm).__name__
+        if self.algorithm.needs_teacher and not self.teacher.path:
+            raise ConfigError(
+                f"algorithm {kind} without teacher.path: its credit is a teacher's; set --teacher.path FOLDER"
+            )
+        if self.teacher.path and not self.algorithm.needs_teacher:
+            raise ConfigError(
+                f"teacher.path={self.teacher.path!r} with algorithm {kind}: it reads no teacher; use "
+                f"--teacher.path '', or --algorithm DistillConfig, whose reward_coef adds GRPO's advantages"
+            )
 
     def _check_local(self) -> None:
         """What one process cannot do."""
@@ -321,6 +315,39 @@ class RunConfig:
             raise ConfigError(
                 f"rollout.returns_routing=True with environment.name={self.environment.name!r}: routing is not kept "
                 f"over turns; use update.routing_replay='score' or 'none'"
+            )
+
+    def _check_adapter(self) -> None:
+        if not self.adapter.is_on:
+            return
+        on = [name for name in ("aux_loss_coef", "z_loss_coef", "bias_update_rate") if getattr(self.balance, name)]
+        if on:
+            raise ConfigError(
+                f"balance.{on[0]}={getattr(self.balance, on[0])} with adapter.rank={self.adapter.rank}: routers are "
+                f"frozen; set it to 0"
+            )
+        of_experts = [target for target in self.adapter.targets if target.startswith("experts.")]
+        if of_experts and self.parallel.expert_tensor_parallel_size > 1:
+            raise ConfigError(
+                f"adapter.targets={self.adapter.targets!r} with parallel.expert_tensor_parallel_size="
+                f"{self.parallel.expert_tensor_parallel_size}: adapters of {of_experts[0]} are whole on a rank; share "
+                f"whole experts, with --parallel.expert-tensor-parallel-size 1"
+            )
+        if self.adapter.pushes_alone and self.rollout.pipeline_parallel_size > 1:
+            raise ConfigError(
+                f"adapter.push='adapters' with rollout.pipeline_parallel_size={self.rollout.pipeline_parallel_size}: "
+                f"adapters alone travel whole to every worker, and a stage has some of the layers; use push='merged'"
+            )
+        if self.adapter.pushes_alone and (self.model.dtype, self.rollout.dtype) == ("bfloat16", "float32"):
+            raise ConfigError(
+                "rollout.dtype='float32' with model.dtype='bfloat16' and adapter.push='adapters': the sampler reads "
+                "the frozen weights unrounded, the trainer rounds them; use rollout.dtype='bfloat16', or "
+                "push='merged'"
+            )
+        if self.optimizer.offload_fraction > 0:
+            raise ConfigError(
+                f"optimizer.offload_fraction={self.optimizer.offload_fraction} with adapter.rank={self.adapter.rank}: "
+                f"the optimizer has the adapters only, and stays on the GPU; set it to 0"
             )
 
     def _check_best_checkpoints(self) -> None:

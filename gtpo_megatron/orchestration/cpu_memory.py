@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from gtpo_megatron.config.environment import EnvironmentConfig
 from gtpo_megatron.config.model import ELEMENT_BYTES
@@ -13,6 +14,7 @@ from gtpo_megatron.machine_memory import memory
 from gtpo_megatron.rollout.cache_size import cpu_cache_mib
 from gtpo_megatron.weights.adapter_shapes import num_parameters
 from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.config_json import read_architecture
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ def memory_needed(config: RunConfig, architecture: Architecture, *, free_bytes: 
     """
     parallel, elements = config.parallel, architecture.num_parameters
     share = elements // (parallel.tensor_parallel_size * parallel.pipeline_parallel_size)
+    rank_bytes = int(RANK_GIB * _GIB) + _share_bytes(config, architecture, share) + _teacher_bytes(config)
     has_replicas = parallel.data_parallel_size > 1 and parallel.expert_data_parallel_size > 1
     return [
         *engines_need(
@@ -68,7 +71,7 @@ def memory_needed(config: RunConfig, architecture: Architecture, *, free_bytes: 
         ),
         Taken(
             by="ranks",
-            num_bytes=parallel.num_ranks * (int(RANK_GIB * _GIB) + _share_bytes(config, architecture, share)),
+            num_bytes=parallel.num_ranks * rank_bytes,
             lowered_by="parallel.num_ranks" if has_replicas else "",
         ),
         Taken(by="driver, Ray and rewards", num_bytes=int(RUN_GIB * _GIB)),
@@ -83,6 +86,14 @@ def _share_bytes(config: RunConfig, architecture: Architecture, share: int) -> i
     ranks = config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
     adapters = num_parameters(architecture, config.adapter) // ranks
     return share * ELEMENT_BYTES[config.model.dtype] + adapters * TRAINED_BYTES[config.model.dtype]
+
+
+def _teacher_bytes(config: RunConfig) -> int:
+    """Of a rank's share of the teacher's weights; 0 without one, and where the base of adapters is it."""
+    if not config.has_own_teacher:
+        return 0
+    ranks = config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
+    return read_architecture(Path(config.teacher.path)).num_parameters // ranks * ELEMENT_BYTES[config.model.dtype]
 
 
 def environments_need(environment: EnvironmentConfig, *, num_engines: int) -> list[Taken]:

@@ -1,4 +1,4 @@
-"""Checks model folders before a run: names, shapes and values of weights, and the architecture of a reference."""
+"""Checks model folders before a run: names, shapes and values of weights, the architecture of other models."""
 
 import dataclasses
 import logging
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.text import printable
 from gtpo_megatron.weights.architecture import Architecture
@@ -88,3 +89,30 @@ def check_same_architecture(folder: Path, arch: Architecture) -> None:
                 f"reference.path={printable(folder)}: {name} is {theirs}, that of model.path is {ours}; give the "
                 f"folder of a model of the same shape"
             )
+
+
+def teacher_architecture(folder: Path, parallel: ParallelConfig, *, num_tokens: int) -> Architecture:
+    """The architecture of a teacher, which may be any that the run's layout divides.
+
+    Args:
+        folder: its model folder.
+        parallel: the layout.
+        num_tokens: tokens of the longest prompt with the longest response.
+
+    Raises:
+        ConfigError: it cannot be read, the layout does not divide it, or sequences are longer than its positions.
+    """
+    where = f"teacher.path={printable(folder)}"
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{where} has no config.json; give a model folder")
+    arch = read_architecture(folder)
+    try:
+        arch.check_layout(parallel)
+    except ConfigError as error:
+        raise ConfigError(f"{where}, which is scored in the layout of the policy: {error}") from error
+    if num_tokens > arch.max_positions:
+        raise ConfigError(
+            f"{where}: model.max_sequence_tokens = {num_tokens} exceeds its {arch.positions_said}; lower it, or take "
+            f"another teacher"
+        )
+    return arch

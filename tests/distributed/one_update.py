@@ -71,6 +71,7 @@ def one_update(rank, world_size, init_method, config, buffer_path, failed, deali
             "logprobs": actor.batch.old_logprobs,
             "entropy": actor.batch.token_entropy,
             "ref_logprobs": actor.batch.ref_logprobs,
+            "teacher_logprobs": actor.batch.teacher_logprobs,
             "advantages": actor.batch.advantages,
         }
     actor.close()
@@ -90,6 +91,7 @@ def compare(
     scores_rtol=1e-4,
     norm_rtol=1e-5,
     ref_model=None,
+    teacher_model=None,
 ):
     """Runs the layout and holds everything it computed against the answer of one process of transformers.
 
@@ -103,7 +105,7 @@ def compare(
     config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, adam_eps=1e-4))
     reference = copy.deepcopy(model)
     rollouts = rollouts or make_rollouts(loss_mask=own_tokens())
-    expected = dense_step(reference, config, rollouts, make_rewards(failed), ref_model)
+    expected = dense_step(reference, config, rollouts, make_rewards(failed), ref_model, teacher_model)
     path = tmp_path / "buffer"
     dealing = dealing or ("one" if config.parallel.data_parallel_size == 1 else "split")
     ranks = run_processes(
@@ -111,7 +113,7 @@ def compare(
     )
     for found in ranks:
         assert_full_precision(found)
-        for name in ("logprobs", "entropy", "advantages", "ref_logprobs"):
+        for name in ("logprobs", "entropy", "advantages", "ref_logprobs", "teacher_logprobs"):
             if found.get(name) is not None:
                 wanted = expected[name][found["rows"]][:, : found[name].shape[1]]
                 torch.testing.assert_close(found[name], wanted, rtol=scores_rtol, atol=scores_atol)

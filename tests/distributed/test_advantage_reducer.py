@@ -93,6 +93,7 @@ def outcome(
     }
     rest = {**matrices, "group_ids": inputs.arguments["group_ids"][rows]}
     arguments = {**rest, "rewards": inputs.arguments["rewards"][rows]}
+    arguments["teacher_logprobs"] = 0.5 * arguments["old_logprobs"]
     credit = advantage_reducer.assign_credit(config, **arguments, dp_group=dp_group)
     sampled = moved(inputs.sampled[rows], own, mask)
     reduction = reduction_over(dp_group)

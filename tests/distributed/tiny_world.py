@@ -136,14 +136,16 @@ def router_penalty(balance, routed, loads, model_config):
     return total
 
 
-def dense_step(model, config, batch, rewards, ref_model=None):
+def dense_step(model, config, batch, rewards, ref_model=None, teacher_model=None):
     """One update by transformers, autograd and torch's AdamW: credit, loss, clipped gradients and the new weights.
 
     A frozen parameter has no gradient; of peft's model only the adapters are trained.
 
-    ``ref_model`` is the reference policy's, if the configuration has one.
+    ``ref_model`` is the reference policy's and ``teacher_model`` the teacher's, if the configuration has one.
     """
-    ref_logprobs = None if ref_model is None else dense_scores(ref_model, batch)[0].detach()
+    ref_logprobs, teacher_logprobs = (
+        None if other is None else dense_scores(other, batch)[0].detach() for other in (ref_model, teacher_model)
+    )
     replays = config.update.routing_replay == "rollout"
     with forced_routers(model, batch) if replays else contextlib.nullcontext(), recorded_routers(model) as routed:
         logprobs, entropy = dense_scores(model, batch)
@@ -157,6 +159,7 @@ def dense_step(model, config, batch, rewards, ref_model=None):
         group_ids=batch.group_ids,
         old_logprobs=logprobs.detach(),
         ref_logprobs=ref_logprobs,
+        teacher_logprobs=teacher_logprobs,
         turn_rewards=rewards.turn_rewards,
         branches=batch.branches or None,
     )
@@ -195,6 +198,7 @@ def dense_step(model, config, batch, rewards, ref_model=None):
     return {
         "logprobs": logprobs.detach(),
         "ref_logprobs": ref_logprobs,
+        "teacher_logprobs": teacher_logprobs,
         "entropy": entropy,
         "advantages": credit.advantages,
         "loss": float(loss),

@@ -18,11 +18,13 @@ import pytest
 import torch
 
 from gtpo_megatron.batch import RolloutShard
+from gtpo_megatron.config.algorithm import TeacherConfig
 from gtpo_megatron.config.model import BalanceConfig
 from gtpo_megatron.observability.metrics import merge, to_scalars
 from tests.credit_cases import ALGORITHMS
 from tests.dist_utils import run_processes
 from tests.distributed.expert_models import make_expert_model
+from tests.distributed.family_models import FAMILIES, make_family_model
 from tests.distributed.tiny_world import make_config, make_model, make_rewards, make_rollouts
 
 pytestmark = [
@@ -101,12 +103,15 @@ def configs(tmp_path_factory):
     """Of every curve, by its name."""
     folder = tmp_path_factory.mktemp("model")
     make_model(folder, tied=True)
+    teacher = tmp_path_factory.mktemp("teacher")
+    make_family_model(teacher, FAMILIES["qwen3"])
     found = {
         name: make_config(
             folder,
             {"num_ranks": 2, "tensor_parallel_size": 2},
             updates={"updates_per_rollout": 2, "mini_batch_prompts": 1},
             algorithm=algorithm,
+            teacher=TeacherConfig(path=str(teacher) if algorithm.needs_teacher else ""),
         )
         for name, algorithm in ALGORITHMS.items()
     }

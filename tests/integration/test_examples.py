@@ -21,7 +21,7 @@ MAKERS = {"own_model": ("make_model.py", "my-model"), "own_adapter": ("make_adap
 ONE_PROCESS = ["--cluster.mode", "local", "--parallel.num-ranks", "1", "--parallel.tensor-parallel-size", "1"]
 EACH_TIME = ("own_adapter",)
 """In make check; the others in make nightly."""
-METRIC = {"own_reward": "reward/form_mean"}
+METRIC = {"own_reward": "reward/form_mean", "own_teacher": "policy/kl_teacher_nats"}
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def copied(tmp_path):
 
 
 def test_there_is_one_for_each_thing_of_one_s_own():
-    assert NAMES == ["own_adapter", "own_algorithm", "own_data", "own_model", "own_reward"]
+    assert NAMES == ["own_adapter", "own_algorithm", "own_data", "own_model", "own_reward", "own_teacher"]
     listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     assert all(f"examples/{name}/recipe.py:recipe" in listed for name in (*NAMES, SFT))
 

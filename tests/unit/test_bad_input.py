@@ -32,6 +32,7 @@ def rows(tmp_path, *lines):
     return str(path)
 
 
+DISTILL = ("--algorithm", "DistillConfig", "--teacher.path")
 CODE = "gtpo_megatron.rewards.code_tests:code_tests"
 GOOD = {"prompt": "What is 1 + 1?", "answer": "2"}
 
@@ -80,6 +81,10 @@ def test_the_recipe_as_it_is_has_no_mistake(capsys):
             ["--reference.measured", "--reference.path", str(ASSETS / "tiny_qwen3_moe")],
             "family is qwen3_moe, that of model.path is qwen2",
         ),
+        (["--algorithm", "DistillConfig"], "algorithm DistillConfig without teacher.path: its credit is a teacher's"),
+        (["--teacher.path", "models/x"], "teacher.path='models/x' with algorithm GTPOConfig: it reads no teacher"),
+        ([*DISTILL, "/nowhere"], "teacher.path=/nowhere has no config.json"),
+        ([*DISTILL, str(ASSETS / "tiny_coder")], "token 259 is ')=', that of model.path is '.Ċ' (80 of 339 differ)"),
     ],
 )
 def test_a_mistake_in_the_configuration(capsys, overrides, message):

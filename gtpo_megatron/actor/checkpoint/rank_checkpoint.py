@@ -10,7 +10,7 @@ Keys of the sharded state, the same for every layout (names are Megatron's, laye
     reference.<weight>                                 of a reference policy that has been reset
 
 and the common state ``optimizer`` (groups, step), ``schedule``, ``counters``, ``reference`` (its files, last reset),
-``adapters`` (what multiplies them).
+``teacher`` (its files), ``adapters`` (what multiplies them).
 """
 
 import inspect
@@ -39,6 +39,8 @@ from gtpo_megatron.actor.checkpoint.reference_state import (
     REFERENCE,
     REFERENCE_PREFIX,
     REFERENCE_WEIGHTS,
+    TEACHER,
+    check_teacher,
     restore_reference,
     sharded_reference,
 )
@@ -62,6 +64,7 @@ class RankCheckpoint:
         adapters: adapters that are trained, and saved; None: all weights are.
         optimizer_step: optimizer, schedule and counters of the updates.
         reference: the reference policy, or the frozen weights below adapters, if any.
+        teacher_files: checksum by name of the teacher's files; None without a teacher.
 
     All methods but ``is_written`` and ``close`` are called on all ranks at once.
     """
@@ -73,11 +76,13 @@ class RankCheckpoint:
         adapters: Adapters | None,
         optimizer_step: OptimizerStep,
         reference: ReferencePolicy | FrozenReference | None,
+        teacher_files: Mapping[str, str] | None,
     ) -> None:
         self._chunks = chunks
         self._adapters = adapters
         self._optimizer_step = optimizer_step
         self._reference = reference
+        self._teacher_files = teacher_files
         self._write: ForkedWrite | None = None
         self._folder = Path()
         self._strategies: dict[frozenset[str], Any] = {}
@@ -199,6 +204,8 @@ class RankCheckpoint:
         self._optimizer_step.schedule.load_state_dict(state["schedule"])
         if self._reference is not None:
             restore_reference(self._reference, state, self._chunks, folder)
+        if self._teacher_files is not None:
+            check_teacher(self._teacher_files, state, folder)
         if random_states is not None:
             _restore_random_states(random_states)
         self._optimizer_step.load_state_dict(state["counters"])
@@ -221,6 +228,8 @@ class RankCheckpoint:
         }
         if self._adapters is not None and not is_loading:
             state[ADAPTERS] = {SCALE: self._adapters.scale}
+        if self._teacher_files is not None and not is_loading:
+            state[TEACHER] = {"files": dict(self._teacher_files)}
         if self._reference is not None and not is_loading:
             state[REFERENCE] = {"files": self._reference.files, "reset_step": self._reference.reset_step}
             if isinstance(self._reference, ReferencePolicy) and self._reference.reset_step:

@@ -1,4 +1,4 @@
-"""The reference policy's part of a checkpoint: its weights once it was reset, before that the name of its files."""
+"""What a checkpoint has of other models: a reference's weights once it was reset, else the checksums of its files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +11,8 @@ from gtpo_megatron.weights.megatron.adapters import file_checksums
 from gtpo_megatron.weights.reshard import chunk_prefix, table_name
 
 REFERENCE = "reference"
+"""Key of the common state."""
+TEACHER = "teacher"
 """Key of the common state."""
 REFERENCE_WEIGHTS = "reference_weights"
 """Key of the sharded state."""
@@ -62,14 +64,36 @@ def restore_reference(
         }
         reference.restore(values, reset_step=int(said["reset_step"]))
         return
+    what = "other frozen weights" if isinstance(reference, FrozenReference) else "another reference policy"
+    _check_files(said, reference.files, folder, what=what, held_by="reference.path (or model.path)")
+
+
+def check_teacher(files: Mapping[str, str], state: Mapping[str, Any], folder: Path) -> None:
+    """Checks that the run goes on with the teacher that it had.
+
+    Args:
+        files: checksum by name of the teacher's files.
+        state: the loaded checkpoint.
+        folder: its folder.
+
+    Raises:
+        CheckpointError: the checkpoint has none, or another one.
+    """
+    if TEACHER not in state:
+        raise CheckpointError(
+            f"checkpoint {folder} is of a run without a teacher; resume with the configuration that it was made with"
+        )
+    _check_files(state[TEACHER], files, folder, what="another teacher", held_by="teacher.path")
+
+
+def _check_files(said: Mapping[str, Any], found: Mapping[str, str], folder: Path, *, what: str, held_by: str) -> None:
+    """Raises CheckpointError unless the files are those that the checkpoint speaks of."""
     files = file_checksums(said, folder)
-    for name in sorted(files.keys() | reference.files.keys()):
-        if files.get(name) != reference.files.get(name):
-            what = "other frozen weights" if isinstance(reference, FrozenReference) else "another reference policy"
+    for name in sorted(files.keys() | found.keys()):
+        if files.get(name) != found.get(name):
             raise CheckpointError(
-                f"checkpoint {folder} is of a run with {what}: {name} has checksum "
-                f"{reference.files.get(name)}, expected {files.get(name)}; bring back the weights that "
-                f"reference.path (or model.path) held"
+                f"checkpoint {folder} is of a run with {what}: {name} has checksum {found.get(name)}, expected "
+                f"{files.get(name)}; bring back the weights that {held_by} held"
             )
 
 

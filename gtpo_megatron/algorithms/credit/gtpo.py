@@ -13,6 +13,7 @@ from gtpo_megatron.algorithms.credit.turn_rewards import turn_reward
 from gtpo_megatron.algorithms.token_batch import CreditBatch
 from gtpo_megatron.batch import Credit
 from gtpo_megatron.config.algorithm import GTPOConfig
+from gtpo_megatron.config.algorithm.entropy_credit import Axis
 
 
 def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> Credit:
@@ -69,6 +70,12 @@ def gtpo_credit(config: GTPOConfig, batch: CreditBatch) -> Credit:
 
 
 def peer_sets(config: GTPOConfig, batch: CreditBatch) -> tuple[Tensor, Tensor]:
+    """``sets_along`` the configuration's axis, within O+ and O- of each group, or of the batch."""
+    sides = batch.table.sides(spans_batch=config.entropy_scope == "batch")
+    return sets_along(config.entropy_axis, sides, batch)
+
+
+def sets_along(axis: Axis, sides: tuple[Tensor, int], batch: CreditBatch) -> tuple[Tensor, Tensor]:
     """The set of tokens that each of this rank's tokens is compared within, and the size of each set.
 
     A token is compared within its *side*, O+ or O- of its group (or of the batch), along one axis [S sec. 5]: with the
@@ -76,6 +83,11 @@ def peer_sets(config: GTPOConfig, batch: CreditBatch) -> tuple[Tensor, Tensor]:
     (``turn``), with all tokens of its response (``response``) or with all tokens of its side (``matrix``). ``t`` counts
     the policy's own tokens, over all turns. Of a response that branches ``t`` and the turn count along the token's
     path, so that a set may have several tokens of it; each is a peer.
+
+    Args:
+        axis: see above.
+        sides: ``[R]`` int64 in [0, S), the side of each response of the batch, and ``S``.
+        batch: this rank's tokens.
 
     Returns:
         ``[N]`` int64 in [0, K), and ``[K]`` int64 over all ranks, the same on every rank. ``K`` is sides times the
@@ -86,8 +98,8 @@ def peer_sets(config: GTPOConfig, batch: CreditBatch) -> tuple[Tensor, Tensor]:
     tokens are shaped; if responses may branch one ``max`` and one ``sum`` for ``position``.
     """
     table = batch.table
-    side, num_sides = table.sides(spans_batch=config.entropy_scope == "batch")
-    match config.entropy_axis:
+    side, num_sides = sides
+    match axis:
         case "position":
             position = batch.position
             longest = int(table.lengths.max()) if len(table.lengths) else 0

@@ -134,6 +134,18 @@ def divides_model(shape: ModelShape, tensor: int) -> bool:
     return not any(width % tensor for width in widths)
 
 
+def takes_layout(shape: ModelShape, layout: Layout) -> bool:
+    """Whether another model than the one that a layout was made for can be split so: a teacher."""
+    experts, expert_tensors = expert_sizes(shape, layout.stage_ranks)
+    return (
+        divides_model(shape, layout.tensor)
+        and shape.can_share_context(layout.tensor, layout.context)
+        and layout.layer_split.problem(shape.num_layers) is None
+        and layout.expert in experts
+        and layout.expert_tensor in expert_tensors
+    )
+
+
 def expert_sizes(shape: ModelShape, stage_ranks: int) -> tuple[list[int], list[int]]:
     """Sizes of the expert and the expert-tensor axis that a model and the ranks of a stage allow, each by itself."""
     if shape.experts is None:

@@ -5,7 +5,7 @@ freed and its optimizer in pinned host memory), score and train (engine asleep, 
 generate, but the engine's cache is not there), save (engine asleep, its weights on the host).
 Disaggregated, a rollout GPU knows generate and push, a trainer GPU score, train, push and save. If vLLM computes the
 entropies, there is no scoring but that of a reference policy, whose weights are in pinned host memory all the time and
-change places with the trainer's for it.
+change places with the trainer's for it, and that of a teacher, whose weights come from there and are dropped again.
 """
 
 from collections.abc import Mapping
@@ -50,6 +50,7 @@ Part = Literal[
     "activations",
     "output layer",
     "workspace",
+    "teacher",
     "vLLM weights",
     "KV cache",
     "vLLM workspace",
@@ -110,13 +111,15 @@ def trainer_gpu(request: PlanRequest, layout: Layout, stage: int) -> GPUMemory:
         "push": {"weights": weights, **push} if request.cluster.is_colocated else {**held, **push},
         "save": {**held, "checkpoint staging": _staging_on_gpu(trained, layout)},
     }
-    if request.has_scoring or request.has_reference:
-        phases = {"score": {**held, **score}, **phases}
+    if request.has_scoring or request.has_reference or request.teacher is not None:
+        phases = {"score": {**held, **score, **_taught(request, layout, stage, score)}, **phases}
     host = _host_of_rank(trained, layout, request.adapter_bytes, state)
     if request.has_host_reference:
         host["reference policy"] = parameters.num_elements * request.weight_bytes
         if request.resets_reference:
             host["checkpoint staging"] += host["reference policy"]
+    if request.has_host_teacher:
+        host["teacher"] = phases["score"]["teacher"]
     reserve = hardware.DRIVER_BYTES + _trainer_reserve(layout) + connection_bytes(rank_connections(request, layout))
     if request.cluster.is_colocated:
         # the last push is checked by responses that are scored while the engine stays awake
@@ -133,6 +136,17 @@ def trainer_gpu(request: PlanRequest, layout: Layout, stage: int) -> GPUMemory:
         parts["reserve"] = reserve + _fragmentation(parts) + hardware.ENGINE_ASLEEP_BYTES * asleep
     _correct(phases, request)
     return GPUMemory(role=f"stage {stage}", phases=phases, host=host)
+
+
+def _taught(request: PlanRequest, layout: Layout, stage: int, score: Bytes) -> Bytes:
+    """What scoring by the teacher changes of the bytes of scoring: its weights, and its pass where that takes more."""
+    if not request.has_host_teacher:
+        return {}
+    teacher = request.of_teacher
+    parameters = stage_parameters(teacher.shape, layout, stage, teacher.vocab_multiple)
+    own, _ = _forward_and_backward(teacher, layout, stage, parameters, _head(teacher, layout))
+    taken: Bytes = {part: max(size, own[part]) for part, size in score.items()}
+    return taken | {"teacher": parameters.num_elements * teacher.weight_bytes}
 
 
 def _trained(

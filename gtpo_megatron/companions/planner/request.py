@@ -169,6 +169,8 @@ class PlanRequest:
         has_scoring: the trainer computes entropies and old log-probs in a pass of its own.
         has_reference: a reference policy is on the host and scores in a pass of its own.
         resets_reference: checkpoints have its weights.
+        teacher: model that scores the student's tokens in a pass of its own; None: there is none.
+        teacher_is_base: it is the model below the adapters, and takes no memory.
         adapter: adapter that is trained in the place of the weights, if its rank is not 0; below it the frozen weights
             are the reference policy, and none is on the host.
         kernels: implementation of the trainer's layers.
@@ -193,6 +195,8 @@ class PlanRequest:
     has_scoring: bool = True
     has_reference: bool = False
     resets_reference: bool = False
+    teacher: ModelShape | None = None
+    teacher_is_base: bool = False
     adapter: AdapterConfig = AdapterConfig()
     kernels: Kernels = "te"
     object_store_bytes: int = 0
@@ -249,6 +253,19 @@ class PlanRequest:
     def has_host_reference(self) -> bool:
         """A reference policy's weights are on the host."""
         return self.has_reference and not self.adapter.is_on
+
+    @property
+    def has_host_teacher(self) -> bool:
+        """A teacher's weights are on the host."""
+        return self.teacher is not None and not self.teacher_is_base
+
+    @property
+    def of_teacher(self) -> "PlanRequest":
+        """The request with the teacher in the place of the model, for its scoring pass; there must be one."""
+        assert self.teacher is not None
+        return replace(
+            self, shape=self.teacher, teacher=None, adapter=AdapterConfig(), engine=replace(self.engine, tensor=1)
+        )
 
     @property
     def push_bytes_on_gpu(self) -> int:
@@ -338,6 +355,8 @@ def request_from(
         has_scoring=config.rollout.entropy_source == "actor",
         has_reference=config.has_reference,
         resets_reference=config.reference.reset_every_steps > 0,
+        teacher=find_shape(config.teacher.path) if config.teacher.path else None,
+        teacher_is_base=bool(config.teacher.path) and not config.has_own_teacher,
         adapter=config.adapter,
         object_store_bytes=config.cluster.object_store_mib << 20,
         stored_bytes=stored_bytes(config, shape, num_engine_nodes=cluster.num_engine_nodes),
@@ -349,13 +368,16 @@ def _own_layout(config: RunConfig, shape: ModelShape) -> Layout:
     """The recipe's layout.
 
     Raises:
-        ConfigError: the layout does not divide the model.
+        ConfigError: the layout does not divide the model, or its teacher.
     """
-    parallel = config.parallel
-    try:
-        shape.check_layout(parallel)
-    except ConfigError as error:
-        raise ConfigError(f"{config.model.path}: {error}") from error
+    parallel, models = config.parallel, {config.model.path: shape}
+    if config.teacher.path:
+        models[config.teacher.path] = find_shape(config.teacher.path)
+    for path, one in models.items():
+        try:
+            one.check_layout(parallel)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
     return Layout(
         num_ranks=parallel.num_ranks,
         tensor=parallel.tensor_parallel_size,

@@ -1,11 +1,11 @@
 """Assesses layouts: whether each fits, where it is fullest, and how long a step would take."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gtpo_megatron.companions.planner.hardware import GIB, MIB
-from gtpo_megatron.companions.planner.layout import Layout, Recompute, layers_of_stage, layouts
+from gtpo_megatron.companions.planner.layout import Layout, Recompute, layers_of_stage, layouts, takes_layout
 from gtpo_megatron.companions.planner.phases import (
     GPUMemory,
     Part,
@@ -137,8 +137,7 @@ def assess_all(request: PlanRequest) -> tuple[list[AssessedLayout], list[Assesse
     """
     fitting: list[AssessedLayout] = []
     misses: list[AssessedLayout] = []
-    nodes = request.cluster.gpus_per_node
-    for layout in layouts(request.shape, num_ranks=request.cluster.num_trainer_gpus, gpus_per_node=nodes):
+    for layout in _layouts(request):
         assessed = least_recompute(request, layout)
         (fitting if assessed.fits else misses).append(assessed)
     return _in_order(fitting), sorted(misses, key=lambda v: (max(v.overflow, v.host_overflow), v.layout.virtual))
@@ -149,10 +148,17 @@ def anything_fits(request: PlanRequest) -> bool:
 
     With everything recomputed and each stage in one piece: more chunks never hold less.
     """
-    all_layouts = layouts(
+    return any(
+        assess(request, replace(layout, recompute="full")).fits for layout in _layouts(request) if layout.virtual == 1
+    )
+
+
+def _layouts(request: PlanRequest) -> Iterator[Layout]:
+    """Every layout of the model, of which its teacher, if it has one, can be split so too."""
+    found = layouts(
         request.shape, num_ranks=request.cluster.num_trainer_gpus, gpus_per_node=request.cluster.gpus_per_node
     )
-    return any(assess(request, replace(layout, recompute="full")).fits for layout in all_layouts if layout.virtual == 1)
+    return (layout for layout in found if request.teacher is None or takes_layout(request.teacher, layout))
 
 
 def least_recompute(request: PlanRequest, layout: Layout) -> AssessedLayout:

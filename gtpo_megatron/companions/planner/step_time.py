@@ -13,7 +13,7 @@ from gtpo_megatron.companions.planner.efficiency import COMPUTE_EFFICIENCY, EXPE
 from gtpo_megatron.companions.planner.engine import EngineMemory
 from gtpo_megatron.companions.planner.layout import Layout, layers_of_stage
 from gtpo_megatron.companions.planner.request import PlanRequest
-from gtpo_megatron.companions.planner.trainer_state import StageParameters
+from gtpo_megatron.companions.planner.trainer_state import StageParameters, stage_parameters
 from gtpo_megatron.weights.model_shape import LayerCounts
 
 BYTES_EFFICIENCY = 0.75
@@ -44,7 +44,7 @@ class StepTime:
 
     Attributes:
         generate: sampling; the same for every layout of the trainer.
-        score: scoring by the policy and by its reference.
+        score: scoring by the policy, by its reference and by a teacher.
         train: all optimizer updates of the step.
         push: push into every engine, through host memory.
     """
@@ -96,7 +96,8 @@ def step_time(request: PlanRequest, layout: Layout, widest: StageParameters, eng
     return StepTime(
         generate=_generate(request, engine),
         score=(request.has_scoring + request.has_reference) * (scored + bubble) * forward_alone
-        + request.has_host_reference * _exchanges(request, widest),
+        + request.has_host_reference * _exchanges(request, widest)
+        + _taught(request, layout, tokens, scored + bubble),
         train=batch.num_updates * update + moved,
         push=(widest.num_elements * request.weight_bytes + engine.weights) / HOST_BYTES,
     )
@@ -110,6 +111,21 @@ def shares_of(request: PlanRequest) -> Shares:
 def _exchanges(request: PlanRequest, widest: StageParameters) -> float:
     """Seconds in which the reference takes the policy's place, and leaves it: each time weights go both ways."""
     return 4 * widest.num_elements * request.weight_bytes / HOST_BYTES
+
+
+def _taught(request: PlanRequest, layout: Layout, tokens: float, passes: float) -> float:
+    """Seconds in which the teacher comes from the host and scores so many micro-batches; 0 without one."""
+    if request.teacher is None:
+        return 0.0
+    teacher = request.of_teacher
+    forward, _, _ = _slowest_stage(teacher, layout, tokens, shares_of(teacher).score)
+    if not request.has_host_teacher:
+        return passes * forward
+    widest = max(
+        stage_parameters(teacher.shape, layout, stage, teacher.vocab_multiple).num_elements
+        for stage in range(layout.pipeline)
+    )
+    return passes * forward + widest * teacher.weight_bytes / HOST_BYTES
 
 
 def _slowest_stage(request: PlanRequest, layout: Layout, tokens: float, share: float) -> tuple[float, float, float]:

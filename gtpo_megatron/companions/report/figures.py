@@ -142,14 +142,18 @@ _REFERENCE = Figure(
     "reference", "Divergence from the reference policy", "nats per token",
     "Mean k3 estimate of the KL divergence of the policy from its reference, over response tokens.",
     (Curve("policy/kl_ref_nats", "k3"),), _FROM_ZERO)
+_TEACHER = Figure(
+    "teacher", "Divergence from the teacher", "nats per token",
+    "Mean k1 estimate of the KL divergence of the policy from its teacher, over response tokens.",
+    (Curve("policy/kl_teacher_nats", "k1"),), _FROM_ZERO)
 # fmt: on
 
 
 def figures(runs: Sequence[RunData]) -> list[Figure]:
     """All figures, section by section; one that no run has measured has no traces and says so in ``folded``.
 
-    Some runs have no experts or no reference: their figures are omitted then. Warm starts have a loss in the place of
-    rewards and credit.
+    Some runs have no experts, no reference or no teacher: their figures are omitted then. Warm starts have a loss in the
+    place of rewards and credit.
     """
     of_sets = [_accuracy(runs, label) for label in measured_sets(runs) or [HELDOUT]]
     sections = {
@@ -163,8 +167,9 @@ def figures(runs: Sequence[RunData]) -> list[Figure]:
         sections = {"Outcome": [_LOSS], "Policy": shared, "Machine": list(_OF_MACHINE)}
     elif any(run.is_warm_start for run in runs):
         sections["Outcome"].append(_LOSS)
-    if any(run.values(_REFERENCE.curves[0].metric) for run in runs):
-        sections["Policy"].append(_REFERENCE)
+    for other in (_REFERENCE, _TEACHER):
+        if any(run.values(other.curves[0].metric) for run in runs):
+            sections["Policy"].append(other)
     drawn = [draw_curves(runs, replace(each, section=name)) for name, own in sections.items() for each in own]
     drawn += [replace(figure, section="Experts") for figure in expert_figures(runs)]
     return [_with_limits(runs, figure) for figure in drawn]

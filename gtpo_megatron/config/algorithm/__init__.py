@@ -24,6 +24,7 @@ from gtpo_megatron.config.algorithm.baselines import (
     KLCovConfig,
     TopEntropyConfig,
 )
+from gtpo_megatron.config.algorithm.distill import DistillConfig, TeacherConfig
 from gtpo_megatron.config.algorithm.entropy_credit import EntropyCreditSettings, GRPOSConfig, GTPOConfig
 from gtpo_megatron.config.algorithm.rivals import (
     DPPOConfig,
@@ -52,6 +53,7 @@ ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     STAREConfig,
     FIPOConfig,
     DPPOConfig,
+    DistillConfig,
 )
 """The built-in ones. ``algorithms.registry`` says what each does."""
 
@@ -63,6 +65,7 @@ __all__ = [
     "ClipSettings",
     "DAPOConfig",
     "DPPOConfig",
+    "DistillConfig",
     "DrGRPOConfig",
     "DynamicSamplingConfig",
     "EAPOConfig",
@@ -82,5 +85,6 @@ __all__ = [
     "ReferenceKLConfig",
     "STAREConfig",
     "SurrogateSettings",
+    "TeacherConfig",
     "TopEntropyConfig",
 ]

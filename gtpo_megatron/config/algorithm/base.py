@@ -259,6 +259,11 @@ class AlgorithmConfig:
     def __post_init__(self) -> None:
         require_choice("std_ddof", self.std_ddof, (0, 1))
 
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether the credit reads a teacher's log-probs: the run then has ``teacher.path``."""
+        return False
+
     def check_run(self, *, update: UpdateConfig, rollout: RolloutConfig) -> None:  # noqa: ARG002 - for others to look at
         """Refuses a run that this algorithm cannot have; a class of yours may add to it.
 

@@ -20,6 +20,19 @@ def test_parked_storage_is_empty_and_comes_back_the_same():
         assert torch.equal(view, window)
 
 
+def test_what_nothing_has_changed_is_copied_to_the_host_once():
+    tensor, copies = torch.arange(5.0), HostCopies()
+    for _ in range(2):
+        copies.park([tensor], are_unchanged=True)
+        assert tensor.untyped_storage().nbytes() == 0
+        copies.fetch()
+        assert tensor.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    tensor += 1  # against what was promised: the host still has the first values
+    copies.park([tensor], are_unchanged=True)
+    copies.fetch()
+    assert tensor.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
 def test_the_hosts_memory_is_used_again(monkeypatch):
     """Also for parameters, whose data is another object every time."""
     parameters, copies, taken = [torch.nn.Parameter(torch.randn(n)) for n in (4, 9)], HostCopies(), []

@@ -1,5 +1,6 @@
 """Metrics of scores against their formulas in plain loops; what the policy did not write counts for nothing."""
 
+import dataclasses
 import math
 
 import pytest
@@ -50,6 +51,12 @@ def test_entropy_and_divergence_are_means_over_the_own_tokens():
         "policy/entropy_nats": sum(ENTROPY[row][column] for row, column in OWN) / len(OWN),
         "policy/kl_ref_nats": sum(k3) / len(k3),
     })  # fmt: skip
+
+
+def test_the_divergence_from_a_teacher_is_the_mean_difference():
+    batch = dataclasses.replace(scored(), teacher_logprobs=torch.tensor(REFERENCE))
+    differences = [OLD[row][column] - REFERENCE[row][column] for row, column in OWN]
+    assert to_scalars(entropy_metrics(batch))["policy/kl_teacher_nats"] == pytest.approx(sum(differences) / len(OWN))
 
 
 def test_without_a_reference_there_is_no_divergence():

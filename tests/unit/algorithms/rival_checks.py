@@ -79,7 +79,8 @@ class Problem:
             "group_ids": self.groups[rows],
             "old_logprobs": given["old"],
         }
-        credit = assign_credit(config, rewards=self.rewards[rows], **shared)
+        teacher = 0.5 * given["old"]  # only distillation reads it
+        credit = assign_credit(config, rewards=self.rewards[rows], teacher_logprobs=teacher, **shared)
         update = prepare_update(config, advantages=credit.advantages, rollout_logprobs=given["sampled"], **shared)
         logprobs = given["new"].clone().requires_grad_()
         loss, weight = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)

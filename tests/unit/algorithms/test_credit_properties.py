@@ -117,9 +117,10 @@ def test_foreign_tokens_anywhere_change_no_bit(config: AlgorithmConfig, foreign:
         arguments = random_batch(seed, num_groups=3, group_size=5, max_tokens=9).arguments()
         own = arguments["response_mask"]
         arguments["old_logprobs"] = -3 * torch.rand(own.shape, generator=generator)
+        arguments["teacher_logprobs"] = -3 * torch.rand(own.shape, generator=generator)
         base = assign_credit(config, **arguments)
         mask = with_holes(own, 7, generator)
-        for name in ("token_entropy", "old_logprobs"):
+        for name in ("token_entropy", "old_logprobs", "teacher_logprobs"):
             arguments[name] = moved(arguments[name], own, mask, foreign)
         found = assign_credit(config, **{**arguments, "response_mask": mask})
         assert torch.equal(found.advantages[mask], base.advantages[own])
@@ -134,7 +135,8 @@ def groups_of_four(*rewards: float) -> dict:
     draw = random.Random(len(rewards))
     rows = [[draw.uniform(0.0, 3.0) for _ in range(draw.randint(1, 6))] for _ in rewards]
     arguments = Batch(rows, list(rewards), [row // 4 for row in range(len(rewards))]).arguments()
-    return arguments | {"old_logprobs": -arguments["token_entropy"] - 0.1}
+    logprobs = -arguments["token_entropy"] - 0.1
+    return arguments | {"old_logprobs": logprobs, "teacher_logprobs": logprobs}
 
 
 @pytest.mark.parametrize("config", ALL, ids=IDS)

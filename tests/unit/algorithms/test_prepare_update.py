@@ -175,7 +175,7 @@ def test_foreign_tokens_anywhere_change_nothing(config: AlgorithmConfig) -> None
         shape = arguments["token_entropy"].shape
         arguments["old_logprobs"] = -3 * torch.rand(shape, generator=generator)
         sampled = (arguments["old_logprobs"] + 0.1 * torch.randn(shape, generator=generator)).clamp(max=0)
-        credit = assign_credit(config, **arguments)
+        credit = assign_credit(config, **arguments, teacher_logprobs=arguments["old_logprobs"])
         rest = {name: value for name, value in arguments.items() if name != "rewards"}
         whole = prepare_update(config, advantages=credit.advantages, rollout_logprobs=sampled, **rest)
         own = arguments["response_mask"]

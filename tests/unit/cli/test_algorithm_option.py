@@ -25,10 +25,10 @@ RUNS = {
     "16k-adapters": ["recipes.qwen3_32b:gtpo_16k_64gpu", "--adapter.rank", "16"],
 }
 REFUSED_AT_FIRST = {
-    *((run, "FIPOConfig") for run in RUNS),
+    *((run, kind) for run in RUNS for kind in ("FIPOConfig", "DistillConfig")),
     *(("tiny-ahead", kind.__name__) for kind in ALGORITHMS if kind.__name__ != "DPPOConfig"),
 }
-"""FIPO needs several updates a batch; responses of older weights need a correction, which DPPO has in itself."""
+"""FIPO needs several updates a batch, distillation a teacher; older responses a correction, which DPPO has."""
 
 REMEDY = re.compile(r"set ((?:--[\w.-]+ [\w.]+ ?)+)")
 MOST_REMEDIES = 4

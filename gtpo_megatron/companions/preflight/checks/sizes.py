@@ -104,11 +104,10 @@ def times_at_size(
     share = mean_tokens / longest
     prompts = config.data.prompts_per_step
     mini = config.update.mini_batch_prompts or prompts
-    scoring = scalars.get("timing/actor_score_s", 0.0) * share * prompts / groups
-    reference = scalars.get("timing/actor_reference_s", 0.0) * share * prompts / groups
+    scored = sum(scalars.get(f"timing/actor_{name}_s", 0.0) for name in ("score", "reference", "teacher"))
     passes = scalars["timing/actor_forward_backward_s"] * share * mini / min(mini, groups)
     fixed = scalars["timing/actor_optimizer_s"] + scalars.get("timing/actor_prepare_s", 0.0)
-    return {"score": scoring + reference, "update": passes + fixed}
+    return {"score": scored * share * prompts / groups, "update": passes + fixed}
 
 
 def _against_plan(what: str, measured: str, seconds: float, planned: float | None, *, why: str) -> CheckResult:

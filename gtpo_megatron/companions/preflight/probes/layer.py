@@ -16,7 +16,7 @@ from torch import Tensor
 from gtpo_megatron.algorithms.policy_loss import policy_loss
 from gtpo_megatron.batch import RewardBatch, RolloutBatch, RolloutShard, TrainBatch, mask_of_lengths
 from gtpo_megatron.config.adapter import AdapterConfig
-from gtpo_megatron.config.algorithm import GRPOConfig, ReferenceConfig
+from gtpo_megatron.config.algorithm import GRPOConfig, ReferenceConfig, TeacherConfig
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.config.model import BalanceConfig
 from gtpo_megatron.config.optimizer import OptimizerConfig, UpdateConfig
@@ -138,6 +138,7 @@ def _config_of(recipe: RunConfig, folder: Path) -> RunConfig:
         update=UpdateConfig(micro_batch_tokens=recipe.update.micro_batch_tokens),
         adapter=AdapterConfig(),  # the other side trains all weights, of the same layer
         reference=ReferenceConfig(),
+        teacher=TeacherConfig(),
         balance=BalanceConfig(),
         weight_sync=WeightSyncConfig(),
         checkpoint=CheckpointConfig(),

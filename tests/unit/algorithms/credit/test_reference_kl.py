@@ -7,7 +7,7 @@ import torch
 
 from gtpo_megatron.algorithms import assign_credit
 from gtpo_megatron.algorithms.registry import BUILT_IN
-from gtpo_megatron.config.algorithm import GRPOConfig, ReferenceKLConfig, RLOOConfig
+from gtpo_megatron.config.algorithm import DistillConfig, GRPOConfig, ReferenceKLConfig, RLOOConfig
 from gtpo_megatron.errors import ShapeError
 from tests.reference import grpo, rloo
 from tests.reference import reference_kl as reference
@@ -61,7 +61,8 @@ def test_every_algorithm_counts_it_as_it_counts_the_outcome(made, record):
     """The same credit as with rewards that have lost it already, but for which responses are correct."""
     arguments, old, ref = made
     mask = arguments["response_mask"]
-    plain, coef = record.config(), 1e-3
+    plain, coef = DistillConfig(reward_coef=1.0) if record.config is DistillConfig else record.config(), 1e-3
+    arguments["teacher_logprobs"] = log_probs(mask, 3)
     config = dataclasses.replace(plain, reference_kl=ReferenceKLConfig(coef=coef, place="reward", estimator="k1"))
     found = credit_of(config, arguments, old, ref)
     lost = reference.of_responses("k1", rows_of(old, mask), rows_of(ref, mask))

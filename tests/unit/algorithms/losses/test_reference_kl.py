@@ -128,7 +128,7 @@ def batch_of(config):
     generator = torch.Generator().manual_seed(9)
     old, ref = (torch.where(mask, -2 * torch.rand(mask.shape, generator=generator), 0.0) for _ in range(2))
     new = torch.where(mask, old - 0.1 * torch.rand(mask.shape, generator=generator), 0.0)
-    credit = assign_credit(config, **{**arguments, "old_logprobs": old})
+    credit = assign_credit(config, **{**arguments, "old_logprobs": old, "teacher_logprobs": ref})
     update = prepare_update(
         config,
         advantages=credit.advantages,

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from gtpo_megatron.companions.planner.hardware import FRAGMENTATION, GIB
+from gtpo_megatron.companions.planner.known_models import find_shape
 from gtpo_megatron.companions.planner.layout import Layout
 from gtpo_megatron.companions.planner.phases import PHASES, engine_gpu, engine_of, node_host, trainer_gpu
-from gtpo_megatron.companions.planner.search import assess
+from gtpo_megatron.companions.planner.search import assess, assess_all
 from gtpo_megatron.companions.planner.trainer_state import stage_parameters, trainer_state
+from gtpo_megatron.config.adapter import AdapterConfig
 from tests.unit.companions.planner.requests import request
 
 LAYOUT = Layout(num_ranks=64, tensor=8, pipeline=4, sequence_parallel=True)
@@ -81,6 +83,45 @@ def test_a_reference_policy_is_on_the_host_and_scores_once_more():
     assert assess(alone, LAYOUT).time.score == pytest.approx(before_time.score + 4 * widest / 20e9)
     kept = trainer_gpu(replace(compared, resets_reference=True), LAYOUT, 0).host
     assert kept["checkpoint staging"] == before.host["checkpoint staging"] + weights
+
+
+def test_a_teacher_waits_on_the_host_and_is_on_the_gpu_for_its_pass():
+    plain = request()
+    shape = find_shape("Qwen/Qwen2.5-72B")
+    taught = replace(plain, teacher=shape)
+    (before, before_time), (rank, time) = (
+        (trainer_gpu(one, LAYOUT, 0), assess(one, LAYOUT).time) for one in (plain, taught)
+    )
+    weights = 2 * stage_parameters(shape, LAYOUT, 0, plain.vocab_multiple).num_elements
+    assert rank.host == {**before.host, "teacher": weights}
+    assert rank.phases["score"]["teacher"] == weights
+    assert rank.phases["score"]["workspace"] > before.phases["score"]["workspace"]  # it is wider
+    assert {name: parts for name, parts in rank.phases.items() if name != "score"} == {
+        name: parts for name, parts in before.phases.items() if name != "score"
+    }
+    as_student = assess(replace(plain, shape=shape), LAYOUT).time
+    widest = 2 * max(stage_parameters(shape, LAYOUT, stage, plain.vocab_multiple).num_elements for stage in range(4))
+    assert time.score == pytest.approx(before_time.score + as_student.score + widest / 20e9)
+    assert (time.train, time.push) == (before_time.train, before_time.push)
+    alone = replace(taught, has_scoring=False)
+    assert assess(alone, LAYOUT).time.score == pytest.approx(as_student.score + widest / 20e9)
+
+
+def test_the_base_of_adapters_teaches_at_no_memory():
+    plain = replace(request(), adapter=AdapterConfig(rank=16))
+    taught = replace(plain, teacher=plain.shape, teacher_is_base=True)
+    before, rank = (trainer_gpu(one, LAYOUT, 0) for one in (plain, taught))
+    assert (rank.phases, rank.host) == (before.phases, before.host)
+    assert assess(taught, LAYOUT).time.score > assess(plain, LAYOUT).time.score
+
+
+def test_layouts_that_a_teacher_cannot_have_are_left_out():
+    plain = request()
+    odd = replace(find_shape("Qwen/Qwen2.5-7B"), num_heads=28, num_query_groups=4, num_layers=28)
+    every, _ = assess_all(plain)
+    both, misses = assess_all(replace(plain, teacher=odd))
+    assert any(one.layout.tensor == 8 for one in every)
+    assert all(4 % one.layout.tensor == 0 for one in (*both, *misses))
 
 
 def test_disaggregated_the_two_are_apart():
