@@ -152,8 +152,8 @@ _TEACHER = Figure(
 def figures(runs: Sequence[RunData]) -> list[Figure]:
     """All figures, section by section; one that no run has measured has no traces and says so in ``folded``.
 
-    Some runs have no experts, no reference or no teacher: their figures are omitted then. Warm starts have a loss in the
-    place of rewards and credit.
+    Some runs have no experts, no reference or no teacher: their figures are omitted then. Warm starts have a loss in
+    the place of rewards and credit.
     """
     of_sets = [_accuracy(runs, label) for label in measured_sets(runs) or [HELDOUT]]
     sections = {
