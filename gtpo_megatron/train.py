@@ -8,9 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gtpo_megatron.algorithms.registry import algorithm_of
 from gtpo_megatron.checks import PlannedRun, run_checks
-from gtpo_megatron.config.algorithm.named import algorithm_name
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.serialize import load_config, to_plain
 from gtpo_megatron.observability.known_warnings import FILE_ONLY
@@ -65,7 +63,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         stack.callback(folder.withdraw)
         set_up_logs(level=config.logging.log_level, run_folder=run_dir, console=console)
         log_provenance(config)
-        logger.info("algorithm: %s, %s", algorithm_name(type(config.algorithm)), algorithm_of(config.algorithm).about)
+        _log_algorithm(config)
         ending = stack.enter_context(run_state.recorded_end(run_dir))
         stack.enter_context(logged_cause(run_dir / LOG_FILE))
         stop = stack.enter_context(StopRequest(run_dir))
@@ -140,6 +138,13 @@ def _stages(config: RunConfig, run_dir: Path, timers: StageTimers) -> AbstractCo
     from gtpo_megatron.orchestration.in_process import local_stages
 
     return local_stages(config, run_dir, timers, on_processes=record)
+
+
+def _log_algorithm(config: RunConfig) -> None:
+    from gtpo_megatron.algorithms.registry import algorithm_of  # formulas, of which a driver needs this line only
+    from gtpo_megatron.config.algorithm.named import algorithm_name
+
+    logger.info("algorithm: %s, %s", algorithm_name(type(config.algorithm)), algorithm_of(config.algorithm).about)
 
 
 def export(config: RunConfig, folder: RunFolder) -> None:

@@ -67,7 +67,7 @@ def resume(run, **checkpoint):
 
 def export(run):
     """What a run does at its end."""
-    train._export(CONFIG, RunFolder(run))
+    train.export(CONFIG, RunFolder(run))
 
 
 def compared(run):

@@ -15,6 +15,7 @@ from launchers import local, slurm
 RECIPE = "recipes.tiny_cpu:gtpo"
 COMMANDS = {
     "train": [RECIPE],
+    "sft": ["recipes.tiny_cpu:sft"],
     "quickstart": [],
     "examples": [],
     "config": [RECIPE],

@@ -70,9 +70,13 @@ def test_nested_annotations() -> None:
             Odd(**bad)
 
 
+def is_class_of_fields(value: object) -> bool:
+    return isinstance(value, type) and dataclasses.is_dataclass(value)
+
+
 def config_classes() -> list[type]:
     modules = [importlib.import_module(f"{config.__name__}.{m.name}") for m in pkgutil.iter_modules(config.__path__)]
-    found = {kind for module in modules for kind in vars(module).values() if dataclasses.is_dataclass(kind)}
+    found = {kind for module in modules for kind in vars(module).values() if is_class_of_fields(kind)}
     return sorted((kind for kind in found if kind.__name__.endswith(("Config", "Penalty"))), key=lambda k: k.__name__)
 
 

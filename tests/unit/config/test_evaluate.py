@@ -8,9 +8,9 @@ from recipes import tiny_cpu
 
 OF_TRAINING = {
     *("group_size", "num_engines", "max_engine_restarts", "entropy_source", "placement", "returns_routing"),
-    *("max_staleness", "partial", "over_sample", "stragglers"),
+    *("max_staleness", "partial", "over_sample", "stragglers", "pipeline_parallel_size", "nodes_per_engine"),
 }
-"""What the sampler of a run has besides: more engines, turns with the trainer, and what only the trainer reads."""
+"""What the sampler of a run has besides: more engines and machines, turns with the trainer, and what it alone reads."""
 
 
 def test_a_run_is_measured_by_an_engine_like_its_own():

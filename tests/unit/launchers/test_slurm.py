@@ -151,7 +151,7 @@ def test_a_chain_is_waited_for_until_its_end_is_known(tmp_path, monkeypatch, cap
         (
             ["recipes.tiny_cpu:gpto", *ANYWHERE],
             "recipes.tiny_cpu lacks it; it has code_gtpo, dapo, distill, grpo, grpo_kl, grpo_s, gtpo, gtpo_lora, "
-            "moe_gtpo, tool_gtpo; did you mean recipes.tiny_cpu:gtpo?",
+            "moe_gtpo, sft, sft_lora, tool_gtpo; did you mean recipes.tiny_cpu:gtpo?",
         ),
         (["recipes.nowhere:gtpo", *ANYWHERE], "there is no module 'recipes.nowhere'"),
         (["recipes.tiny_cpu:gtpo", "--account", "a", "--dry-run"], "--partition is missing"),
