@@ -42,6 +42,7 @@ from gtpo_megatron.config.parallel import ParallelConfig
 from recipes.qwen2_5_32b import gtpo_64gpu
 
 PROMPT_TOKENS = 200
+GPUS_PER_NODE = 8
 
 MEASURED = tuple(Path(__file__).parent / "results" / f"gpu_proof_{name}.json" for name in ("h100", "h200"))
 """Reports of ``benchmarks.gpu_proof``."""
@@ -156,6 +157,7 @@ def request_for(model: str, gpus: int, engine_tensor: int = 4, rollout_gpus: int
             config.rollout,
             num_engines=64 // engine_tensor,
             tensor_parallel_size=engine_tensor,
+            nodes_per_engine=-(-engine_tensor // GPUS_PER_NODE),
             placement="disaggregated" if rollout_gpus else "colocated",
         ),
         weight_sync=replace(config.weight_sync, transport="auto"),
@@ -168,7 +170,7 @@ def plan_seconds(options: Options) -> dict[str, dict[str, float]]:
     """Median seconds and number of layouts of every known model."""
     rows = {}
     for model in KNOWN_MODELS:
-        config = paper_setting(model, num_gpus=options.gpus, gpu_memory_gib=80, gpus_per_node=8)
+        config = paper_setting(model, num_gpus=options.gpus, gpu_memory_gib=80, gpus_per_node=GPUS_PER_NODE)
         cluster = Cluster(gpu=GPUS["h100"], num_gpus=options.gpus, gpu_memory=80 * GIB)
         request, seconds = replace(request_from(config, cluster), own_layout=None), []
         for _ in range(options.rounds):

@@ -226,6 +226,11 @@ GONE: dict[str, dict[str, Any]] = {
 }
 """Options that the files of earlier runs have and configurations lack, by class, with the value that has no effect."""
 
+FORMER_DEFAULTS: dict[str, dict[str, Any]] = {
+    "AdapterConfig": {"targets": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]}
+}
+"""Defaults in the files of earlier runs, which said of their models what today's say."""
+
 FORMER_KINDS = {"gtpo_megatron.companions.study.controls:ControlConfig": "GTPOConfig"}
 """The class that had the options of another one, in the files of earlier runs."""
 
@@ -254,6 +259,8 @@ def has_settings(plain: Mapping[str, Any], config: object) -> bool:
             is_alike = not found.get("url")  # nobody is asked, whatever the options of a judge were
         elif is_dataclass(value) and isinstance(found, Mapping):
             is_alike = has_settings(found, value)
+        elif found == FORMER_DEFAULTS.get(kind, {}).get(field.name, MISSING):
+            is_alike = value == field.default
         else:
             is_alike = found == own[field.name]
         if not is_alike:
