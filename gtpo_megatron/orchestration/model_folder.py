@@ -11,15 +11,26 @@ from gtpo_megatron.weights.hf.hub import hub_folder
 Config = TypeVar("Config", bound=AnyConfig)
 
 
+MODELS = ("model", "reference", "teacher")
+"""Sections of a configuration that name a model in ``path``; not every kind of configuration has all."""
+
+
 def with_model_folder(config: Config, earlier: AnyConfig | None = None) -> Config:
-    """The configuration with a folder as ``model.path``; see :func:`model_folder`, which may raise.
+    """The configuration with folders as ``path`` of its models; see :func:`model_folder`, which may raise.
 
     Args:
         config: as it was asked for.
         earlier: of the run that is continued.
     """
-    folder = model_folder(config.model.path, "" if earlier is None else earlier.model.path)
-    return config if folder is None else replace(config, model=replace(config.model, path=str(folder)))
+    found = {}
+    for name in MODELS:
+        section, before = getattr(config, name, None), getattr(earlier, name, None)
+        if section is None or not section.path:
+            continue
+        folder = model_folder(section.path, "" if before is None else before.path)
+        if folder is not None:
+            found[name] = replace(section, path=str(folder))
+    return replace(config, **found) if found else config
 
 
 def model_folder(path: str, earlier: str = "") -> Path | None:

@@ -62,6 +62,20 @@ def test_it_is_the_folder_of_a_commit_in_the_cache(cache):
     assert with_model_folder(named).model.path == str(newest)
 
 
+def test_so_are_a_teacher_and_a_reference(cache):
+    """Each is pinned to its own commit, and a run that is continued keeps both."""
+    old, newest = (str(cache / "snapshots" / commit) for commit in COMMITS)
+    run = tiny_cpu.distill()
+    named = replace(run, teacher=replace(run.teacher, path="somebody/tiny"))
+    assert with_model_folder(named).teacher.path == newest
+    earlier = replace(run, teacher=replace(run.teacher, path=old))
+    assert with_model_folder(named, earlier).teacher.path == old
+    run = tiny_cpu.grpo_kl()
+    named = replace(run, reference=replace(run.reference, path=f"somebody/tiny@{COMMITS[0]}"))
+    found = with_model_folder(named)
+    assert (found.reference.path, found.model.path) == (old, run.model.path)
+
+
 def test_a_run_that_is_continued_keeps_its_commit(cache):
     run = tiny_cpu.gtpo()
     named = replace(run, model=replace(run.model, path="somebody/tiny"))
