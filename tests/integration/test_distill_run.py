@@ -46,6 +46,7 @@ def forgetful(folder):
     return folder
 
 
+@pytest.mark.nightly
 def test_the_student_comes_nearer_and_a_resume_repeats(tmp_path):
     """A dense student, a mixture of experts as its teacher; killed in the middle of the run, and resumed."""
     output = tmp_path / "proof"

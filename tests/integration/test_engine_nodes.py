@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.vllm,
     pytest.mark.megatron,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.xdist_group("a Ray of somebody else's"),
     pytest.mark.filterwarnings("ignore"),  # of TensorBoard's readers
 ]
