@@ -14,7 +14,6 @@ from gtpo_megatron.config.serialize import load_any, to_plain
 from gtpo_megatron.config.sft import SftConfig
 from gtpo_megatron.data.prompt_sampler import PromptSampler
 from gtpo_megatron.observability.known_warnings import FILE_ONLY
-from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.observability.progress import TrainingDisplay
 from gtpo_megatron.observability.sinks import open_sinks
 from gtpo_megatron.observability.timers import StageTimers
@@ -25,14 +24,12 @@ from gtpo_megatron.orchestration.machine_record import record_machines
 from gtpo_megatron.orchestration.model_folder import with_model_folder
 from gtpo_megatron.orchestration.pinned_data import pin_conversations
 from gtpo_megatron.orchestration.stages.trainer import Trainer
-from gtpo_megatron.run_folder import state as run_state
 from gtpo_megatron.run_folder.folder import CONFIG_FILE, RunFolder
 from gtpo_megatron.run_folder.manifest import run_facts
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, check_metrics
-from gtpo_megatron.run_folder.provenance import LOG_FILE, log_provenance, logged_cause
 from gtpo_megatron.run_folder.resume_notes import resume_notes
-from gtpo_megatron.run_folder.stop_request import StopAtOnce, StopRequest
-from gtpo_megatron.train import export, outcome, started_with
+from gtpo_megatron.run_folder.stop_request import StopAtOnce
+from gtpo_megatron.train import export, opened_run, outcome, started_with
 from gtpo_megatron.weights.config_json import read_architecture
 
 logger = logging.getLogger(__name__)
@@ -56,16 +53,7 @@ def sft(config: SftConfig, *, run_dir: Path, resume: bool, console: Console) -> 
     """
     config, inputs = _pinned_inputs(config, run_dir / CONFIG_FILE if resume else None, resume=resume)
     of_ranks = config.of_ranks()
-    folder = RunFolder(run_dir)
-    folder.open(config, resume=resume)
-    with ExitStack() as stack:
-        stack.callback(folder.close)
-        stack.callback(folder.withdraw)
-        set_up_logs(level=config.logging.log_level, run_folder=run_dir, console=console)
-        log_provenance(config)
-        ending = stack.enter_context(run_state.recorded_end(run_dir))
-        stack.enter_context(logged_cause(run_dir / LOG_FILE))
-        stop = stack.enter_context(StopRequest(run_dir))
+    with opened_run(config, run_dir, resume=resume, console=console) as (folder, ending, stop), ExitStack() as stack:
         architecture = read_architecture(Path(config.model.path))
         facts = run_facts(config, architecture)
         check_disk_space(of_ranks, architecture, run_dir, used_bytes=folder.checkpoints.num_bytes)

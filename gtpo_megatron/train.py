@@ -1,7 +1,8 @@
 """``gtpo-megatron train``: checks all inputs, starts the processes, trains, exports."""
 
 import logging
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from gtpo_megatron.checks import PlannedRun, run_checks
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.config.serialize import load_config, to_plain
+from gtpo_megatron.config.serialize import AnyConfig, load_config, to_plain
 from gtpo_megatron.observability.known_warnings import FILE_ONLY
 from gtpo_megatron.observability.logs import set_up_logs
 from gtpo_megatron.observability.progress import TrainingDisplay
@@ -56,17 +57,8 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
             last checkpoint stays valid.
     """
     config, inputs = _pinned_inputs(config, run_dir / CONFIG_FILE if resume else None)
-    folder = RunFolder(run_dir)
-    folder.open(config, resume=resume)
-    with ExitStack() as stack:
-        stack.callback(folder.close)
-        stack.callback(folder.withdraw)
-        set_up_logs(level=config.logging.log_level, run_folder=run_dir, console=console)
-        log_provenance(config)
+    with opened_run(config, run_dir, resume=resume, console=console) as (folder, ending, stop), ExitStack() as stack:
         _log_algorithm(config)
-        ending = stack.enter_context(run_state.recorded_end(run_dir))
-        stack.enter_context(logged_cause(run_dir / LOG_FILE))
-        stop = stack.enter_context(StopRequest(run_dir))
         architecture = read_architecture(Path(config.model.path))
         facts = run_facts(config, architecture)
         if is_cpu_build() and not config.cluster.address:
@@ -138,6 +130,33 @@ def _stages(config: RunConfig, run_dir: Path, timers: StageTimers) -> AbstractCo
     from gtpo_megatron.orchestration.in_process import local_stages
 
     return local_stages(config, run_dir, timers, on_processes=record)
+
+
+@contextmanager
+def opened_run(
+    config: AnyConfig, run_dir: Path, *, resume: bool, console: Console
+) -> Iterator[tuple[RunFolder, run_state.Ending, StopRequest]]:
+    """A run's folder, locked and logged into; how it ends is written down, and why it fails.
+
+    Args:
+        config: checked configuration of a run or of a warm start.
+        run_dir: its folder.
+        resume: resume from the folder's last checkpoint.
+        console: the terminal.
+
+    Raises:
+        ConfigError: another run has the folder, or it holds another one.
+    """
+    folder = RunFolder(run_dir)
+    folder.open(config, resume=resume)
+    with ExitStack() as stack:
+        stack.callback(folder.close)
+        stack.callback(folder.withdraw)
+        set_up_logs(level=config.logging.log_level, run_folder=run_dir, console=console)
+        log_provenance(config)
+        ending = stack.enter_context(run_state.recorded_end(run_dir))
+        stack.enter_context(logged_cause(run_dir / LOG_FILE))
+        yield folder, ending, stack.enter_context(StopRequest(run_dir))
 
 
 def _log_algorithm(config: RunConfig) -> None:

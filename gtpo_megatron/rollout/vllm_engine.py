@@ -26,7 +26,6 @@ from gtpo_megatron.rollout.in_flight import InFlight, SampledEpisode
 from gtpo_megatron.rollout.requests import REQUEST_KEY, SampleRequest
 from gtpo_megatron.rollout.response_stream import SampledResponse, stream_responses
 from gtpo_megatron.rollout.responses import returned_routing, to_rollout_batch
-from gtpo_megatron.weights.adapter_shapes import targets_of
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.megatron.checkpoint_files import converted_weights
@@ -86,7 +85,6 @@ class VllmEngine:
         from vllm import LLM
 
         architecture = read_architecture(Path(model_path))
-        adapter = replace(adapter, targets=targets_of(architecture, adapter)) if adapter.is_on else adapter
         self._on_gpu = torch.cuda.is_available()
         if num_threads and not self._on_gpu:
             torch.set_num_threads(num_threads)  # vLLM's worker, which is built now, forbids it

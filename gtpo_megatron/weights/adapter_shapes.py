@@ -1,7 +1,7 @@
 """Sizes of a model's low-rank adapters, from its shape alone; free of torch."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gtpo_megatron.config.adapter import ALL_LINEAR, AdapterConfig
@@ -34,7 +34,7 @@ class AdaptedLayer:
     def chosen(self, targets: Sequence[str]) -> "AdaptedLayer":
         """Of its projections those that are targets."""
         outputs = {name: blocks for name, blocks in self.outputs.items() if name in targets}
-        return AdaptedLayer(self.inputs, outputs, self.split, self.num_experts, self.travels_alone)
+        return replace(self, outputs=outputs)
 
     def num_parameters(self, rank: int) -> int:
         """Elements of A and B of one copy."""

@@ -255,7 +255,7 @@ def megatron_to_peft(
         adapters.check_frozen(model)
     num_bytes = sum(4 * one.numel() for pair in adapters.pairs.values() for one in pair)
     with written_aside(target, num_bytes=num_bytes, replace=replace) as scratch:
-        takes_turns = arch.experts is not None and arch.experts.clamp > 0
+        takes_turns = arch.experts is not None and arch.experts.stacks_in_turns
         write_peft_folder(scratch, adapters.pairs, base=str(model), scale=adapters.scale, takes_turns=takes_turns)
 
 

@@ -62,6 +62,11 @@ class Experts:
     clamp: float = 0.0
 
     @property
+    def stacks_in_turns(self) -> bool:
+        """Whether the folder's tensors of all experts have gate and up projection in turns, as gpt-oss's."""
+        return self.clamp > 0
+
+    @property
     def are_chosen_by_megatron(self) -> bool:
         """Whether its router has the rule.
 

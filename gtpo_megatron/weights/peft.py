@@ -74,7 +74,7 @@ class PeftFolder:
         self._file = _open(self._path)
         self._projections, self._targets = chosen_projections(arch, config), targets_of(arch, config)
         self._num_experts = 0 if arch.experts is None else arch.experts.num_experts
-        self._takes_turns = arch.experts is not None and arch.experts.clamp > 0
+        self._takes_turns = arch.experts is not None and arch.experts.stacks_in_turns
         self._last: tuple[str, Tensor] | None = None
         found = set(self._file.keys())
         shapes = tensor_shapes(arch, config)
@@ -165,8 +165,9 @@ def _check_targets(found: Collection[str], said: Fields, arch: Architecture, con
         )
     targets = {match[1] for match in known.values() if match is not None}
     if of_experts:
-        parameters = said.get("target_parameters", list[str], [])
-        targets |= {".".join(one.split(".")[-2:]) for one in parameters}
+        # by the ends of their names: "gate_up_proj" and "mlp.experts.gate_up_proj" are the same to peft
+        named = (one.rpartition(".")[2] for one in said.get("target_parameters", list[str], []))
+        targets |= {f"experts.{name}" for name in named}
     every = dict.fromkeys(one.target for one in projections(arch))
     if unknown := sorted(targets - every.keys()):
         raise ConfigError(

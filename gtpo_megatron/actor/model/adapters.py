@@ -49,16 +49,14 @@ class LowRank(torch.nn.Module):
         a, *blocks = projection.shard(a, b, tp)
         self.a = torch.nn.Parameter(a.clone())
         self.blocks = torch.nn.ParameterList(torch.nn.Parameter(block.clone()) for block in blocks)
-        split = {"rows": list(self.blocks), "columns": [self.a], "none": []}[projection.split]
-        if projection.expert is not None:
-            split = [self.a, *self.blocks]
-        for one in (self.a, *self.blocks):
-            if any(one is part for part in split):
-                axis = 1 if projection.split == "columns" else 0
+        is_experts = projection.expert is not None
+        shares = {0: is_experts or projection.split == "rows", 1: is_experts or projection.split == "columns"}
+        for one, axis in ((self.a, 1), *((block, 0) for block in self.blocks)):
+            if shares[axis]:
                 megatron.set_tensor_model_parallel_attributes(one, True, axis, 1)
             else:
                 setattr(one, "sequence_parallel", sequence_parallel)  # noqa: B010 - not a field that torch knows
-            if projection.expert is not None:
+            if is_experts:
                 setattr(one, "allreduce", False)  # noqa: B010 - as ``mark_experts`` says of the weights
 
     def tensors(self) -> dict[str, Tensor]:

@@ -5,9 +5,8 @@ import shlex
 
 import pytest
 
-from gtpo_megatron.cli import recipe
+from gtpo_megatron.cli import dispatch, recipe
 from gtpo_megatron.cli.arguments import parse_options
-from gtpo_megatron.cli.dispatch import COMMANDS
 from gtpo_megatron.cli.recipe import EXAMPLE, SFT_EXAMPLE, RecipeOptions, load_recipe
 from gtpo_megatron.config.evaluate import EvaluateConfig
 from tests.unit.test_documents import ROOT
@@ -42,8 +41,11 @@ def documented(page):
 def test_its_options_are_there(words):
     """A name in capitals stands for a file, for a number, or for an address; a recipe of one's own for one of ours."""
     name, *arguments = words
-    command = COMMANDS[name]
-    if "--help" in arguments or "-h" in arguments:
+    command = dispatch.COMMANDS[name]
+    if "--help" in arguments:
+        with pytest.raises(SystemExit) as ended:
+            dispatch.run(words)
+        assert ended.value.code == 0
         return
     arguments = ["1" if _PLACEHOLDER.fullmatch(word) else word for word in arguments]
     arguments = ["10.0.0.7:6379" if word == "HOST:PORT" else word for word in arguments]

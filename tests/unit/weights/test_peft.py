@@ -257,6 +257,16 @@ def check_projections(arch):
         assert num_parameters(arch, config) == sum(math.prod(shape) for shapes in whole for shape in shapes)
 
 
+def assert_bare_names_are_the_same(folder, arch, config):
+    said = json.loads((folder / ADAPTER_CONFIG_FILE).read_text())
+    change(folder, target_parameters=[one.rpartition(".")[2] for one in said["target_parameters"]])
+    PeftFolder(folder, arch, config).check_values()
+    change(folder, target_parameters=[*said["target_parameters"], "gate.weight"])
+    with pytest.raises(ConfigError, match="has adapters of experts.weight, of which none are trained here"):
+        PeftFolder(folder, arch, config)
+    change(folder, target_parameters=said["target_parameters"])
+
+
 @pytest.mark.parametrize("targets", [EXPERTS, EXPERTS[:1], EXPERTS[1:]])
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
 def test_experts_there_and_back(tmp_path, family, targets):
@@ -273,6 +283,7 @@ def test_experts_there_and_back(tmp_path, family, targets):
     arch = read_architecture(tmp_path / "model")
     config = dataclasses.replace(CONFIG, targets=("q_proj", *targets))
     folder = PeftFolder(tmp_path / "peft", arch, config)
+    assert_bare_names_are_the_same(tmp_path / "peft", arch, config)
     pairs = {}
     for one in chosen_projections(arch, config):
         if one.expert is None:
