@@ -66,12 +66,6 @@ SMALL_MODEL_COMMAND = (
 )
 """Makes a model of 4.1 million parameters, taught on the same data as the tiny one; 16 MB, so it is not committed."""
 
-TEACHER_MODEL = "runs/models/teacher_qwen2"
-TEACHER_COMMAND = (
-    f".venv/bin/python -m tools.make_tiny_model --out {TEACHER_MODEL} --hidden-size 256 --num-threads 2 "
-    "--num-drill-steps 100 --num-solution-steps 400 480 560 --leap-rate 0"
-)
-"""The same size, taught on solutions without leaps, so that it is right on most problems."""
 WARM_STEPS = 96
 """Three epochs of the 1,024 solutions."""
 TAUGHT_SEEDS = 5
@@ -354,7 +348,6 @@ def teacher_rates() -> Study:
         num_seeds=2,
         first_seed=RATE_SEEDS.start,
         alternatives=(names,),
-        needed=(Needed(path=f"{TEACHER_MODEL}/model.safetensors", command=TEACHER_COMMAND),),
     )
 
 
@@ -364,7 +357,7 @@ def taught() -> Study:
         name="Warm starts and a teacher",
         arms=(
             _taught("gtpo", "GTPO v6 from the model as it is."),
-            _taught("distill", "Distillation from the model as it is: a teacher of 4.1 million parameters."),
+            _taught("distill", "Distillation from the model as it is; the teacher is a mixture of experts."),
             _taught("warm_gtpo", "GTPO v6 from a warm start on 1,024 worked solutions.", is_warm=True),
             _taught("warm_distill", "Distillation from the warm start.", is_warm=True),
         ),
@@ -377,10 +370,7 @@ def taught() -> Study:
             PlannedComparison(method="distill", baseline="gtpo"),
             PlannedComparison(method="warm_distill", baseline="warm_gtpo"),
         ),
-        needed=(
-            Needed(path=f"{TEACHER_MODEL}/model.safetensors", command=TEACHER_COMMAND),
-            *(_warm_model(seed) for seed in range(TAUGHT_SEEDS)),
-        ),
+        needed=tuple(_warm_model(seed) for seed in range(TAUGHT_SEEDS)),
     )
 
 
@@ -564,7 +554,7 @@ def _distilled_at(rate: float) -> Arm:
     def from_teacher(config: RunConfig) -> RunConfig:
         return _distilled(replace(config, name=f"study_{name}"), rate)
 
-    about = "A teacher of 4.1 million parameters scores what the model samples."
+    about = "A mixture of experts scores what the model samples."
     return Arm(name=name, label=f"distillation, {rate:g}", about=about, recipe=_recipe("gtpo", from_teacher))
 
 
@@ -572,7 +562,7 @@ def _distilled(config: RunConfig, rate: float) -> RunConfig:
     return replace(
         config,
         algorithm=DistillConfig(),
-        teacher=TeacherConfig(path=TEACHER_MODEL),
+        teacher=tiny_cpu.distill().teacher,
         optimizer=replace(config.optimizer, learning_rate=rate),
     )
 
