@@ -384,8 +384,14 @@ def difficulty() -> Study:
         ),
     }
 
-    def at_best_rate(config: RunConfig) -> RunConfig:
-        return replace(config, optimizer=replace(config.optimizer, learning_rate=RATES["double"]))
+    def on_all_problems(config: RunConfig) -> RunConfig:
+        whole = tiny_cpu.gtpo()  # a band of the harder problems would be one group in ten at first
+        return replace(
+            config,
+            optimizer=replace(config.optimizer, learning_rate=RATES["double"]),
+            data=replace(config.data, train_path=whole.data.train_path),
+            evaluation=replace(config.evaluation, path=whole.evaluation.path),
+        )
 
     def banded(name: str) -> Arm:
         rule, words = bands[name]
@@ -393,14 +399,14 @@ def difficulty() -> Study:
         def change(config: RunConfig) -> RunConfig:
             algorithm = replace(config.algorithm, dynamic_sampling=rule)
             data = replace(config.data, prompts_per_step=BAND_PROMPTS[name])
-            return at_best_rate(replace(config, name=f"study_{name}", algorithm=algorithm, data=data))
+            return on_all_problems(replace(config, name=f"study_{name}", algorithm=algorithm, data=data))
 
         about = f"Only {words}: {BAND_PROMPTS[name]} a step, drawn until they are there."
         return Arm(name=name, label=f"GTPO v6, {words}", about=about, recipe=_recipe("gtpo", change))
 
     return Study(
         name="A band of mean reward",
-        arms=(*_arms(("gtpo",), at_best_rate), *map(banded, bands)),
+        arms=(*_arms(("gtpo",), on_all_problems), *map(banded, bands)),
         default_arms=("gtpo", *bands),
         baseline="gtpo",
         num_steps=NUM_STEPS,
