@@ -74,7 +74,7 @@ PRETRAINED_TAUGHT_SEEDS = range(20, 22)
 PRETRAINED_TEACHER, PRETRAINED_WARM = "runs/models/smollm2_trained", "runs/models/smollm2_warm"
 OWN_ANSWERS = "runs/models/smollm2_answers.jsonl"
 """200 of SmolLM2's own right answers to other instructions; docs/study_plan.md has the commands."""
-BAND_PROMPTS = {"gtpo_mixed": 8, "gtpo_band": 4}
+BAND_PROMPTS = {"gtpo_mixed": 11, "gtpo_band": 7}
 """Groups of a step that a band keeps, so that as many are sampled as the other arm has; by a run of another seed."""
 
 MAIN_ARMS = ("gtpo", "gtpo_alpha2_0", "gtpo_shuffled", "grpo")
@@ -345,7 +345,7 @@ def teacher_rates() -> Study:
         default_arms=names,
         baseline=names[0],
         num_steps=NUM_STEPS,
-        num_seeds=2,
+        num_seeds=1,
         first_seed=RATE_SEEDS.start,
         alternatives=(names,),
     )
@@ -410,7 +410,7 @@ def difficulty() -> Study:
         default_arms=("gtpo", *bands),
         baseline="gtpo",
         num_steps=NUM_STEPS,
-        num_seeds=FEW_SEEDS,
+        num_seeds=TAUGHT_SEEDS,
         comparisons=tuple(PlannedComparison(method=name, baseline="gtpo") for name in bands),
     )
 
