@@ -93,7 +93,7 @@ class MegatronActor:
         if cpu_platform.is_cpu():
             torch.set_num_threads(config.cluster.threads_per_rank)
         self._config = config
-        self._arch = read_architecture(Path(config.model.path))
+        self._arch = read_architecture(Path(config.model.path)).for_sequences(config.model.max_sequence_tokens)
         if cpu_platform.is_cpu():
             choose_products(self._arch.hidden_size)
         self._arch.check_layout(config.parallel)
