@@ -70,6 +70,7 @@ WARM_STEPS = 96
 """Three epochs of the 1,024 solutions."""
 TAUGHT_SEEDS = 5
 DISTILL_RATE = 4e-4
+"""The best of ``teacher_rates``."""
 PRETRAINED_TAUGHT_SEEDS = range(20, 22)
 PRETRAINED_TEACHER, PRETRAINED_WARM = "runs/models/smollm2_trained", "runs/models/smollm2_warm"
 OWN_ANSWERS = "runs/models/smollm2_answers.jsonl"
