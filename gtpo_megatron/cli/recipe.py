@@ -22,10 +22,22 @@ from gtpo_megatron.errors import ConfigError
 
 
 @configuration
-class RecipeOptions:
-    """A recipe, every field of which can be overridden.
+class AnyRecipeOptions:
+    """A recipe of a run or of a warm start, every field of which can be overridden.
 
-    Commands with further options inherit from it; the first line of their docstring is shown by ``--help``.
+    Commands with further options inherit from it or from one of the two below; the first line of their docstring is
+    shown by ``--help``.
+
+    Attributes:
+        config: every field of the recipe can be overridden.
+    """
+
+    config: Annotated[AnyConfig, tyro.conf.arg(name="")]
+
+
+@configuration
+class RecipeOptions(AnyRecipeOptions):
+    """A recipe, every field of which can be overridden.
 
     Attributes:
         config: every field of the recipe can be overridden.
@@ -35,7 +47,7 @@ class RecipeOptions:
 
 
 @configuration
-class SftRecipeOptions:
+class SftRecipeOptions(AnyRecipeOptions):
     """The recipe of a warm start, every field of which can be overridden.
 
     Attributes:
@@ -45,18 +57,7 @@ class SftRecipeOptions:
     config: Annotated[SftConfig, tyro.conf.arg(name="")]
 
 
-@configuration
-class AnyRecipeOptions:
-    """A recipe of a run or of a warm start, every field of which can be overridden.
-
-    Attributes:
-        config: every field of the recipe can be overridden.
-    """
-
-    config: Annotated[AnyConfig, tyro.conf.arg(name="")]
-
-
-Options = TypeVar("Options", bound=RecipeOptions | SftRecipeOptions | AnyRecipeOptions)
+Options = TypeVar("Options", bound=AnyRecipeOptions)
 
 HELP = ("-h", "--help")
 EXAMPLE, SFT_EXAMPLE = "recipes.tiny_cpu:gtpo", "recipes.tiny_cpu:sft"
@@ -181,7 +182,7 @@ def _loader(options: type[Options]) -> Callable[[str], AnyConfig]:
     """What loads the recipes that these options take."""
     if issubclass(options, SftRecipeOptions):
         return load_sft_recipe
-    return load_any_recipe if issubclass(options, AnyRecipeOptions) else load_recipe
+    return load_recipe if issubclass(options, RecipeOptions) else load_any_recipe
 
 
 def _take_algorithm(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
