@@ -112,7 +112,7 @@ def parse(
             raise ConfigError(f"--algorithm {name}: a warm start has none; it learns what is given")
         algorithm = default_algorithm(name, max_response_tokens=config.rollout.sampling.max_response_tokens)
         config = unchecked(config, algorithm=algorithm)  # the options may make it fit
-    default = options(config=config)  # type: ignore[arg-type]  # as its kind was loaded
+    default = options(config=config)  # as its kind was loaded
     after_help = next((others[place + 1 : place + 2] for place, other in enumerate(others) if other in HELP), [])
     if topic := next(filter(_names_topic, after_help), ""):
         sys.stdout.write(_on_topic(_sections(options, default, program), topic))
@@ -160,7 +160,7 @@ def _overview(options: type[Options], program: str) -> str:
     """Help without a recipe: how to see its fields, and the command's own options."""
     is_supervised, example = issubclass(options, SftRecipeOptions), _example(options)
     config = _loader(options)(example)
-    sections = _sections(options, options(config=config), program)  # type: ignore[arg-type]
+    sections = _sections(options, options(config=config), program)
     names = ", ".join(name for name in sections if name and "." not in name)
     section, field, value = ("data", "rows-per-step", "16") if is_supervised else ("algorithm", "alpha2", "0.05")
     return (
