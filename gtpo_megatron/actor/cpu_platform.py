@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -107,6 +107,33 @@ def _redirect_device_literals() -> None:
     for name in _LITERAL_MODULES:
         with contextlib.suppress(ModuleNotFoundError):  # the two versions do not have all of them
             importlib.import_module(name).torch = proxy  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def one_group_of_equal_ranks() -> Iterator[None]:
+    """While Megatron makes its groups those of the same ranks are one: it makes thirty, of few kinds in a small world.
+
+    Each of gloo's has a thread that wakes a hundred times a second. All ranks ask for the same groups in one order, and
+    use them so.
+    """
+    if not is_cpu():
+        yield
+        return
+    from megatron.core import parallel_state
+
+    create, made = parallel_state.create_group, dict[tuple[int, ...], Any]()
+
+    def create_once(ranks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+        key = tuple(ranks)
+        if key not in made:
+            made[key] = create(ranks, *args, **kwargs)
+        return made[key]
+
+    parallel_state.create_group = create_once
+    try:
+        yield
+    finally:
+        parallel_state.create_group = create
 
 
 def _keep_random_states_on_cpu() -> None:

@@ -144,7 +144,7 @@ class SftConfig:
     def of_ranks(self) -> RunConfig:
         """What the ranks are started with: a run of the same model, layout and optimizer, which samples nothing.
 
-        Nothing of it depends on the steps of epochs, which are known when the rows are read.
+        The steps of epochs are known when the rows are read; until then it has one, and profiles none.
         """
         return RunConfig(
             name=self.name,
@@ -163,7 +163,7 @@ class SftConfig:
             update=UpdateConfig(micro_batch_tokens=self.micro_batch_tokens),
             checkpoint=self.checkpoint,
             logging=self.logging,
-            profile=self.profile,
+            profile=self.profile if self.num_steps else ProfileConfig(),
             cluster=self.cluster,
         )
 
