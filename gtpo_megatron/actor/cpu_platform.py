@@ -110,24 +110,25 @@ def _redirect_device_literals() -> None:
 
 
 @contextlib.contextmanager
-def one_group_of_equal_ranks() -> Iterator[None]:
-    """While Megatron makes its groups those of the same ranks are one: it makes thirty, of few kinds in a small world.
+def one_group_of_one_rank() -> Iterator[None]:
+    """While Megatron makes its groups, of which most of a small world have one rank, all those of a rank are one.
 
-    Each of gloo's has a thread that wakes a hundred times a second. All ranks ask for the same groups in one order, and
-    use them so.
+    Each of gloo's has threads that wake a hundred times a second. Nobody waits in a group for itself; larger ones stay
+    apart, whatever their ranks, since what is under way in two of them may be so in any order.
     """
     if not is_cpu():
         yield
         return
     from megatron.core import parallel_state
 
-    create, made = parallel_state.create_group, dict[tuple[int, ...], Any]()
+    create, made = parallel_state.create_group, dict[int, Any]()
 
     def create_once(ranks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
-        key = tuple(ranks)
-        if key not in made:
-            made[key] = create(ranks, *args, **kwargs)
-        return made[key]
+        if len(ranks) > 1:
+            return create(ranks, *args, **kwargs)
+        if ranks[0] not in made:
+            made[ranks[0]] = create(ranks, *args, **kwargs)
+        return made[ranks[0]]
 
     parallel_state.create_group = create_once
     try:

@@ -40,7 +40,7 @@ def initialize(
         world_size=config.num_ranks,
         timeout=timeout,
     )
-    with cpu_platform.one_group_of_equal_ranks():
+    with cpu_platform.one_group_of_one_rank():
         parallel_state.initialize_model_parallel(
             config.tensor_parallel_size,
             config.pipeline_parallel_size,
