@@ -106,7 +106,11 @@ def load_teacher(
     for chunk in chunks:
         chunk.requires_grad_(requires_grad=False)
     return Teacher(
-        chunks, replace(head, model=chunks[-1], vocab_size=arch.vocab_size, frozen=None), _parked(chunks), arch.vocab_size, files
+        chunks,
+        replace(head, model=chunks[-1], vocab_size=arch.vocab_size, frozen=None),
+        _parked(chunks),
+        arch.vocab_size,
+        files,
     )
 
 

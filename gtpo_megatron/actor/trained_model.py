@@ -74,9 +74,7 @@ def trained_model(config: RunConfig, arch: Architecture, *, global_rank: int) ->
     """
     parallel, adapter = config.parallel, config.adapter
     transformer = transformer_config(arch, config.model, parallel)
-    chunks = build_chunks(
-        arch, config.model, parallel, transformer, adapted=adapter.is_on, shared=adapter.shard_frozen
-    )
+    chunks = build_chunks(arch, config.model, parallel, transformer, adapted=adapter.is_on, shared=adapter.shard_frozen)
     mark_experts(chunks)
     mark_sinks(chunks)
     fuse_weight_gradients(chunks)

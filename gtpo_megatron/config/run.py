@@ -344,12 +344,6 @@ class RunConfig:
                 "the frozen weights unrounded, the trainer rounds them; use rollout.dtype='bfloat16', or "
                 "push='merged'"
             )
-        replicas = self.parallel.data_parallel_size * self.parallel.context_parallel_size
-        if self.adapter.shard_frozen and max(replicas, self.parallel.expert_data_parallel_size) == 1:
-            raise ConfigError(
-                f"adapter.shard_frozen=True with {self.parallel}: no two ranks have the same weights, of which each "
-                f"could keep a part; leave it out, or use fewer tensor- and pipeline-parallel ranks"
-            )
         if self.optimizer.offload_fraction > 0:
             raise ConfigError(
                 f"optimizer.offload_fraction={self.optimizer.offload_fraction} with adapter.rank={self.adapter.rank}: "

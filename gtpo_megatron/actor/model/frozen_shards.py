@@ -30,7 +30,7 @@ def emptied(layer: type) -> type:
     ``FrozenShards`` gives them theirs.
     """
 
-    class Emptied(layer):  # type: ignore[misc]
+    class Emptied(layer):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.to(device=cpu_platform.device(), dtype=kwargs["config"].params_dtype)
@@ -218,8 +218,8 @@ class FrozenShards:
         found = score(hidden)
         output.free()
         if found.logprobs.requires_grad:
-            found.logprobs.register_hook(lambda _: self._take(output, self._last))
-            hidden.register_hook(lambda _: output.free())
+            _at_gradient(found.logprobs, lambda _: self._take(output, self._last))
+            _at_gradient(hidden, lambda _: output.free())
         return found
 
     def fill(self, names: Collection[str]) -> Iterator[Collection[str]]:
@@ -296,18 +296,23 @@ def _hook_layer(layer: torch.nn.Module, unit: _Unit, take: Take) -> None:
         take(unit, unit.before if _is_in_backward() else unit.next)
         hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
         if torch.is_grad_enabled() and hidden.requires_grad:
-            hidden.register_hook(lambda _: unit.free())
+            _at_gradient(hidden, lambda _: unit.free())
 
     def after_forward(_: torch.nn.Module, __: Any, outputs: Iterable[Any]) -> None:
         if not _is_in_backward():
             unit.free()
         for output in outputs:
             if isinstance(output, Tensor) and output.requires_grad:
-                output.register_hook(lambda _: take(unit, unit.before))
+                _at_gradient(output, lambda _: take(unit, unit.before))
 
     layer.register_forward_pre_hook(before_forward, with_kwargs=True)
     layer.register_forward_hook(after_forward)
 
 
+def _at_gradient(tensor: Tensor, call: Callable[[Tensor], None]) -> None:
+    """Calls something when a tensor's gradient is complete."""
+    tensor.register_hook(call)  # type: ignore[no-untyped-call]
+
+
 def _is_in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1  # noqa: SLF001 - as torch's own checkpointing asks
+    return torch._C._current_graph_task_id() != -1

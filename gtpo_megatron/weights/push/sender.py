@@ -11,7 +11,6 @@ from gtpo_megatron.weights.push.plan import RankStream, Slice
 from gtpo_megatron.weights.push.transports.channel import SendingEnd
 from gtpo_megatron.weights.push.wire import tensor_dtype
 
-
 InTurns = Callable[[Mapping[int, Collection[str]]], Iterable[int]]
 """From names of parameters by the number of the buckets that need them to all of these numbers in order, and maybe
 others: the parameters of a number can be read until the next one is asked for."""
@@ -44,9 +43,7 @@ class WeightSender:
             self._order.setdefault(number, []).append(stream)
         self._num_pushes = 0
 
-    def push(
-        self, parameters: Mapping[str, Tensor], *, with_checksums: bool, in_turns: InTurns = sorted
-    ) -> Checksums:
+    def push(self, parameters: Mapping[str, Tensor], *, with_checksums: bool, in_turns: InTurns = sorted) -> Checksums:
         """Sends the current weights; all ranks and all workers take part at once.
 
         Args:
