@@ -1,4 +1,4 @@
-"""Frozen weights that replicas share; ``tests/distributed/test_frozen_shards.py`` holds the bytes against real ranks."""
+"""Frozen weights that replicas share; ``tests/distributed/test_frozen_shards.py`` has their bytes on real ranks."""
 
 from dataclasses import replace
 
