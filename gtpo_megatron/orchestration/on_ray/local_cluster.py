@@ -29,6 +29,9 @@ NICENESS = "RAY_worker_niceness"
 METRICS_SWITCH = "RAY_enable_metrics_collection"
 """Ray's own counters are not used."""
 
+IDLE_WORKERS_SWITCH = "RAY_prestart_worker_first_driver"
+"""Workers that Ray starts ahead, one a core, have no environment variables of ours and would serve nobody."""
+
 POLL_S = 0.1
 """Before the next question to a GCS that has not waited."""
 
@@ -54,7 +57,8 @@ def start_own_ray(config: ClusterConfig, temp_folder: Path, *, deadline: Deadlin
             an exception without a class of its own.
     """
     token = secrets.token_hex(32)
-    os.environ |= {LOOPBACK_SWITCH: "0", METRICS_SWITCH: "0", NICENESS: "0", "RAY_AUTH_TOKEN": token, **ONE_MACHINE}
+    switches = dict.fromkeys((LOOPBACK_SWITCH, METRICS_SWITCH, NICENESS, IDLE_WORKERS_SWITCH), "0")
+    os.environ |= {**switches, "RAY_AUTH_TOKEN": token, **ONE_MACHINE}
     os.environ.pop("RAY_AUTH_MODE", None)  # Ray then turns its token on
     import ray
     from ray._private import ray_constants
@@ -64,7 +68,7 @@ def start_own_ray(config: ClusterConfig, temp_folder: Path, *, deadline: Deadlin
     ray_constants.ENABLE_RAY_CLUSTER = False
     AuthenticationTokenLoader.instance().reset_cache()
     try:
-        with _waiting_for_its_raylet(deadline), _in_groups_of_their_own():
+        with _waiting_for_its_raylet(deadline), _in_groups_of_their_own(), _without_spectators():
             ray.init(
                 address="local",  # neither RAY_ADDRESS nor a head that someone else started on this machine
                 num_cpus=config.num_cpus,
@@ -129,6 +133,24 @@ def _in_groups_of_their_own() -> Iterator[None]:
         yield
     finally:
         services.ConsolePopen = popen
+
+
+@contextmanager
+def _without_spectators() -> Iterator[None]:
+    """Ray (2.60) starts no dashboard, autoscaler and log monitor: nobody asks them.
+
+    ``include_dashboard=False`` starts one without pages, and ``ray.init`` waits for it; of the other two it has no
+    settings at all. Together they take 5 s of a processor.
+    """
+    from ray._private import parameter, services
+
+    start_dashboard, parameters = services.start_api_server, parameter.RayParams
+    services.start_api_server = lambda *_, **__: (None, None)
+    parameter.RayParams = partial(parameters, no_monitor=True, include_log_monitor=False)
+    try:
+        yield
+    finally:
+        services.start_api_server, parameter.RayParams = start_dashboard, parameters
 
 
 def _has_raylet() -> bool:
