@@ -4,6 +4,7 @@ By default Ray listens on every interface, keeps its token readable in the home 
 temporary folder, which is therefore created inside a private one.
 """
 
+import math
 import os
 import secrets
 import sys
@@ -34,6 +35,9 @@ METRICS_SWITCH = "RAY_enable_metrics_collection"
 IDLE_WORKERS_SWITCH = "RAY_prestart_worker_first_driver"
 """Workers that Ray starts ahead, one a core, have no environment variables of ours and would serve nobody."""
 
+REGISTER_TIMEOUT = "RAY_worker_register_timeout_seconds"
+"""Of a worker, after which Ray (2.60) starts another one: 60 s, in which a server may not have imported all."""
+
 POLL_S = 0.1
 """Before the next question to a GCS that has not waited."""
 
@@ -63,6 +67,7 @@ def start_own_ray(
     """
     token = secrets.token_hex(32)
     switches = dict.fromkeys((LOOPBACK_SWITCH, METRICS_SWITCH, NICENESS, IDLE_WORKERS_SWITCH), "0")
+    os.environ[REGISTER_TIMEOUT] = str(math.ceil(deadline.limit_s))
     os.environ |= {**switches, "RAY_AUTH_TOKEN": token, **ONE_MACHINE}
     os.environ.pop("RAY_AUTH_MODE", None)  # Ray then turns its token on
     import ray

@@ -1,4 +1,4 @@
-"""Servers that make a run's workers, on a machine without GPUs: each has imported what they need, and forks them.
+"""Servers that make a run's workers, on a machine without GPUs: each has imported what they need, and is forked.
 
 A run starts them before it reads its inputs and starts Ray, so that the imports of vLLM and Megatron, most of a start,
 are made meanwhile, and once for all ranks. ``worker_setup.py``, which the raylet runs for every worker, asks the server
@@ -9,13 +9,13 @@ its own variables, whose bits are then those of a worker that has imported for i
 """
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import importlib.util
 import json
 import os
 import runpy
-import select
 import shutil
 import signal
 import socket
@@ -32,6 +32,8 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.orchestration.on_ray.environment import engine_variables, rank_variables
 from gtpo_megatron.orchestration.on_ray.placement import ClusterNode, place_run
+from gtpo_megatron.orchestration.run_supervisor import LONGEST_BASE
+from gtpo_megatron.supervision.worker import PR_SET_PDEATHSIG
 
 TRAINER_MODULES = (
     "gtpo_megatron.actor.actor",
@@ -49,7 +51,10 @@ ENGINE_MODULES = (
 )
 
 REAP_S = 1.0
-"""How long a worker that has ended stays to be asked how, at least."""
+"""How long a worker that has ended stays, about, so that whoever observes it can read how."""
+
+_OF_DRIVER = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that a server leaves to its driver."""
 
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -84,12 +89,11 @@ class WorkerServers:
             listener.bind(str(address))
             listener.listen()
             process = subprocess.Popen(
-                [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path), str(listener.fileno()), *modules],
-                stdin=subprocess.PIPE,  # at whose end it ends
+                [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path), str(os.getpid()), address, *modules],
+                stdin=listener,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=os.environ | variables,
-                pass_fds=[listener.fileno()],
                 process_group=0,  # as Ray's processes
             )
         self._servers.append(_Server(variables=dict(variables), address=address, process=process))
@@ -107,13 +111,14 @@ class WorkerServers:
         """Ends the servers, not the workers."""
         for server in self._servers:
             server.process.kill()
-            server.process.communicate()
+            server.process.wait()
 
 
 @contextmanager
 def worker_servers(config: RunConfig) -> Iterator[WorkerServers]:
     """The servers of a run, which end with the block; they are started at once and import meanwhile."""
-    folder = Path(tempfile.mkdtemp(prefix="gtpo-workers-"))
+    base = tempfile.gettempdir()
+    folder = Path(tempfile.mkdtemp(prefix="gtpo-", dir=base if len(base) <= LONGEST_BASE else "/tmp"))
     servers = WorkerServers(folder)
     try:
         if config.cluster.mode == "ray" and not config.cluster.address and not _may_have_gpus():
@@ -138,34 +143,52 @@ def _may_have_gpus() -> bool:
 
 def main() -> NoReturn:
     """Entry point of a server; ends as a worker that it has made, or with its driver."""
-    listener, modules = socket.socket(fileno=int(sys.argv[2])), sys.argv[3:]
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # which are for the driver
-    for module in modules:
-        importlib.import_module(module)
+    driver, address, modules = int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
+    listener = socket.socket(fileno=sys.stdin.fileno())
+    for number in _OF_DRIVER:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: _end_with_driver(address))
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != driver:  # which has ended before the line above
+        _end_with_driver(address)
+    with _without_ray():
+        for module in modules:
+            importlib.import_module(module)
     gc.collect()
     gc.freeze()  # a collection in a worker would touch all that it shares with its server
     worker = _serve(listener)
-    if worker is None:
-        os._exit(0)
-    listener.close()
+    listener.detach()  # its descriptor becomes the worker's input
     _become(*worker)
 
 
-def _serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Makes workers; returns in each with what was asked for and its streams, and at the driver's end with None."""
+def _end_with_driver(address: Path) -> NoReturn:
+    """Ends a server whose driver could not end it, and removes the sockets."""
+    shutil.rmtree(address.parent, ignore_errors=True)
+    os._exit(0)
+
+
+@contextmanager
+def _without_ray() -> Iterator[None]:
+    """Ray's library reads the environment when it is loaded, of which each worker has its own.
+
+    vLLM takes Ray along if it is there, for engines that start Ray themselves.
+    """
+    sys.modules["ray"] = None  # type: ignore[assignment]  # so `import` says that there is none
+    try:
+        yield
+    finally:
+        del sys.modules["ray"]
+
+
+def _serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Makes workers; returns in each, with what was asked for and its streams."""
     ended: set[int] = set()
-    poll = select.poll()
-    poll.register(listener, select.POLLIN)
-    poll.register(sys.stdin, select.POLLIN | select.POLLHUP)
+    listener.settimeout(REAP_S)
     while True:
-        ready = {descriptor for descriptor, _ in poll.poll(REAP_S * 1000)}
         ended = _reap(ended)
-        if sys.stdin.fileno() in ready:
-            return None
-        if listener.fileno() in ready:
+        with contextlib.suppress(OSError):  # nobody asks, or who has asked is gone
             connection, _ = listener.accept()
-            with connection, contextlib.suppress(OSError):  # who asked is gone
+            with connection:
                 _, streams, *_ = socket.recv_fds(connection, 1, 3)
                 request = json.loads(b"".join(iter(lambda: connection.recv(1 << 16), b"")))
                 if os.fork() == 0:
@@ -187,9 +210,10 @@ def _reap(ended: set[int]) -> set[int]:
 
 def _become(request: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
     """Goes on as the worker that was asked for, as if this process had just been started for it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGHUP, signal.SIGUSR1):
+    os.setpgrp()  # as the raylet does, which ends a worker's group with it
+    for number in (*_OF_DRIVER, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for target, descriptor in enumerate(streams):
         os.dup2(descriptor, target)
         os.close(descriptor)
