@@ -106,9 +106,11 @@ def observe(overrides: tuple[str, ...], folder: Path) -> Start:
     """
     start, began = Start(), time.monotonic()
     command = [str(Path(sys.executable).with_name("gtpo-megatron")), "train", RECIPE, "--run-dir", str(folder)]
-    process = subprocess.Popen(
-        [*command, *SMALL, *overrides], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1
-    )
+    errors = folder.with_name("errors.txt")
+    with errors.open("w", encoding="utf-8") as stderr:
+        process = subprocess.Popen(
+            [*command, *SMALL, *overrides], stdout=subprocess.PIPE, stderr=stderr, text=True, bufsize=1
+        )
 
     def read() -> None:
         assert process.stdout is not None
@@ -122,7 +124,8 @@ def observe(overrides: tuple[str, ...], folder: Path) -> Start:
     log, root = folder / "log.txt", psutil.Process(process.pid)
     while not start.first_s:
         if process.poll() is not None:
-            raise SystemExit(f"the run ended with {process.returncode} before it had sampled; see {log}")
+            last = "".join(errors.read_text(encoding="utf-8").splitlines(keepends=True)[-1:])
+            raise SystemExit(f"the run ended with {process.returncode} before it had sampled: {last}")
         with suppress(psutil.Error):
             for one in (root, *root.children(recursive=True)):
                 with suppress(psutil.Error):

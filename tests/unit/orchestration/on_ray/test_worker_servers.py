@@ -53,7 +53,9 @@ def ask(scripts, variables):
     context = json.dumps({"env_vars": variables, "py_executable": "python"})
     given = [f"{worker_setup._CONTEXT}{context}", f"{worker_setup._LANGUAGE}PYTHON", f"{scripts}/default_worker.py"]
     command = [sys.executable, worker_setup.__file__, *given, "--node-ip-address=127.0.0.1"]
-    return subprocess.run(command, input="its input", capture_output=True, text=True, cwd=scripts, timeout=60).stdout
+    return subprocess.run(
+        command, input="its input", capture_output=True, text=True, cwd=scripts, timeout=60, check=True
+    ).stdout
 
 
 def test_a_worker_is_as_if_it_had_been_started_for_itself(scripts, servers):
@@ -116,7 +118,7 @@ def test_it_ends_with_a_driver_that_is_killed(tmp_path):
 def test_servers_are_for_the_variables_of_the_run_s_processes(monkeypatch):
     started = []
     monkeypatch.setattr(worker_servers.subprocess, "Popen", lambda *_, **__: started.append(0))
-    monkeypatch.setattr(WorkerServers, "end", lambda self: None)
+    monkeypatch.setattr(WorkerServers, "end", lambda _: None)
     config = tiny_cpu.gtpo()
     placement = place_run(config, [ClusterNode(node_id="a", host="b", num_gpus=0, num_cpus=2)])
     with worker_servers.worker_servers(config) as servers:
@@ -138,10 +140,13 @@ def test_there_are_none_where_no_raylet_of_the_run_would_ask(monkeypatch, cluste
 
 
 def test_the_dashboard_agent_says_that_it_has_no_ports_and_ends_with_its_raylet(tmp_path):
+    script = f'"{sys.executable}" -IS "$0" agent.py --node-id=ab --session-dir="$1" --more=1 & echo $!; read'
     raylet = subprocess.Popen(
-        ["bash", "-c", f'"{sys.executable}" -IS "$0" agent.py --node-id=ab --session-dir="$1" --more=1 & echo $!; read', dashboard_agent.__file__, str(tmp_path)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        ["bash", "-c", script, dashboard_agent.__file__, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     agent = int(raylet.stdout.readline())
     deadline = time.monotonic() + 30
     expected = sorted(f"{name}_ab" for name in dashboard_agent.PORTS)
