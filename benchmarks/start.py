@@ -33,7 +33,7 @@ SMALL = [
     *("--evaluation.num-problems", "6", "--evaluation.samples", "2", "--checkpoint.no-export-hf"),
 ]
 TARGET_S = 25.0
-LOOK_S = 0.05
+LOOK_S = 0.2
 
 KINDS = {
     "gcs_server": "Ray's GCS",

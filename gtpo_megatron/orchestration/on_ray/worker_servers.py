@@ -189,13 +189,18 @@ def _serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
         with contextlib.suppress(OSError):  # nobody asks, or who has asked is gone
             connection, _ = listener.accept()
             with connection:
-                _, streams, *_ = socket.recv_fds(connection, 1, 3)
-                request = json.loads(b"".join(iter(lambda: connection.recv(1 << 16), b"")))
+                request, streams = _request(connection)
                 if os.fork() == 0:
                     return request, streams
                 for descriptor in streams:
                     os.close(descriptor)
                 connection.sendall(b"made")
+
+
+def _request(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """What ``worker_setup.py`` asks for, and its input, output and errors."""
+    _, streams, *_ = socket.recv_fds(connection, 1, 3)
+    return json.loads(b"".join(iter(lambda: connection.recv(1 << 16), b""))), streams
 
 
 def _reap(ended: set[int]) -> set[int]:
