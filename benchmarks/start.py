@@ -112,11 +112,13 @@ def observe(overrides: tuple[str, ...], folder: Path) -> Start:
             [*command, *SMALL, *overrides], stdout=subprocess.PIPE, stderr=stderr, text=True, bufsize=1
         )
 
+    begins_s: dict[str, float] = {}
+
     def read() -> None:
         assert process.stdout is not None
         for line in process.stdout:
             if found := re.fullmatch(r"\w+: (.+), [\d:]+s?\n", line):
-                start.begins_s.setdefault(found[1], time.monotonic() - began)
+                begins_s.setdefault(found[1], time.monotonic() - began)
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
@@ -138,8 +140,9 @@ def observe(overrides: tuple[str, ...], folder: Path) -> Start:
     for kind, seconds in seen.values():
         processor_s[kind] += seconds
     start.processor_s = dict(sorted(processor_s.items(), key=lambda item: -item[1]))
-    start.begins_s = {name: at for name, at in start.begins_s.items() if at < start.first_s}
     process.wait()
+    reader.join()
+    start.begins_s = {name: at for name, at in begins_s.items() if at < start.first_s}
     return start
 
 

@@ -89,7 +89,7 @@ class WorkerServers:
             listener.bind(str(address))
             listener.listen()
             process = subprocess.Popen(
-                [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path), str(os.getpid()), address, *modules],
+                [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path), str(os.getpid()), str(address), *modules],
                 stdin=listener,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
