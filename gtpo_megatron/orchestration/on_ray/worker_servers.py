@@ -123,9 +123,9 @@ def worker_servers(config: RunConfig) -> Iterator[WorkerServers]:
     try:
         if config.cluster.mode == "ray" and not config.cluster.address and not _may_have_gpus():
             node = ClusterNode(node_id="", host="", num_gpus=0, num_cpus=config.cluster.num_cpus)
-            with contextlib.suppress(ConfigError):  # the run will say what does not fit
-                placement = place_run(config, [node])
-                servers.start(ENGINE_MODULES, engine_variables(config, placement, 0))
+            if config.rollout.ranks_per_engine == 1:  # vLLM starts the workers of others itself, which import then
+                with contextlib.suppress(ConfigError):  # the run will say what does not fit
+                    servers.start(ENGINE_MODULES, engine_variables(config, place_run(config, [node]), 0))
             servers.start(TRAINER_MODULES, rank_variables(config, has_gpus=False))
         yield servers
     finally:
