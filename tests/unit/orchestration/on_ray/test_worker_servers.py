@@ -130,6 +130,11 @@ def test_servers_are_for_the_variables_of_the_run_s_processes(monkeypatch):
         more = dataclasses.replace(config, cluster=ClusterConfig(threads_per_rank=2))
         assert servers.address_for(rank_variables(more, has_gpus=False)) == "", "threads are read when torch is loaded"
     assert not Path(engine).parent.exists()
+    wider = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, tensor_parallel_size=2))
+    placement = place_run(wider, [ClusterNode(node_id="a", host="b", num_gpus=0, num_cpus=2)])
+    with worker_servers.worker_servers(wider) as servers:
+        assert servers.address_for(engine_variables(wider, placement, 0)) == "", "its workers import for themselves"
+        assert servers.are_there
 
 
 @pytest.mark.parametrize("cluster", [ClusterConfig(address="10.0.0.1:6379"), ClusterConfig(mode="local")])
