@@ -149,6 +149,7 @@ def test_files_are_replaced_in_one_place():
     """Folders are renamed; a file is written by ``atomic_file``."""
     allowed = {
         "gtpo_megatron/atomic_file.py",
+        "gtpo_megatron/orchestration/on_ray/dashboard_agent.py",  # a script that imports nothing of ours
         "gtpo_megatron/run_folder/checkpoints.py",
         "gtpo_megatron/weights/hf/writer.py",
     }
