@@ -90,7 +90,7 @@ class WorkerServers:
             listener.listen()
             process = subprocess.Popen(
                 [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path), str(os.getpid()), str(address), *modules],
-                stdin=listener,
+                stdin=listener.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=os.environ | variables,
