@@ -243,10 +243,11 @@ def _weights(planned: PlannedRun) -> None:
 
 
 def _adapters(planned: PlannedRun) -> None:
-    from gtpo_megatron.weights.adapter_shapes import check_adaptable
+    from gtpo_megatron.weights.adapter_shapes import check_adaptable, check_shared
 
     adapter = _run(planned).adapter
     check_adaptable(planned.architecture, adapter)
+    check_shared(planned.architecture, adapter, _run(planned).parallel)
     check_adapters(adapter, planned.architecture, planned.model)
 
 

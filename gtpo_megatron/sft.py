@@ -51,7 +51,7 @@ def sft(config: SftConfig, *, run_dir: Path, resume: bool, console: Console) -> 
         GTPOError: configuration, data or model cannot be used, raised before any process starts; or a stage failed. The
             last checkpoint stays valid.
     """
-    config, inputs = _pinned_inputs(config, run_dir / CONFIG_FILE if resume else None, resume=resume)
+    config, inputs = pinned_inputs(config, run_dir / CONFIG_FILE if resume else None, resume=resume)
     of_ranks = config.of_ranks()
     with opened_run(config, run_dir, resume=resume, console=console) as (folder, ending, stop), ExitStack() as stack:
         architecture = read_architecture(Path(config.model.path))
@@ -100,7 +100,7 @@ def sft(config: SftConfig, *, run_dir: Path, resume: bool, console: Console) -> 
     return summary
 
 
-def _pinned_inputs(config: SftConfig, recorded: Path | None, *, resume: bool) -> tuple[SftConfig, SftInputs]:
+def pinned_inputs(config: SftConfig, recorded: Path | None, *, resume: bool) -> tuple[SftConfig, SftInputs]:
     """The checked inputs, and the configuration with what they depend on besides: folder, commits, date, steps.
 
     Args:
@@ -111,10 +111,7 @@ def _pinned_inputs(config: SftConfig, recorded: Path | None, *, resume: bool) ->
     earlier = load_any(recorded) if recorded is not None and recorded.exists() else None
     before = earlier if isinstance(earlier, SftConfig) else None
     config = pin_conversations(with_model_folder(config, earlier), before)
-    # the steps of epochs are known when the rows are read; no check depends on them
-    planned = PlannedRun.of_run(
-        replace(config, num_steps=config.num_steps or 1, num_epochs=0).of_ranks(), resume=resume
-    )
+    planned = PlannedRun.of_run(config.of_ranks(), resume=resume)
     run_checks(planned, samples=False)
     inputs = read_sft_inputs(config, planned.tokenizer, vocab_size=planned.architecture.vocab_size)
     config = config.with_steps(len(inputs.train))

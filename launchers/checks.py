@@ -15,6 +15,7 @@ from gtpo_megatron.companions.planner.page import print_plan
 from gtpo_megatron.companions.planner.request import Cluster, gpus_of, request_from
 from gtpo_megatron.companions.planner.search import assess
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.config.serialize import AnyConfig
 from gtpo_megatron.data.adapters import adapter_of
 from gtpo_megatron.errors import ConfigError, DataError
 from gtpo_megatron.orchestration.on_ray.placement import ClusterNode, Placement, place
@@ -22,7 +23,7 @@ from gtpo_megatron.run_folder.checkpoints import LATEST
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_metrics
 from gtpo_megatron.weights.gguf.source import named_architecture
 from launchers.job_folder import JobFolder, check_writable, container_image, is_image_file, mounts
-from launchers.named_files import BEGINNING, is_local, named_files
+from launchers.named_files import BEGINNING, is_local, named_data, named_files
 from launchers.options import SlurmOptions
 from launchers.walltime import check_preflight_time, check_room, estimated_s, evaluation_time, num_responses
 
@@ -53,7 +54,11 @@ def plan_memory(options: SlurmOptions) -> MemoryPlan:
     if not options.gpus_per_node:
         return MemoryPlan(text="no GPUs: host memory is not planned\n", step_s=0.0)
     gpu, total = GPUS[options.gpu], options.nodes * options.gpus_per_node
-    ranks, more = gpus_of(options.config)
+    if not options.has_engines:
+        return MemoryPlan(
+            text="memory of a warm start is not planned; that of a run's ranks while training is\n", step_s=0.0
+        )
+    ranks, more = gpus_of(options.run)
     cluster = Cluster(
         gpu=gpu,
         num_gpus=total,
@@ -63,7 +68,7 @@ def plan_memory(options: SlurmOptions) -> MemoryPlan:
         num_rollout_gpus=more,
         num_idle_gpus=total - ranks - more,
     )
-    request = request_from(options.config, cluster)
+    request = request_from(options.run, cluster)
     assert request.own_layout is not None, "the trainer has as many GPUs as ranks"
     own = assess(request, request.own_layout)
     if not own.fits:
@@ -81,7 +86,7 @@ def plan_memory(options: SlurmOptions) -> MemoryPlan:
     return MemoryPlan(
         text="\n".join(line.rstrip() for line in page.getvalue().splitlines()) + "\n",
         step_s=own.time.total,
-        evaluation_s=estimated_s(request, own.layout, options.config),
+        evaluation_s=estimated_s(request, own.layout, options.run),
     )
 
 
@@ -110,8 +115,9 @@ def check_job(job: JobFolder, options: SlurmOptions) -> CheckedJob:
     remarks = check_paths(options.config, job.run_dir, is_dry_run=options.dry_run)
     check_writable(job.run_dir)
     placement = check_world(options)
-    check_layout(options.config)
-    check_transport(options.config, placement)
+    check_layout(options.run)
+    if options.has_engines:
+        check_transport(options.run, placement)
     check_container(job, options)
     memory = plan_memory(options)
     rows = known_rows(job.run_dir)
@@ -120,14 +126,16 @@ def check_job(job: JobFolder, options: SlurmOptions) -> CheckedJob:
         check_skipped(options.skip)
         return CheckedJob(placement=placement, memory=memory, remarks=remarks)
     step_s, source = known_step_s(rows, memory)
-    evaluation = evaluation_time(rows, memory.evaluation_s, options.config)
+    evaluation = evaluation_time(rows, memory.evaluation_s, options.run) if options.has_engines else None
     check_room(options.time, stop_before_s=options.stop_before_s, step_s=step_s, source=source, evaluation=evaluation)
     if not step_s:
         remarks.append(
             f"how long a step takes is not known yet: --stop-before-s {options.stop_before_s} must be longer than one, "
             f"and than the measurement of the largest held-out set"
         )
-    responses = num_responses(options.config)
+    if evaluation is None:
+        return CheckedJob(placement=placement, memory=memory, remarks=remarks)
+    responses = num_responses(options.run)
     if unknown := [label for label, num in responses.items() if not num and not evaluation.by_set.get(label)]:
         remarks.append(
             f"how many problems {', '.join(unknown)} has is not known before it is read, so --time and --stop-before-s "
@@ -152,7 +160,7 @@ def check_skipped(names: Sequence[str]) -> None:
     chosen_checks(CHECKS, only=(), skip=names)
 
 
-def check_paths(config: RunConfig, run_dir: Path, *, is_dry_run: bool) -> list[str]:
+def check_paths(config: AnyConfig, run_dir: Path, *, is_dry_run: bool) -> list[str]:
     """Checks that local files exist and named data sets are known; in a dry run the model may be a name.
 
     Returns:
@@ -165,7 +173,7 @@ def check_paths(config: RunConfig, run_dir: Path, *, is_dry_run: bool) -> list[s
     for name, path in named_files(config):
         if not path.exists() and not (goes_on and name == BEGINNING):
             raise ConfigError(f"{name}={path}: no such file or folder here; jobs need it where every node sees it")
-    for dataset in (config.data.train, *config.evaluation.sets.values()):
+    for _, dataset in named_data(config):
         if not (dataset.path or dataset.generated or dataset.repository):
             adapter_of(dataset.name)
     if not is_local(config.model.path):
@@ -185,7 +193,8 @@ def check_world(options: SlurmOptions) -> Placement:
     Raises:
         ConfigError: too few GPUs, more nodes than the run can use, or a tensor-parallel group over two nodes.
     """
-    parallel, rollout, gpus = options.config.parallel, options.config.rollout, options.gpus_per_node
+    run, gpus = options.run, options.gpus_per_node
+    parallel, rollout = run.parallel, run.rollout
     tensor, total = parallel.tensor_parallel_size, options.nodes * gpus
     if gpus and tensor > gpus:
         raise ConfigError(
@@ -197,17 +206,18 @@ def check_world(options: SlurmOptions) -> Placement:
             f"parallel.tensor_parallel_size={tensor} does not divide --gpus-per-node {gpus}: a group would lie on two "
             f"nodes; choose a divisor"
         )
-    ranks, more = gpus_of(options.config)
-    engines = f"{rollout.num_engines} engine(s) of {rollout.ranks_per_engine}"
+    ranks, more = gpus_of(run) if options.has_engines else (parallel.num_ranks, 0)
+    num_engines = rollout.num_engines if options.has_engines else 0
+    parts = f"{parallel} and {num_engines} engine(s) of {rollout.ranks_per_engine}" if num_engines else str(parallel)
     if gpus and total < ranks + more:
         shared = f"; or {ranks} that both share: --rollout.placement colocated"
         raise ConfigError(
-            f"--nodes {options.nodes} of --gpus-per-node {gpus} are {total} GPUs; {parallel} and {engines} "
-            f"need {ranks + more}{shared if more else ', which both share'}"
+            f"--nodes {options.nodes} of --gpus-per-node {gpus} are {total} GPUs; {parts} "
+            f"need {ranks + more}{shared if more else ', which both share' if num_engines else ''}"
         )
     placement = place(
         parallel,
-        num_engines=rollout.num_engines,
+        num_engines=num_engines,
         engine_gpus=rollout.ranks_per_engine,
         engine_nodes=rollout.nodes_per_engine,
         nodes=planned_nodes(options),
@@ -216,8 +226,8 @@ def check_world(options: SlurmOptions) -> Placement:
     used = {node.node_id for node in (*placement.ranks, *(node for engine in placement.engines for node in engine))}
     if len(used) < options.nodes:
         raise ConfigError(
-            f"--nodes {options.nodes}: {options.nodes - len(used)} would be empty, since {parallel} and "
-            f"{engines} fit on {len(used)}; take --nodes {len(used)} or more ranks"
+            f"--nodes {options.nodes}: {options.nodes - len(used)} would be empty, since {parts} "
+            f"fit on {len(used)}; take --nodes {len(used)} or more ranks"
         )
     return placement
 

@@ -94,6 +94,7 @@ def settings(job: JobFolder, options: SlurmOptions) -> str:
         "RUN_DIR": job.run_dir,
         "LAUNCH_DIR": job.folder,
         "LOG_DIR": job.logs,
+        "SUBCOMMAND": options.command,
         "CONFIG": job.folder / "config.yaml",
         "SUBMIT_DIR": Path.cwd(),
         "SUBMIT_COMMIT": commit(),

@@ -59,7 +59,7 @@ def launch(options: LaunchOptions) -> int:
     options.check()
     run_dir = Path(options.run_dir or f"runs/{options.config.name}").absolute()
     check_paths(options.config, run_dir, is_dry_run=options.dry_run)
-    check_layout(options.config)
+    check_layout(options.run)
     check_writable(run_dir)
     stamp = DRY_RUN if options.dry_run else datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     folder = run_dir / "launch" / f"local-{stamp}"
@@ -69,7 +69,7 @@ def launch(options: LaunchOptions) -> int:
         (folder / "config.yaml").write_text(to_yaml(options.config), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"run folder {run_dir} cannot be written: {error.strerror}; choose another") from error
-    command = ["train", str(folder / "config.yaml"), "--run-dir", str(run_dir), "--resume"]
+    command = [options.command, str(folder / "config.yaml"), "--run-dir", str(run_dir), "--resume"]
     if options.dry_run:
         print(f"would run  {sys.executable} -m {MODULE} {' '.join(command)}")
         print(f"written    {folder}: nothing was started")
@@ -119,7 +119,7 @@ def _run(folder: Path, command: list[str]) -> tuple[str, signal.Signals | None]:
         # nemo-run starts processes in a folder of its own, while paths and recipes are relative to where one stands
         words = " ".join(quoted("a word of the command", word) for word in (sys.executable, "-m", MODULE, *command))
         script = nemo_run.Script(inline=f"cd {quoted('the current folder', Path.cwd())} && exec {words}")
-        experiment.add(script, executor=nemo_run.LocalExecutor(), name="train", tail_logs=True)
+        experiment.add(script, executor=nemo_run.LocalExecutor(), name=command[0], tail_logs=True)
         experiment.run(detach=False)
         signals.run_has_started()
     return str(experiment.jobs[0].state.name), signals.first

@@ -3,9 +3,11 @@
 import re
 from typing import Literal
 
-from gtpo_megatron.cli.recipe import RecipeOptions
+from gtpo_megatron.cli.recipe import AnyRecipeOptions
 from gtpo_megatron.companions.planner.hardware import GIB
 from gtpo_megatron.config.configuration import configuration
+from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.config.sft import SftConfig
 from gtpo_megatron.errors import ConfigError
 from launchers.own_settings import check_env, check_sbatch
 from launchers.script_values import check_name, check_options
@@ -20,7 +22,7 @@ MEMORY_UNITS = {"K": 1 << 10, "M": 1 << 20, "": 1 << 20, "G": 1 << 30, "T": 1 <<
 
 
 @configuration
-class LaunchOptions(RecipeOptions):
+class LaunchOptions(AnyRecipeOptions):
     """Options of every launcher.
 
     Attributes:
@@ -30,6 +32,21 @@ class LaunchOptions(RecipeOptions):
 
     run_dir: str = ""
     dry_run: bool = False
+
+    @property
+    def run(self) -> RunConfig:
+        """What the ranks are started with: the recipe, or the run that a warm start's ranks are of."""
+        return self.config.of_ranks() if isinstance(self.config, SftConfig) else self.config
+
+    @property
+    def command(self) -> str:
+        """The command of ``gtpo-megatron`` that runs the recipe."""
+        return "sft" if isinstance(self.config, SftConfig) else "train"
+
+    @property
+    def has_engines(self) -> bool:
+        """Whether the recipe samples; a warm start has ranks alone."""
+        return not isinstance(self.config, SftConfig)
 
     def check(self) -> None:
         """Checks that options can be written into scripts.
@@ -146,6 +163,8 @@ class SlurmOptions(LaunchOptions):
         return int(written[1]) * MEMORY_UNITS[written[2].upper()]
 
     def _check_preflight(self) -> None:
+        if self.preflight and not self.has_engines:
+            raise ConfigError("--preflight: it makes a step of a run; take a recipe of one, in the same layout")
         if self.preflight and self.chain > 1:
             raise ConfigError(f"--preflight --chain {self.chain}: a preflight is one job; leave out --chain")
         if self.skip and not self.preflight:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gtpo_megatron.cli.recipe import parse
 from gtpo_megatron.config.rollout import RolloutConfig
+from gtpo_megatron.config.sft import SftConfig
 from gtpo_megatron.errors import ConfigError, GTPOError, WorkerError
 from gtpo_megatron.orchestration.on_ray.placement import Placement
 from launchers.checks import check_job
@@ -177,21 +178,26 @@ def _given_up(job: JobFolder) -> str:
 
 def layout_text(options: SlurmOptions, placement: Placement) -> str:
     """The trainer's axes and the engines, then every node with what is on it."""
-    config, rollout = options.config, options.config.rollout
+    config, rollout = options.config, options.run.rollout
     kind = f"{options.gpus_per_node} GPUs each" if options.gpus_per_node else "no GPUs"
-    lines = [
-        f"run      {config.name}: {config.num_steps} steps of {config.data.prompts_per_step} prompts x "
-        f"{rollout.group_size} responses",
-        f"nodes    {options.nodes}, {kind}",
-        f"trainer  {config.parallel}",
-        f"engines  {rollout.num_engines} of tensor_parallel_size={rollout.tensor_parallel_size}{_spread(rollout)}, "
-        f"{rollout.placement}",
-    ]
+    nodes, trainer = f"nodes    {options.nodes}, {kind}", f"trainer  {config.parallel}"
+    if isinstance(config, SftConfig):
+        length = f"{config.num_steps} steps" if config.num_steps else f"{config.num_epochs} epochs"
+        lines = [f"warm     {config.name}: {length}, {config.data.rows_per_step} conversations a step", nodes, trainer]
+    else:
+        lines = [
+            f"run      {config.name}: {config.num_steps} steps of {config.data.prompts_per_step} prompts x "
+            f"{rollout.group_size} responses",
+            nodes,
+            trainer,
+            f"engines  {rollout.num_engines} of tensor_parallel_size={rollout.tensor_parallel_size}{_spread(rollout)}, "
+            f"{rollout.placement}",
+        ]
     return "\n".join([*lines, *_nodes(options, placement)]) + "\n"
 
 
 def _nodes(options: SlurmOptions, placement: Placement) -> Iterator[str]:
-    shares = options.config.rollout.placement == "colocated" and placement.has_gpus
+    shares = options.run.rollout.placement == "colocated" and placement.has_gpus
     for index in range(options.nodes):
         ranks = [rank for rank, node in enumerate(placement.ranks) if node.node_id == str(index)]
         with_nodes = enumerate(placement.engines)
@@ -199,7 +205,7 @@ def _nodes(options: SlurmOptions, placement: Placement) -> Iterator[str]:
         parts = [_numbered("rank", ranks)] if ranks else []
         if engines:
             parts.append(_numbered("engine", engines) + (" on their GPUs" if shares else ""))
-        parts += ["driver, rewards"] if index == 0 else []
+        parts += ["driver, rewards" if options.has_engines else "driver"] if index == 0 else []
         yield f"node {index}   {'; '.join(parts)}"
 
 

@@ -1,11 +1,16 @@
 """Qwen2.5-7B in the paper's setting: on its 64 GPUs, and on one node, where a step takes longer and is the same.
 
+``sft_8gpu`` is a warm start in the layout of one node; its rate and batch are ours.
+
 And with responses of 65,536 tokens, where four ranks share each sequence.
 
 ``recipes/math_run.py`` has what is not said here, each value marked as the paper's or ours.
 """
 
+from dataclasses import replace
+
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.config.sft import ConversationData, SftConfig
 from recipes.code_run import code_run
 from recipes.math_run import ADAPTER, LONGEST_RESPONSE_TOKENS, Method, OnGPUs, by_method, math_run
 
@@ -45,6 +50,24 @@ ON_64_GPUS_LONGEST = OnGPUs(
 def math_8gpu(method: Method = "gtpo", *, num_steps: int = 500, seed: int = 0) -> RunConfig:
     """The paper's batch on one node."""
     return math_run(MODEL, method, ON_8_GPUS, num_steps=num_steps, seed=seed)
+
+
+def sft_8gpu(*, num_steps: int = 0, seed: int = 0) -> SftConfig:
+    """Two epochs of worked answers, or as many steps as are asked for."""
+    base = math_8gpu(seed=seed)
+    return SftConfig(
+        name="qwen2_5_7b_sft_8gpu",
+        seed=seed,
+        num_steps=num_steps,
+        num_epochs=0 if num_steps else 2,
+        model=base.model,
+        data=ConversationData(train_path="gsm8k", heldout_rows=256, rows_per_step=64),
+        optimizer=replace(base.optimizer, learning_rate=1e-5, schedule="cosine", warmup_updates=20),
+        parallel=base.parallel,
+        checkpoint=base.checkpoint,
+        logging=base.logging,
+        cluster=base.cluster,
+    )
 
 
 def lora_1gpu(method: Method = "gtpo", *, num_steps: int = 500, seed: int = 0) -> RunConfig:

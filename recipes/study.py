@@ -3,7 +3,8 @@
 ``study`` asks the main question; ``learning_rates`` and ``own_best`` whether it was asked fairly; ``dose`` how much
 entropy; ``second_size`` and ``second_task`` whether the answer holds elsewhere, ``conversations`` whether it does where
 the policy calls a tool, ``conversation_means`` what was missing there, and ``pretrained`` where entropies come from a
-pretrained model; ``adapters`` what low-rank adapters learn. docs/study_plan.md is their plan.
+pretrained model; ``adapters`` what low-rank adapters learn; ``taught``, ``pretrained_taught`` and ``difficulty`` what
+warm starts, teachers and chosen problems add. docs/study_plan.md is their plan.
 
 Every arm of a study samples the same number of responses from the same prompts in the same order, with the same model,
 optimizer and seeds. Methods that sample more as published (DAPO, EAPO, STARE) therefore run without it. The problems
@@ -18,6 +19,7 @@ from gtpo_megatron.companions.study.plan import Arm, Needed, PlannedComparison, 
 from gtpo_megatron.config.algorithm import (
     AlgorithmConfig,
     DAPOConfig,
+    DistillConfig,
     DPPOConfig,
     DynamicSamplingConfig,
     EAPOConfig,
@@ -26,11 +28,13 @@ from gtpo_megatron.config.algorithm import (
     GRPOSConfig,
     GTPOConfig,
     STAREConfig,
+    TeacherConfig,
     TopEntropyConfig,
 )
 from gtpo_megatron.config.algorithm.base import SoftOverlongPenalty
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.config.sft import SftConfig
 from recipes import smollm2_cpu, tiny_cpu
 
 NUM_STEPS = 24
@@ -61,6 +65,18 @@ SMALL_MODEL_COMMAND = (
     "--num-drill-steps 100 --num-solution-steps 400 480 560"
 )
 """Makes a model of 4.1 million parameters, taught on the same data as the tiny one; 16 MB, so it is not committed."""
+
+WARM_STEPS = 96
+"""Three epochs of the 1,024 solutions."""
+TAUGHT_SEEDS = 5
+DISTILL_RATE = 4e-4
+"""The best of ``teacher_rates``."""
+PRETRAINED_TAUGHT_SEEDS = range(20, 22)
+PRETRAINED_TEACHER, PRETRAINED_WARM = "runs/models/smollm2_trained", "runs/models/smollm2_warm"
+OWN_ANSWERS = "runs/models/smollm2_answers.jsonl"
+"""200 of SmolLM2's own right answers to other instructions; docs/study_plan.md has the commands."""
+BAND_PROMPTS = {"gtpo_mixed": 11, "gtpo_band": 7}
+"""Groups of a step that a band keeps, so that as many are sampled as the other arm has; by a run of another seed."""
 
 MAIN_ARMS = ("gtpo", "gtpo_alpha2_0", "gtpo_shuffled", "grpo")
 DOSE_ARMS = ("gtpo_alpha2_0", "gtpo_alpha2_0.03", "gtpo", "gtpo_alpha2_0.3", "gtpo_alpha2_1")
@@ -320,6 +336,153 @@ def pretrained() -> Study:
     )
 
 
+def teacher_rates() -> Study:
+    """Distillation from the model as it is at four learning rates, on seeds that no other run has."""
+    arms = tuple(_distilled_at(rate) for rate in (COMMON_RATE, *sorted(RATES.values())[1:], 1.6e-3))
+    names = tuple(arm.name for arm in arms)
+    return Study(
+        name="Learning rates of distillation",
+        arms=arms,
+        default_arms=names,
+        baseline=names[0],
+        num_steps=NUM_STEPS,
+        num_seeds=1,
+        first_seed=RATE_SEEDS.start,
+        alternatives=(names,),
+    )
+
+
+def taught() -> Study:
+    """GTPO and distillation, each from the model as it is and from a warm start of it, at equal samples."""
+    return Study(
+        name="Warm starts and a teacher",
+        arms=(
+            _taught("gtpo", "GTPO v6 from the model as it is."),
+            _taught("distill", "Distillation from the model as it is; the teacher is a mixture of experts."),
+            _taught("warm_gtpo", "GTPO v6 from a warm start on 1,024 worked solutions.", is_warm=True),
+            _taught("warm_distill", "Distillation from the warm start.", is_warm=True),
+        ),
+        default_arms=("gtpo", "distill", "warm_gtpo", "warm_distill"),
+        baseline="gtpo",
+        num_steps=NUM_STEPS,
+        num_seeds=TAUGHT_SEEDS,
+        comparisons=(
+            PlannedComparison(method="warm_gtpo", baseline="gtpo"),
+            PlannedComparison(method="distill", baseline="gtpo"),
+            PlannedComparison(method="warm_distill", baseline="warm_gtpo"),
+        ),
+        needed=tuple(_warm_model(seed) for seed in range(TAUGHT_SEEDS)),
+    )
+
+
+def difficulty() -> Study:
+    """GTPO on all groups, and on those of a band of mean reward, from as many samples."""
+    bands = {
+        "gtpo_mixed": (DynamicSamplingConfig(enabled=True), "groups with right and wrong responses"),
+        "gtpo_band": (
+            DynamicSamplingConfig(enabled=True, min_mean=0.2, max_mean=0.8),
+            "groups with a mean reward from 0.2 to 0.8",
+        ),
+    }
+
+    def on_all_problems(config: RunConfig) -> RunConfig:
+        whole = tiny_cpu.gtpo()  # a band of the harder problems would be one group in ten at first
+        return replace(
+            config,
+            optimizer=replace(config.optimizer, learning_rate=RATES["double"]),
+            data=replace(config.data, train_path=whole.data.train_path),
+            evaluation=replace(config.evaluation, path=whole.evaluation.path),
+        )
+
+    def banded(name: str) -> Arm:
+        rule, words = bands[name]
+
+        def change(config: RunConfig) -> RunConfig:
+            algorithm = replace(config.algorithm, dynamic_sampling=rule)
+            data = replace(config.data, prompts_per_step=BAND_PROMPTS[name])
+            return on_all_problems(replace(config, name=f"study_{name}", algorithm=algorithm, data=data))
+
+        about = f"Only {words}: {BAND_PROMPTS[name]} a step, drawn until they are there."
+        return Arm(name=name, label=f"GTPO v6, {words}", about=about, recipe=_recipe("gtpo", change))
+
+    return Study(
+        name="A band of mean reward",
+        arms=(*_arms(("gtpo",), on_all_problems), *map(banded, bands)),
+        default_arms=("gtpo", *bands),
+        baseline="gtpo",
+        num_steps=NUM_STEPS,
+        num_seeds=TAUGHT_SEEDS,
+        comparisons=tuple(PlannedComparison(method=name, baseline="gtpo") for name in bands),
+    )
+
+
+def warm_start(*, num_steps: int = WARM_STEPS, seed: int = 0) -> SftConfig:
+    """The warm start of ``taught``, in one process of one rank as its runs."""
+    base = tiny_cpu.sft(num_steps=num_steps, seed=seed)
+    return replace(
+        base,
+        name="study_warm_start",
+        parallel=ParallelConfig(num_ranks=1),
+        heldout_every_steps=num_steps,
+        cluster=replace(base.cluster, mode="local"),
+    )
+
+
+def pretrained_taught() -> Study:
+    """SmolLM2 from a warm start on its own right answers, and distilled from its own RL-trained copy."""
+
+    def with_warm_start(config: RunConfig) -> RunConfig:
+        run = _with_smollm2(config)
+        return replace(run, name="study_warm_gtpo_smollm2", model=replace(run.model, path=f"{PRETRAINED_WARM}/hf"))
+
+    def with_teacher(config: RunConfig) -> RunConfig:
+        teacher = TeacherConfig(path=f"{PRETRAINED_TEACHER}/hf")
+        return replace(_with_smollm2(config), name="study_distill_smollm2", algorithm=DistillConfig(), teacher=teacher)
+
+    changes: dict[str, tuple[str, str, Change]] = {
+        "gtpo": ("GTPO v6", "From the model as it is.", _with_smollm2),
+        "warm_gtpo": ("warm start, GTPO v6", "From a warm start on 200 of its own right answers.", with_warm_start),
+        "distill": ("distillation", "From the model as it is; its RL-trained copy is the teacher.", with_teacher),
+    }
+    return Study(
+        name="A pretrained model, warm-started and taught",
+        arms=tuple(
+            Arm(name=name, label=label, about=about, recipe=_recipe("gtpo", change))
+            for name, (label, about, change) in changes.items()
+        ),
+        default_arms=tuple(changes),
+        baseline="gtpo",
+        num_steps=PRETRAINED_STEPS,
+        num_seeds=len(PRETRAINED_TAUGHT_SEEDS),
+        first_seed=PRETRAINED_TAUGHT_SEEDS.start,
+        outcome="rollout/reward_mean",
+        outcome_steps=PRETRAINED_OUTCOME_STEPS,
+        comparisons=tuple(PlannedComparison(method=name, baseline="gtpo") for name in ("warm_gtpo", "distill")),
+        needed=(
+            Needed(
+                path=f"{PRETRAINED_TEACHER}/hf/config.json",
+                command=f"gtpo-megatron train recipes.smollm2_cpu:gtpo --run-dir {PRETRAINED_TEACHER}",
+            ),
+            Needed(
+                path=f"{PRETRAINED_WARM}/hf/config.json",
+                command=f"gtpo-megatron sft recipes.study:pretrained_warm_start --run-dir {PRETRAINED_WARM}",
+            ),
+        ),
+    )
+
+
+def pretrained_warm_start(*, num_steps: int = 50, seed: int = 0) -> SftConfig:
+    """The warm start of ``pretrained_taught``: two epochs of ``OWN_ANSWERS``."""
+    base = smollm2_cpu.sft(num_steps=num_steps, seed=seed)
+    return replace(
+        base,
+        name="study_pretrained_warm_start",
+        model=smollm2_cpu.gtpo().model,
+        data=replace(base.data, train_path=OWN_ANSWERS, heldout_rows=0),
+        cluster=replace(base.cluster, mode="local"),
+    )
+
+
 def study_run(name: str, algorithm: AlgorithmConfig, *, num_steps: int, seed: int) -> RunConfig:
     """One run of the budget that all arms have, in the quickstart's processes."""
     base = tiny_cpu.gtpo(num_steps=num_steps, seed=seed)
@@ -390,6 +553,48 @@ def _adapters_at(rate: float) -> Arm:
 
     about = "GTPO v6 with low-rank adapters over frozen weights."
     return Arm(name=name, label=f"adapters, {rate:g}", about=about, recipe=_recipe("gtpo", with_adapters))
+
+
+def _distilled_at(rate: float) -> Arm:
+    name = f"distill_{rate:g}"
+
+    def from_teacher(config: RunConfig) -> RunConfig:
+        return _distilled(replace(config, name=f"study_{name}"), rate)
+
+    about = "A mixture of experts scores what the model samples."
+    return Arm(name=name, label=f"distillation, {rate:g}", about=about, recipe=_recipe("gtpo", from_teacher))
+
+
+def _distilled(config: RunConfig, rate: float) -> RunConfig:
+    return replace(
+        config,
+        algorithm=DistillConfig(),
+        teacher=tiny_cpu.distill().teacher,
+        optimizer=replace(config.optimizer, learning_rate=rate),
+    )
+
+
+def _taught(name: str, about: str, *, is_warm: bool = False) -> Arm:
+    def change(config: RunConfig) -> RunConfig:
+        config = replace(config, name=f"study_{name}")
+        if is_warm:
+            config = replace(config, model=replace(config.model, path=f"{_warm_folder(config.seed)}/hf"))
+        if name.endswith("distill"):
+            return _distilled(config, DISTILL_RATE)
+        return replace(config, optimizer=replace(config.optimizer, learning_rate=RATES["double"]))
+
+    label = ("warm start, " if is_warm else "") + ("distillation" if name.endswith("distill") else "GTPO v6")
+    return Arm(name=name, label=label, about=about, recipe=_recipe("gtpo", change))
+
+
+def _warm_folder(seed: int) -> str:
+    return f"runs/models/warm_seed{seed}"
+
+
+def _warm_model(seed: int) -> Needed:
+    folder = _warm_folder(seed)
+    command = f"gtpo-megatron sft recipes.study:warm_start --seed {seed} --run-dir {folder}"
+    return Needed(path=f"{folder}/hf/config.json", command=command)
 
 
 def _direction(name: str, change: Change, *, num_steps: int, needed: tuple[Needed, ...] = ()) -> Study:

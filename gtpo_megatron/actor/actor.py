@@ -93,7 +93,7 @@ class MegatronActor:
         if cpu_platform.is_cpu():
             torch.set_num_threads(config.cluster.threads_per_rank)
         self._config = config
-        self._arch = read_architecture(Path(config.model.path))
+        self._arch = read_architecture(Path(config.model.path)).for_sequences(config.model.max_sequence_tokens)
         if cpu_platform.is_cpu():
             choose_products(self._arch.hidden_size)
         self._arch.check_layout(config.parallel)
@@ -111,6 +111,7 @@ class MegatronActor:
             self._groups,
             context_index=self.coordinates.context_index,
             budget_tokens=config.update.micro_batch_tokens,
+            share_weights=config.adapter.shard_frozen,
         )
         profiler = StepProfiler(config.profile, rank=global_rank, run_folder=run_folder)
         self._report = StageReport(self._arch, config, profiler)
@@ -126,6 +127,7 @@ class MegatronActor:
             temperature=config.rollout.sampling.temperature,
             vocab_size=self._arch.vocab_size,
             chunk_tokens=config.model.head_chunk_tokens,
+            frozen=self._trained.frozen,
         )
         teacher = load_teacher(config, self._model, self._head, self._trained.adapters, global_rank=global_rank)
         self._optimizer_step = OptimizerStep(self._optimizer, self._trained.schedule)
@@ -302,14 +304,16 @@ class MegatronActor:
         Returns:
             This rank's parts of the checksums of every sampler worker, or nothing.
 
-        Communication: that of the link's transport, to the sampler's workers.
+        Communication: that of the link's transport, to the sampler's workers; of frozen weights that replicas share
+            those of ``FrozenShards.in_turns``.
         """
         self._policy_version = version
         assert self._sender is not None, "connect_weights comes first"
         with self._report.profiler.stage("send_weights", step=version):
-            adapters, alone = self._trained.adapters, self._config.adapter.pushes_alone
-            pushed = adapters.tensors() if adapters is not None and alone else self._weights()
-            checksums = self._sender.push(pushed, with_checksums=with_checksums)
+            trained, alone = self._trained, self._config.adapter.pushes_alone
+            pushed = trained.adapters.tensors() if trained.adapters is not None and alone else self._weights()
+            in_turns = sorted if alone or trained.frozen is None else trained.frozen.in_turns
+            checksums = self._sender.push(pushed, with_checksums=with_checksums, in_turns=in_turns)
         self._report.profiler.step_done(version)
         return checksums
 

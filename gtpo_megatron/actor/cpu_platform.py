@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -119,6 +119,34 @@ def _redirect_device_literals() -> None:
     for name in _LITERAL_MODULES:
         with contextlib.suppress(ModuleNotFoundError):  # the two versions do not have all of them
             importlib.import_module(name).torch = proxy  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def one_group_of_one_rank() -> Iterator[None]:
+    """While Megatron makes its groups, of which most of a small world have one rank, all those of a rank are one.
+
+    Each of gloo's has threads that wake a hundred times a second. Nobody waits in a group for itself; larger ones stay
+    apart, whatever their ranks, since what is under way in two of them may be so in any order.
+    """
+    if not is_cpu():
+        yield
+        return
+    from megatron.core import parallel_state
+
+    create, made = parallel_state.create_group, dict[int, Any]()
+
+    def create_once(ranks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+        if len(ranks) > 1:
+            return create(ranks, *args, **kwargs)
+        if ranks[0] not in made:
+            made[ranks[0]] = create(ranks, *args, **kwargs)
+        return made[ranks[0]]
+
+    parallel_state.create_group = create_once
+    try:
+        yield
+    finally:
+        parallel_state.create_group = create
 
 
 def _keep_random_states_on_cpu() -> None:

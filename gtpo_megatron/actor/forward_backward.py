@@ -40,17 +40,23 @@ class MicroBatching:
 
     @classmethod
     def of(
-        cls, parallel: ParallelConfig, groups: ParallelGroups, *, context_index: int, budget_tokens: int
+        cls,
+        parallel: ParallelConfig,
+        groups: ParallelGroups,
+        *,
+        context_index: int,
+        budget_tokens: int,
+        share_weights: bool = False,
     ) -> "MicroBatching":
         """Micro-batching for a layout of ranks.
 
-        If replicas share experts, every pass of one is a pass of the other. The maximum is taken over all replicas
-        rather than those that share experts: a step waits for the slowest of all in any case.
+        If replicas share experts or frozen weights, every pass of one is a pass of the other. The maximum is taken over
+        all replicas rather than those that share experts: a step waits for the slowest of all in any case.
         """
         return cls(
             budget_tokens=budget_tokens,
             layout=PackLayout.of(parallel, context_index),
-            even_group=groups.dp if parallel.replicas_share_experts else None,
+            even_group=groups.dp if parallel.replicas_share_experts or share_weights else None,
         )
 
     def cut(self, rollouts: RolloutBatch, rows: Sequence[int], *, are_together: bool = False) -> list[PackedMicroBatch]:

@@ -40,16 +40,17 @@ def initialize(
         world_size=config.num_ranks,
         timeout=timeout,
     )
-    parallel_state.initialize_model_parallel(
-        config.tensor_parallel_size,
-        config.pipeline_parallel_size,
-        # Megatron chooses the interleaved schedule if this is a number
-        config.virtual_pipeline_size if config.virtual_pipeline_size > 1 else None,
-        context_parallel_size=config.context_parallel_size,
-        expert_model_parallel_size=config.expert_parallel_size,
-        expert_tensor_parallel_size=config.expert_tensor_parallel_size,
-        distributed_timeout_minutes=max(1, round(collective_timeout_s / 60)),
-    )
+    with cpu_platform.one_group_of_one_rank():
+        parallel_state.initialize_model_parallel(
+            config.tensor_parallel_size,
+            config.pipeline_parallel_size,
+            # Megatron chooses the interleaved schedule if this is a number
+            config.virtual_pipeline_size if config.virtual_pipeline_size > 1 else None,
+            context_parallel_size=config.context_parallel_size,
+            expert_model_parallel_size=config.expert_parallel_size,
+            expert_tensor_parallel_size=config.expert_tensor_parallel_size,
+            distributed_timeout_minutes=max(1, round(collective_timeout_s / 60)),
+        )
     torch.manual_seed(seed)
     # libraries draw from these two, and checkpoints hold them: unseeded, no two runs would have the same
     random.seed(seed)

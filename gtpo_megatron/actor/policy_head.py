@@ -6,6 +6,7 @@ import torch
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor
 
+from gtpo_megatron.actor.model.frozen_shards import FrozenShards
 from gtpo_megatron.actor.model.policy_model import PolicyModel
 from gtpo_megatron.data.packing import PackedMicroBatch
 from gtpo_megatron.distributed.context_parallel import gather_tokens
@@ -25,6 +26,7 @@ class PolicyHead:
         temperature: temperature of the sampling distribution.
         vocab_size: rows of the output layer at or past it only pad the vocabulary.
         chunk_tokens: tokens whose logits are in memory at a time.
+        frozen: the output layer's weights are among these, which replicas share; None: the rank has them.
     """
 
     model: PolicyModel
@@ -33,6 +35,7 @@ class PolicyHead:
     temperature: float
     vocab_size: int
     chunk_tokens: int
+    frozen: FrozenShards | None = None
 
     def score(self, hidden: Tensor, batch: PackedMicroBatch) -> TokenScores:
         """Log-prob and entropy of every response token of a micro-batch, on every context-parallel rank.
@@ -48,7 +51,8 @@ class PolicyHead:
             DataError: a response token is not in the vocabulary.
 
         Collectives: those of ``linear_token_scores`` over tp; under sequence parallelism one all-gather, and in
-        backward one reduce-scatter; under context parallelism one all-reduce of two numbers per token.
+        backward one reduce-scatter; under context parallelism one all-reduce of two numbers per token; those of
+            ``FrozenShards.with_output``.
         """
         if self.sequence_parallel:
             # in backward the gather's own reduce-scatter sums the ranks' gradients, so the head must not
@@ -57,17 +61,23 @@ class PolicyHead:
             )
         # on the host, where they come from; all tensor-parallel ranks have the same micro-batch
         check_targets(batch.target_ids, len(batch.score_positions), self.vocab_size, batch.target_ids.device)
-        scores = linear_token_scores(
-            hidden[:, 0].index_select(0, batch.score_positions.to(hidden.device, non_blocking=True)),
-            self.model.output_weight(),
-            batch.target_ids.to(hidden.device, non_blocking=True),
-            tp_group=self.groups.tp,
-            temperature=self.temperature,
-            vocab_size=self.vocab_size,
-            chunk_tokens=self.chunk_tokens,
-            reduce_hidden_grad=not self.sequence_parallel,
-            check_inputs=False,
-        )
+        target_ids = batch.target_ids.to(hidden.device, non_blocking=True)
+
+        def score(rows: Tensor) -> TokenScores:
+            return linear_token_scores(
+                rows,
+                self.model.output_weight(),
+                target_ids,
+                tp_group=self.groups.tp,
+                temperature=self.temperature,
+                vocab_size=self.vocab_size,
+                chunk_tokens=self.chunk_tokens,
+                reduce_hidden_grad=not self.sequence_parallel,
+                check_inputs=False,
+            )
+
+        rows = hidden[:, 0].index_select(0, batch.score_positions.to(hidden.device, non_blocking=True))
+        scores = score(rows) if self.frozen is None else self.frozen.with_output(score, rows)
         if self.groups.cp is None:
             return scores
         logprobs, entropy = gather_tokens(

@@ -102,11 +102,15 @@ def load_teacher(
         return Teacher(student, head, adapters.switched_off, arch.vocab_size, files)
     model = replace(config.model, recompute="none")  # without a backward pass
     chunks = build_chunks(arch, model, parallel, transformer_config(arch, model, parallel))
-    load_model_folder(folder, arch, parallel, chunks, global_rank=global_rank)
+    load_model_folder(folder, arch, parallel, chunks, None, global_rank=global_rank)
     for chunk in chunks:
         chunk.requires_grad_(requires_grad=False)
     return Teacher(
-        chunks, replace(head, model=chunks[-1], vocab_size=arch.vocab_size), _parked(chunks), arch.vocab_size, files
+        chunks,
+        replace(head, model=chunks[-1], vocab_size=arch.vocab_size, frozen=None),
+        _parked(chunks),
+        arch.vocab_size,
+        files,
     )
 
 

@@ -13,12 +13,14 @@ from torch import Tensor
 from gtpo_megatron.actor import optimizer
 from gtpo_megatron.actor.checkpoint.model_folder import load_model_folder
 from gtpo_megatron.actor.model.adapters import Adapters, WholeAdapter, join_adapters, new_adapter
+from gtpo_megatron.actor.model.frozen_shards import FrozenShards
 from gtpo_megatron.actor.model.policy_model import (
     PolicyModel,
     build_chunks,
     fuse_weight_gradients,
     mark_experts,
     mark_sinks,
+    parameters_by_name,
     weights_by_name,
 )
 from gtpo_megatron.actor.model.transformer_config import torch_dtype, transformer_config
@@ -36,6 +38,7 @@ class TrainedModel:
         chunks: parts of the model on this rank, in order; the last one of the last pipeline rank has the output layer.
         wrapped: the chunks in Megatron's data-parallel wrapper.
         adapters: None: every weight is trained.
+        frozen: the weights below them, where replicas share them; None: each has all of its part.
         reference: the policy that the live one is compared with, or, below adapters, the frozen weights; if any.
         optimizer: Megatron's.
         schedule: schedule of the learning rate.
@@ -44,12 +47,16 @@ class TrainedModel:
     chunks: list[PolicyModel]
     wrapped: list[Any]
     adapters: Adapters | None
+    frozen: FrozenShards | None
     reference: ReferencePolicy | FrozenReference | None
     optimizer: Any
     schedule: Any
 
     def weights(self) -> Mapping[str, Tensor]:
-        """This rank's weights, by the names of the weight plans; adapters are merged in."""
+        """This rank's weights, by the names of the weight plans; adapters are merged in.
+
+        Of those that replicas share only what is gathered can be read: ``FrozenShards.in_turns``.
+        """
         found = weights_by_name(self.chunks)
         return found if self.adapters is None else self.adapters.merged(found)
 
@@ -65,22 +72,23 @@ def trained_model(config: RunConfig, arch: Architecture, *, global_rank: int) ->
     Collectives: group creation; of a converted folder Megatron's own; with a reference policy or adapters one gather of
     texts over the world.
     """
-    parallel = config.parallel
+    parallel, adapter = config.parallel, config.adapter
     transformer = transformer_config(arch, config.model, parallel)
-    chunks = build_chunks(arch, config.model, parallel, transformer, adapted=config.adapter.is_on)
+    chunks = build_chunks(arch, config.model, parallel, transformer, adapted=adapter.is_on, shared=adapter.shard_frozen)
     mark_experts(chunks)
     mark_sinks(chunks)
     fuse_weight_gradients(chunks)
+    frozen = FrozenShards(chunks, parameters_by_name(chunks)) if adapter.shard_frozen else None
 
     def load(folder: Path) -> None:
-        load_model_folder(folder, arch, parallel, chunks, global_rank=global_rank)
+        load_model_folder(folder, arch, parallel, chunks, frozen, global_rank=global_rank)
 
     reference: ReferencePolicy | FrozenReference | None = None
     adapters = None
-    if config.adapter.is_on:
+    if adapter.is_on:
         load(Path(config.model.path))
         adapters = join_adapters(
-            chunks, arch, config.adapter, parallel, global_rank=global_rank, whole=_whole_adapters(config, arch)
+            chunks, arch, adapter, parallel, global_rank=global_rank, whole=_whole_adapters(config, arch)
         )
         reference = FrozenReference(adapters.switched_off, Path(config.model.path))
     else:
@@ -93,11 +101,11 @@ def trained_model(config: RunConfig, arch: Architecture, *, global_rank: int) ->
     wrapped = [DistributedDataParallel(transformer, wrapping, chunk) for chunk in chunks]
     transformer.finalize_model_grads_func = finalize_model_grads
     # of what is trained: asked for masters of bfloat16 weights Megatron's optimizer cannot save float32 adapters
-    dtype = torch.float32 if config.adapter.dtype == "float32" else torch_dtype(config.model)
+    dtype = torch.float32 if adapter.dtype == "float32" else torch_dtype(config.model)
     made = optimizer.build_optimizer(config.optimizer, wrapped, dtype=dtype, distributed=parallel.distributed_optimizer)
     transformer.grad_scale_func = made.scale_loss
     schedule = optimizer.build_schedule(config.optimizer, made, num_updates=config.num_updates)
-    return TrainedModel(chunks, wrapped, adapters, reference, made, schedule)
+    return TrainedModel(chunks, wrapped, adapters, frozen, reference, made, schedule)
 
 
 def _whole_adapters(config: RunConfig, arch: Architecture) -> WholeAdapter:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gtpo_megatron.cli.recipe import RecipeOptions, SftRecipeOptions
+from gtpo_megatron.cli.recipe import AnyRecipeOptions
 from gtpo_megatron.errors import ConfigError
 
 
@@ -30,8 +30,7 @@ class Command:
     @property
     def needs_recipe(self) -> bool:
         """Whether a recipe must follow."""
-        kinds = (RecipeOptions, SftRecipeOptions)
-        return isinstance(self.options, type) and issubclass(self.options, kinds) and not self.recipe
+        return isinstance(self.options, type) and issubclass(self.options, AnyRecipeOptions) and not self.recipe
 
 
 _RUNS = "cpu (runs without a GPU) or gpu"

@@ -9,7 +9,14 @@ import tyro
 
 from gtpo_megatron.cli.arguments import parse_options
 from gtpo_megatron.cli.command import Command
-from gtpo_megatron.cli.recipe import EXAMPLE, SFT_EXAMPLE, RecipeOptions, SftRecipeOptions, load_recipe, load_sft_recipe
+from gtpo_megatron.cli.recipe import (
+    EXAMPLE,
+    SFT_EXAMPLE,
+    AnyRecipeOptions,
+    SftRecipeOptions,
+    load_recipe,
+    load_sft_recipe,
+)
 from gtpo_megatron.config.configuration import configuration
 
 
@@ -52,7 +59,7 @@ def _whole(command: Command) -> Any:
     kind = command.options if isinstance(command.options, type) else object
     if issubclass(kind, SftRecipeOptions):
         default = command.options(config=load_sft_recipe(SFT_EXAMPLE))
-    elif issubclass(kind, RecipeOptions):
+    elif issubclass(kind, AnyRecipeOptions):
         default = command.options(config=load_recipe(command.recipe or EXAMPLE))
     else:
         return make_dataclass("Whole", [("options", Annotated[command.options, tyro.conf.arg(name="")])])

@@ -28,7 +28,7 @@ class HFToMegatron:
     """Makes a folder that the trainer can start from: a Megatron checkpoint with configuration and tokenizer.
 
     Attributes:
-        src: folder in Hugging Face format, with safetensors.
+        src: folder in Hugging Face format, with safetensors, or a model's name on the hub.
         dst: folder to make; must not exist, or be empty.
         tensor_parallel_size: tensor ranks that will load it; any other layout can load it too.
         pipeline_parallel_size: pipeline ranks, likewise.
@@ -60,7 +60,7 @@ class HFToMegatron:
         from gtpo_megatron.weights.conversion import hf_to_megatron  # takes seconds, so options are parsed first
 
         with progress_bar(console) as bar:
-            hf_to_megatron(self.src, self.dst, self._parallel(), progress=bar)
+            hf_to_megatron(_folder(self.src), self.dst, self._parallel(), progress=bar)
 
 
 @configuration
@@ -151,7 +151,7 @@ class Dequantize:
     """Makes a folder in Hugging Face format of one with quantized weights; training reads these without it.
 
     Attributes:
-        src: folder with weights of FP8, MXFP4, or compressed-tensors' integers.
+        src: folder with weights of FP8, MXFP4, or compressed-tensors' integers, or its name on the hub.
         dst: folder to make, of bfloat16; must not exist, or be empty.
         shard_mib: size of the largest safetensors file.
     """
@@ -166,7 +166,7 @@ class Dequantize:
         from gtpo_megatron.weights.conversion import dequantize
 
         with progress_bar(console) as bar:
-            dequantize(self.src, self.dst, progress=bar, shard_bytes=self.shard_mib << 20)
+            dequantize(_folder(self.src), self.dst, progress=bar, shard_bytes=self.shard_mib << 20)
 
 
 Conversion = (
@@ -200,6 +200,13 @@ def convert(conversion: HFToMegatron | MegatronToHF | MegatronToPeft | GGUFToHF 
     """
     conversion.run(console)
     print_sentence(console, f"{conversion.dst} is written")
+
+
+def _folder(source: Path) -> Path:
+    """The folder of a model of the hub, downloaded if need be; any other path as it is."""
+    from gtpo_megatron.orchestration.model_folder import model_folder
+
+    return model_folder(str(source)) or source
 
 
 def show_warnings(console: Console) -> None:

@@ -16,16 +16,28 @@ from gtpo_megatron.config.algorithm.named import default_algorithm
 from gtpo_megatron.config.configuration import configuration, unchecked
 from gtpo_megatron.config.named_function import called, named_function
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.config.serialize import load_any
+from gtpo_megatron.config.serialize import AnyConfig, load_any
 from gtpo_megatron.config.sft import SftConfig
 from gtpo_megatron.errors import ConfigError
 
 
 @configuration
-class RecipeOptions:
-    """A recipe, every field of which can be overridden.
+class AnyRecipeOptions:
+    """A recipe of a run or of a warm start, every field of which can be overridden.
 
-    Commands with further options inherit from it; the first line of their docstring is shown by ``--help``.
+    Commands with further options inherit from it or from one of the two below; the first line of their docstring is
+    shown by ``--help``.
+
+    Attributes:
+        config: every field of the recipe can be overridden.
+    """
+
+    config: Annotated[AnyConfig, tyro.conf.arg(name="")]
+
+
+@configuration
+class RecipeOptions(AnyRecipeOptions):
+    """A recipe, every field of which can be overridden.
 
     Attributes:
         config: every field of the recipe can be overridden.
@@ -35,7 +47,7 @@ class RecipeOptions:
 
 
 @configuration
-class SftRecipeOptions:
+class SftRecipeOptions(AnyRecipeOptions):
     """The recipe of a warm start, every field of which can be overridden.
 
     Attributes:
@@ -45,7 +57,7 @@ class SftRecipeOptions:
     config: Annotated[SftConfig, tyro.conf.arg(name="")]
 
 
-Options = TypeVar("Options", bound=RecipeOptions | SftRecipeOptions)
+Options = TypeVar("Options", bound=AnyRecipeOptions)
 
 HELP = ("-h", "--help")
 EXAMPLE, SFT_EXAMPLE = "recipes.tiny_cpu:gtpo", "recipes.tiny_cpu:sft"
@@ -78,7 +90,7 @@ def parse(
         options: the class of options to parse.
         arguments: the arguments after the command.
         program: name shown in help and errors.
-        load: finds the configuration that the first argument names; None: :func:`load_recipe`.
+        load: finds the configuration that the first argument names; None: the recipe of the kind of the options.
         recipe: recipe of a command that has one of its own; empty: the first argument names it.
 
     Raises:
@@ -93,21 +105,19 @@ def parse(
             raise ConfigError(f"{command or program} needs a recipe first: {program} {_example(options)}")
         recipe, arguments = arguments[0], arguments[1:]
         program = f"{program} {recipe}"
-    config: RunConfig | SftConfig
-    is_supervised = issubclass(options, SftRecipeOptions)
-    config = load_sft_recipe(recipe) if is_supervised else (load or load_recipe)(recipe)
+    config = (load or _loader(options))(recipe)
     name, others = _take_algorithm(arguments)
     if name is not None:
         if isinstance(config, SftConfig):
             raise ConfigError(f"--algorithm {name}: a warm start has none; it learns what is given")
         algorithm = default_algorithm(name, max_response_tokens=config.rollout.sampling.max_response_tokens)
         config = unchecked(config, algorithm=algorithm)  # the options may make it fit
-    default = options(config=config)  # type: ignore[arg-type]  # as its kind was loaded
+    default = options(config=config)  # as its kind was loaded
     after_help = next((others[place + 1 : place + 2] for place, other in enumerate(others) if other in HELP), [])
     if topic := next(filter(_names_topic, after_help), ""):
         sys.stdout.write(_on_topic(_sections(options, default, program), topic))
         sys.exit(0)
-    about = _SECTION_HELP if is_supervised else f"{_SECTION_HELP}\n{_ALGORITHM_HELP}"
+    about = _SECTION_HELP if isinstance(config, SftConfig) else f"{_SECTION_HELP}\n{_ALGORITHM_HELP}"
     return parse_options(options, others, program=program, default=default, description=about)
 
 
@@ -149,8 +159,8 @@ def _on_topic(sections: Mapping[str, str], topic: str) -> str:
 def _overview(options: type[Options], program: str) -> str:
     """Help without a recipe: how to see its fields, and the command's own options."""
     is_supervised, example = issubclass(options, SftRecipeOptions), _example(options)
-    config = load_sft_recipe(example) if is_supervised else load_recipe(example)
-    sections = _sections(options, options(config=config), program)  # type: ignore[arg-type]
+    config = _loader(options)(example)
+    sections = _sections(options, options(config=config), program)
     names = ", ".join(name for name in sections if name and "." not in name)
     section, field, value = ("data", "rows-per-step", "16") if is_supervised else ("algorithm", "alpha2", "0.05")
     return (
@@ -166,6 +176,13 @@ def _overview(options: type[Options], program: str) -> str:
 
 def _example(options: type[Options]) -> str:
     return SFT_EXAMPLE if issubclass(options, SftRecipeOptions) else EXAMPLE
+
+
+def _loader(options: type[Options]) -> Callable[[str], AnyConfig]:
+    """What loads the recipes that these options take."""
+    if issubclass(options, SftRecipeOptions):
+        return load_sft_recipe
+    return load_recipe if issubclass(options, RecipeOptions) else load_any_recipe
 
 
 def _take_algorithm(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -207,6 +224,18 @@ def load_sft_recipe(name: str) -> SftConfig:
         raise ConfigError(f"recipe {name!r} is of a run and no warm start; start it by: gtpo-megatron train {name}")
     if not isinstance(config, SftConfig):
         raise ConfigError(f"recipe {name!r} returned {type(config).__name__}, expected an SftConfig")
+    return config
+
+
+def load_any_recipe(name: str) -> AnyConfig:
+    """The same of a run or of a warm start.
+
+    Raises:
+        ConfigError: no such module, function or file, or it gives neither.
+    """
+    config = _load(name, example=EXAMPLE)
+    if not isinstance(config, RunConfig | SftConfig):
+        raise ConfigError(f"recipe {name!r} returned {type(config).__name__}, expected a RunConfig or an SftConfig")
     return config
 
 

@@ -36,6 +36,8 @@ class AdapterConfig:
         path: folder in peft's format whose adapters the run begins with.
         push: cargo of a push to the sampler: its weights with adapters ``merged`` in, or the ``adapters`` alone, which
             vLLM then multiplies with every token; it reads the frozen weights from ``model.path`` once.
+        shard_frozen: each data-parallel replica keeps a part of the frozen weights and gathers a layer for the time in
+            which it computes, instead of keeping all of them.
     """
 
     rank: NonNegativeInt = 0
@@ -45,6 +47,7 @@ class AdapterConfig:
     dtype: Literal["model", "float32"] = "model"
     path: str = ""
     push: Literal["merged", "adapters"] = "merged"
+    shard_frozen: bool = False
 
     def __post_init__(self) -> None:
         changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]

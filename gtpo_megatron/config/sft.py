@@ -142,11 +142,14 @@ class SftConfig:
         return replace(self, num_steps=-(-self.num_epochs * num_rows // self.data.rows_per_step), num_epochs=0)
 
     def of_ranks(self) -> RunConfig:
-        """What the ranks are started with: a run of the same model, layout and optimizer, which samples nothing."""
+        """What the ranks are started with: a run of the same model, layout and optimizer, which samples nothing.
+
+        The steps of epochs are known when the rows are read; until then it has one, and profiles none.
+        """
         return RunConfig(
             name=self.name,
             seed=self.seed,
-            num_steps=self.num_steps,
+            num_steps=max(1, self.num_steps),
             model=self.model,
             data=DataConfig(
                 train_path=self.data.train_path, prompts_per_step=self.data.rows_per_step, max_prompt_tokens=1
@@ -160,7 +163,7 @@ class SftConfig:
             update=UpdateConfig(micro_batch_tokens=self.micro_batch_tokens),
             checkpoint=self.checkpoint,
             logging=self.logging,
-            profile=self.profile,
+            profile=self.profile if self.num_steps else ProfileConfig(),
             cluster=self.cluster,
         )
 

@@ -80,11 +80,18 @@ def memory_needed(config: RunConfig, architecture: Architecture, *, free_bytes: 
 
 
 def _share_bytes(config: RunConfig, architecture: Architecture, share: int) -> int:
-    """Of a rank's share of the weights, with gradients and optimizer; of frozen weights these are of the adapters."""
+    """Of a rank's share of the weights, with gradients and optimizer; of frozen weights these are of the adapters.
+
+    Of frozen weights that replicas share it keeps a part, and has two layers at once.
+    """
     if not config.adapter.is_on:
         return share * TRAINED_BYTES[config.model.dtype]
-    ranks = config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
+    parallel = config.parallel
+    ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
     adapters = num_parameters(architecture, config.adapter) // ranks
+    if config.adapter.shard_frozen:
+        layers = architecture.num_layers / parallel.pipeline_parallel_size
+        share = int(share * min(1, 1 / (parallel.data_parallel_size * parallel.context_parallel_size) + 2 / layers))
     return share * ELEMENT_BYTES[config.model.dtype] + adapters * TRAINED_BYTES[config.model.dtype]
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gtpo_megatron.config.adapter import ALL_LINEAR, AdapterConfig
+from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.weights.model_shape import LayerKind, ModelShape
 
@@ -78,6 +79,17 @@ def check_adaptable(shape: ModelShape, config: AdapterConfig) -> None:
         raise ConfigError(
             f"adapter.rank={config.rank} exceeds {sides[widest]}, the smaller side of {widest} and the largest of all "
             f"targets: no product has a higher rank; use {sides[widest]} or less"
+        )
+
+
+def check_shared(shape: ModelShape, config: AdapterConfig, parallel: ParallelConfig) -> None:
+    """Raises ConfigError if ranks are to share frozen weights, and no two of them have the same ones."""
+    replicas = parallel.data_parallel_size * parallel.context_parallel_size
+    of_experts = 1 if shape.experts is None else parallel.expert_data_parallel_size
+    if config.shard_frozen and max(replicas, of_experts) == 1:
+        raise ConfigError(
+            f"adapter.shard_frozen=True with {parallel}: no two ranks have the same weights, of which each could keep "
+            f"a part; leave it out, or use fewer tensor- or pipeline-parallel ranks"
         )
 
 

@@ -1,6 +1,6 @@
 """The architecture of a model: its shape, and all else by which Megatron and the name tables know it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gtpo_megatron.weights.model_shape import ModelShape
@@ -80,14 +80,24 @@ class Architecture(ModelShape):
         """``max_positions`` with where it is from, for messages."""
         scaling = self.rope_scaling
         if scaling is not None and scaling.factor > 1 and self.max_positions == scaling.original_positions:
-            what = "LongRoPE has other factors" if scaling.kind == "longrope" else "queries grow with the position"
-            return f"original_max_position_embeddings={self.max_positions}, beyond which {what}"
+            return f"original_max_position_embeddings={self.max_positions}, beyond which queries grow with the position"
         if scaling is None or scaling.kind != "yarn":
             return f"max_position_embeddings={self.max_positions}"
         return (
             f"{self.max_positions} positions with YaRN (original_max_position_embeddings="
             f"{scaling.original_positions} times factor={scaling.factor:g})"
         )
+
+    def for_sequences(self, num_tokens: int) -> "Architecture":
+        """The architecture of a policy that takes sequences of up to ``num_tokens``.
+
+        Beyond LongRoPE's original context every sequence has the long factors, as in a vLLM engine of this length; a
+        cache of keys could not outlast a change. Transformers has them from the sequence on that is longer.
+        """
+        scaling = self.rope_scaling
+        if scaling is None or not scaling.long_factors or num_tokens <= scaling.original_positions:
+            return self
+        return replace(self, rope_scaling=replace(scaling, factors=scaling.long_factors))
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts; the others have a dense MLP."""

@@ -502,8 +502,6 @@ def _architecture(path: Path, fields: Fields, family: _Family) -> Architecture:
     if scaling is not None and scaling.kind == "yarn":
         # vLLM has a table of so many positions, whatever the other field says: the published files leave it unchanged
         max_positions = int(scaling.original_positions * scaling.factor)
-    elif scaling is not None and scaling.kind == "longrope":
-        max_positions = original
     num_layers = fields.get("num_hidden_layers", int, at_least=1, at_most=_MAX_LAYERS)
     windowed = _windowed_layers(path, fields, family, num_layers)
     arch = Architecture(

@@ -33,6 +33,7 @@ class RopeScaling:
         rounds_range: yarn: the interpolated range ends at whole pairs of elements.
         attention_factor: yarn, longrope: multiplies queries and keys where they are rotated.
         factors: longrope: one a frequency, for sequences within the original context.
+        long_factors: longrope: those of a policy that takes longer sequences, for all of its sequences.
         score_factor: yarn: multiplies the scores of multi-latent attention.
     """
 
@@ -44,6 +45,7 @@ class RopeScaling:
     rounds_range: bool = True
     attention_factor: float = 1.0
     factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
     score_factor: float = 1.0
 
 
@@ -100,23 +102,26 @@ def read_scaling(path: Path, rope: Fields, original: int, max_positions: int, nu
 
 
 def _longrope(path: Path, rope: Fields, original: int, max_positions: int, num_pairs: int) -> RopeScaling:
-    """LongRoPE (arXiv 2402.13753) within the original context.
-
-    Longer sequences have other factors: transformers changes them where a sequence becomes longer, vLLM for an engine
-    that takes longer ones, so that the two differ.
-    """
-    short = rope.get("short_factor", list[float])
-    if len(short) != num_pairs or not all(factor > 0 for factor in short):
-        raise ConfigError(
-            f"{path}: short_factor has {len(short)} entries; expected {num_pairs} above 0, one a frequency"
-        )
+    """LongRoPE (arXiv 2402.13753); ``Architecture.for_sequences`` chooses between its two kinds of factors."""
+    factors: dict[str, tuple[float, ...]] = {}
+    for name in ("short_factor", "long_factor"):
+        factors[name] = tuple(rope.get(name, list[float]))
+        if len(factors[name]) != num_pairs or not all(factor > 0 for factor in factors[name]):
+            raise ConfigError(
+                f"{path}: {name} has {len(factors[name])} entries; expected {num_pairs} above 0, one a frequency"
+            )
     for key in ("factor", "attention_factor", "short_mscale", "long_mscale"):
         if rope.has(key):
             raise ConfigError(f"{path}: {key} of rope type 'longrope' is not supported: transformers and vLLM differ")
     factor = max_positions / original
     attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     return RopeScaling(
-        kind="longrope", factor=factor, original_positions=original, attention_factor=attention, factors=tuple(short)
+        kind="longrope",
+        factor=factor,
+        original_positions=original,
+        attention_factor=attention,
+        factors=factors["short_factor"],
+        long_factors=factors["long_factor"],
     )
 
 

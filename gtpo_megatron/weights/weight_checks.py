@@ -115,4 +115,4 @@ def teacher_architecture(folder: Path, parallel: ParallelConfig, *, num_tokens: 
             f"{where}: model.max_sequence_tokens = {num_tokens} exceeds its {arch.positions_said}; lower it, or take "
             f"another teacher"
         )
-    return arch
+    return arch.for_sequences(num_tokens)

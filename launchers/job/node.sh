@@ -127,7 +127,7 @@ run_head() {
     fail "$EXIT_NO_HEAD" "the Ray head did not start within $SECONDS s: $(tail -n 1 "$RAY_LOG"); see $RAY_LOG"
   publish "$HEAD_FILE" "$address:$port"
   say "Ray head at $address:$port"
-  local command=(train "$CONFIG" --run-dir "$RUN_DIR" --resume)
+  local command=("$SUBCOMMAND" "$CONFIG" --run-dir "$RUN_DIR" --resume)
   ((PREFLIGHT_S > 0)) && command=(preflight "$CONFIG" --output "$RUN_DIR/preflight" --seconds "$PREFLIGHT_S" "${PREFLIGHT_SKIP[@]}")
   (become "$PYTHON" -m gtpo_megatron.cli "${command[@]}" \
     --cluster.address "$address:$port" --cluster.num-nodes "$SLURM_NNODES") &

@@ -18,6 +18,7 @@ from gtpo_megatron.observability.metrics import deterministic, to_scalars
 from gtpo_megatron.weights.megatron.checkpoint_reader import CheckpointReader
 from tests.dist_utils import run_processes
 from tests.distributed.expert_models import EXPERT_FAMILIES, make_expert_model
+from tests.distributed.model_file import whole_weights
 from tests.distributed.tiny_world import make_config, make_model, make_rewards, make_rollouts
 
 pytestmark = [
@@ -81,7 +82,8 @@ def one_step(actor, config, step):
 
 
 def parameters(actor):
-    return {name: parameter.clone() for name, parameter in actor._weights().items()}
+    with whole_weights(actor) as weights:
+        return {name: parameter.clone() for name, parameter in weights.items()}
 
 
 def save(actor, folder):

@@ -78,6 +78,20 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(folder, tmp_path, layo
         assert all(torch.equal(weights[name], weights_again[name]) for name in weights)
 
 
+@pytest.mark.parametrize("goes_on", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["whole", "shared"])
+def test_a_run_goes_on_with_frozen_weights_shared_or_not(folder, tmp_path, goes_on):
+    config, checkpoint = config_of(folder, DP2_SHARDED, shard_frozen=True), tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    shared = run_processes(unbroken, 2, config, str(checkpoint), timeout_s=150)
+    checksums = merged(checksums for *_, checksums in shared)
+    arguments = (config_of(folder, DP2_SHARDED, shard_frozen=goes_on), str(checkpoint), checksums)
+    for (metrics, weights, *_), (metrics_again, weights_again, _) in zip(
+        shared, run_processes(resumed, 2, *arguments, timeout_s=150), strict=True
+    ):
+        assert metrics == metrics_again
+        assert all(torch.equal(weights[name], weights_again[name]) for name in weights)
+
+
 def scores_of(model):
     ids = torch.arange(12)[None] * 4 % VOCAB
     with torch.no_grad():

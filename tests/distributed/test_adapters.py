@@ -267,6 +267,24 @@ def test_the_frozen_weights_are_the_reference_policy(models, tmp_path, layout):
     assert scalars["policy/kl_ref_nats"] == pytest.approx(float(k3.mean()), rel=1e-4)
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("layout", ["dp2_sharded_optimizer", "tp2_sp_pp2_cp2_sharded_optimizer"])
+def test_frozen_weights_that_replicas_share(models, tmp_path, layout):
+    """``test_frozen_shards.py`` has the bits."""
+    folder, model = models[False]
+    adapted = with_adapters(model, tmp_path / "adapters")
+    compare(tmp_path, adapted, adapted_config(folder, LAYOUTS[layout], tmp_path / "adapters", shard_frozen=True))
+
+
+@pytest.mark.nightly
+def test_frozen_experts_that_replicas_share(tmp_path):
+    model = make_expert_model(tmp_path / "model", "qwen3_moe")
+    adapted = with_adapters(model, tmp_path / "adapters", targets=("q_proj", "o_proj"))
+    fields = {"targets": ("q_proj", "o_proj"), "shard_frozen": True}
+    layout = {"num_ranks": 4, "expert_parallel_size": 2}
+    compare(tmp_path, adapted, adapted_config(tmp_path / "model", layout, tmp_path / "adapters", **fields))
+
+
 def angle(one, other):
     """1 - cosine."""
     return 1 - float(torch.nn.functional.cosine_similarity(one.flatten().double(), other.flatten().double(), dim=0))

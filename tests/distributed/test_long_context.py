@@ -10,7 +10,7 @@ from gtpo_megatron.config.optimizer import UpdateConfig
 from gtpo_megatron.data.packing import micro_batches
 from gtpo_megatron.distributed.vocab_parallel import linear_token_scores
 from tests.dist_utils import run_processes
-from tests.distributed.family_models import VOCAB, FamilyModel, make_family_model
+from tests.distributed.family_models import LONG_ROPE, VOCAB, FamilyModel, make_family_model
 from tests.distributed.tiny_world import dense_scores, make_config
 from tests.unit.companions.planner.test_output_layer import LiveBytes
 
@@ -83,6 +83,30 @@ def test_scores_of_34k_tokens_equal_those_of_transformers(tmp_path):
         expected, _ = dense_scores(model, long_rollouts())
     for logprobs in found:
         torch.testing.assert_close(logprobs, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.megatron
+@pytest.mark.distributed
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Megatron warns of every optional kernel it lacks
+def test_longrope_has_its_long_factors_beyond_its_original_context(tmp_path):
+    """Where the policy takes longer sequences all have them; transformers changes with the sequence: here all do."""
+    changes = {
+        "num_hidden_layers": 2,
+        "pad_token_id": None,
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 48,
+        "rope_parameters": {"rope_theta": 20.0, **LONG_ROPE},
+    }
+    model = make_family_model(tmp_path, FamilyModel("Phi3", changes))
+    config = make_config(tmp_path, {"num_ranks": 1})
+    rollouts = long_rollouts().select([1, 2, 3])  # 105, 3,007 and 52 tokens
+    with torch.no_grad():
+        expected, _ = dense_scores(model, rollouts)
+    for num_tokens, is_long in ((4096, True), (48, False)):
+        changed = dataclasses.replace(config.model, max_sequence_tokens=num_tokens)
+        [found] = run_processes(scores_of, 1, dataclasses.replace(config, model=changed), rollouts)
+        assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4) == is_long
 
 
 @pytest.mark.megatron

@@ -55,7 +55,7 @@ def log_of(run):
     return (run.folder / "log.txt").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_that_share_layers_over_two_nodes(one_node, two_nodes, tmp_path):
     """Pushes are verified by checksums. A worker on the second node is killed, and the engine replaced on both."""
     run = Run(tmp_path / "run", *two_nodes, *ON_BOTH, "--rollout.tensor-parallel-size", "2")

@@ -61,6 +61,7 @@ EXPERTS = ("--parallel.sequence-parallel", "--parallel.expert-parallel-size", "2
         ("ernie4_5", True),
         ("phi4", False),
         ("phi4_mini", True),
+        ("phi4_mini_long", True),
         ("deepseek_v3", False),
         ("deepseek_v2", False),
         ("glm4_moe_lite", False),

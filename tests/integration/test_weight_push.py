@@ -27,6 +27,7 @@ FAMILIES = {
     "ernie4_5": "Ernie4_5",
     "phi4": "Phi3",
     "phi4_mini": "Phi3",
+    "phi4_mini_long": "Phi3",
     "qwen3_moe": "Qwen3Moe",
     "qwen2_moe": "Qwen2Moe",
     "dots1": "Dots1",
@@ -100,6 +101,18 @@ CHANGES = {
         "pad_token_id": None,
         "sliding_window": 256,
         "original_max_position_embeddings": 128,  # the engine's context
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 500.0,
+            "partial_rotary_factor": 0.75,
+            "short_factor": [1.0 + pair / 6 for pair in range(12)],
+            "long_factor": [1.0 + 2 * pair for pair in range(12)],
+        },
+    },
+    "phi4_mini_long": {
+        "pad_token_id": None,
+        "sliding_window": 256,
+        "original_max_position_embeddings": 32,  # every sequence here is longer
         "rope_parameters": {
             "rope_type": "longrope",
             "rope_theta": 500.0,
@@ -289,6 +302,7 @@ def make_folder(folder, family, *, tied, vocab_size=150):
         pytest.param("ernie4_5", True, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("phi4", False, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("phi4_mini", True, 1, "shared_memory", marks=pytest.mark.nightly),
+        pytest.param("phi4_mini_long", True, 1, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("ministral3", False, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("granite", True, 2, "shared_memory", marks=pytest.mark.nightly),
         pytest.param("glm4", False, 2, "shared_memory", marks=pytest.mark.nightly),

@@ -18,12 +18,15 @@ PATIENCE_S = 600.0
 SMALL = [
     *("--account", "team", "--partition", "batch", "--nodes", "2", "--gpus-per-node", "0", "--no-exclusive"),
     *("--time", "60", "--stop-before-s", "300"),
-    # TP 1, DP 2: one rank a node; all weights are on the engine's node too
-    *("--parallel.tensor-parallel-size", "1", "--data.prompts-per-step", "4", "--rollout.group-size", "4"),
-    *("--evaluation.num-problems", "2", "--evaluation.samples", "1", "--evaluation.every-steps", "0"),
+    "--parallel.tensor-parallel-size",
+    "1",  # DP 2: one rank a node; all weights are on the engine's node too
     *("--cluster.num-cpus", "1", "--cluster.start-deadline-s", "400", "--cluster.stage-deadline-s", "300"),
     # two real cores serve everything: Ray must not take a full machine for a leak
     *("--env", "RAY_memory_monitor_refresh_ms=0"),
+]
+FEW_SAMPLES = [
+    *("--data.prompts-per-step", "4", "--rollout.group-size", "4"),
+    *("--evaluation.num-problems", "2", "--evaluation.samples", "1", "--evaluation.every-steps", "0"),
 ]
 
 
@@ -42,9 +45,9 @@ class Slurm:
 
         self.launches: list[Launch] = []
 
-    def launch(self, name: str, *overrides: str, num_steps: int = 2) -> "Launch":
-        """Starts a launcher; ``end`` ends it if it is still there."""
-        launch = Launch(self.shared, name, *overrides, num_steps=num_steps)
+    def launch(self, name: str, *overrides: str, recipe: str = "gtpo", num_steps: int = 2) -> "Launch":
+        """Starts a launcher of a recipe of ``recipes.tiny_cpu``; ``end`` ends it if it is still there."""
+        launch = Launch(self.shared, name, *overrides, recipe=recipe, num_steps=num_steps)
         self.launches.append(launch)
         return launch
 
@@ -70,13 +73,14 @@ def scontrol(*arguments: str) -> subprocess.CompletedProcess:
 class Launch:
     """One ``python -m launchers.slurm`` from a directory of its own."""
 
-    def __init__(self, shared: Path, name: str, *overrides: str, num_steps: int = 2) -> None:
+    def __init__(self, shared: Path, name: str, *overrides: str, recipe: str, num_steps: int) -> None:
         self.run_dir = shared / name
         self._output = shared / f"{name}.out"
-        command = [sys.executable, "-m", "launchers.slurm", "recipes.tiny_cpu:gtpo", "--run-dir", str(self.run_dir)]
+        command = [sys.executable, "-m", "launchers.slurm", f"recipes.tiny_cpu:{recipe}", "--run-dir"]
+        few = FEW_SAMPLES if recipe == "gtpo" else []
         with self._output.open("wb") as out:
             self.process = subprocess.Popen(
-                [*command, *SMALL, "--num-steps", str(num_steps), *overrides],
+                [*command, str(self.run_dir), *SMALL, *few, "--num-steps", str(num_steps), *overrides],
                 cwd=shared,
                 env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
                 stdout=out,

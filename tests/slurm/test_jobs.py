@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gtpo_megatron.companions.status import read_status
+from gtpo_megatron.run_folder.metrics_file import read_metrics
 from tests.slurm.cluster import Slurm, scontrol, steps
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(2400), pytest.mark.xdist_group("slurm")]
@@ -98,6 +99,19 @@ def assert_the_folder_is_whole(launch):
     status = read_status(launch.run_dir)
     assert (status.state, status.step, status.checkpoint_step) == ("finished", NUM_STEPS, NUM_STEPS)
     assert status.driver.host == "node0"
+
+
+def test_a_warm_start_of_two_nodes_that_is_warned_goes_on(slurm):
+    launch = slurm.launch("warm", "--data.rows-per-step", "4", *SAVES, recipe="sft", num_steps=NUM_STEPS)
+    launch.until("its first step", lambda: launch.step >= 1)
+    scancel("--batch", "--signal=USR1", launch.job_id)
+    launch.until_restart(1)
+    assert 1 <= launch.saved_step < NUM_STEPS
+    assert launch.wait() == 0, launch.output[-6000:]
+    rows = read_metrics(launch.run_dir / "metrics.jsonl")
+    assert [row["step"] for row in rows if row["step"]] == list(range(1, NUM_STEPS + 1))
+    assert rows[-1]["sft/heldout_loss"] < rows[0]["sft/heldout_loss"]
+    assert_nothing_is_left(launch)
 
 
 def test_jobs_that_fail_say_why_and_leave_nothing(slurm):

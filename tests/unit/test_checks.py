@@ -312,6 +312,17 @@ def test_fewer_ranks_are_advice_only_where_there_are_replicas(layout, is_lowered
     assert (ranks.lowered_by == "parallel.num_ranks") is is_lowered
 
 
+def test_ranks_that_share_frozen_weights_take_less():
+    def ranks(*, is_shared):
+        config = tiny_cpu.gtpo_lora()
+        adapter = replace(config.adapter, shard_frozen=is_shared)
+        config = replace(config, adapter=adapter, parallel=ParallelConfig(num_ranks=4))
+        parts = cpu_memory.memory_needed(config, read_architecture(TINY), free_bytes=GIB)
+        return next(one.num_bytes for one in parts if one.by == "ranks")
+
+    assert ranks(is_shared=True) < ranks(is_shared=False)
+
+
 def test_workers_of_environments_are_counted_for_every_engine():
     def environments(config):
         parts = cpu_memory.memory_needed(config, read_architecture(TINY), free_bytes=GIB)

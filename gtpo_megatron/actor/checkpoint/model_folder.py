@@ -1,6 +1,7 @@
 """Fills a rank's parts of the model from a model folder of either format."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.validation import StrictHandling
 
 from gtpo_megatron.actor.checkpoint.megatron_load import drop_extra_states, load
+from gtpo_megatron.actor.model.frozen_shards import FrozenShards
 from gtpo_megatron.actor.model.policy_model import weights_by_name
 from gtpo_megatron.actor.model.transformer_config import padded_vocab_size
 from gtpo_megatron.config.parallel import ParallelConfig
@@ -19,7 +21,13 @@ from gtpo_megatron.weights.reshard import hf_shapes, load_plan, shard_coordinate
 
 
 def load_model_folder(
-    folder: Path, arch: Architecture, parallel: ParallelConfig, chunks: Sequence[Any], *, global_rank: int
+    folder: Path,
+    arch: Architecture,
+    parallel: ParallelConfig,
+    chunks: Sequence[Any],
+    frozen: FrozenShards | None,
+    *,
+    global_rank: int,
 ) -> None:
     """Loads this rank's part of the weights.
 
@@ -28,6 +36,8 @@ def load_model_folder(
         arch: architecture of the model.
         parallel: the layout.
         chunks: the rank's parts of the model, in order.
+        frozen: the weights that replicas share; None: there are none. A folder in Hugging Face format is read a layer
+            at a time, of a converted one the rank has all of its part for a moment.
         global_rank: rank of this process.
 
     Raises:
@@ -39,10 +49,13 @@ def load_model_folder(
     """
     converted = converted_weights(folder)
     if converted is not None:
-        load_converted(converted, chunks)
+        with nullcontext() if frozen is None else frozen.filled_together():
+            load_converted(converted, chunks)
         return
     plan = load_plan(arch, shard_coordinates(parallel, global_rank), padded_vocab_size(arch, parallel))
-    read_parameters(folder, hf_shapes(arch), plan, weights_by_name(chunks))
+    weights = weights_by_name(chunks)
+    parts = None if frozen is None else frozen.fill(weights)
+    read_parameters(folder, hf_shapes(arch), plan, weights, parts=parts)
 
 
 @torch.no_grad()

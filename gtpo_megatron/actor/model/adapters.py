@@ -227,10 +227,12 @@ class MergedWeights(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         """The weight as it is to be sent."""
+        weight = self._weights[name]
+        assert weight.untyped_storage().nbytes(), f"{name} is shared by replicas, and not gathered"
         if name not in self._adapters:
-            return self._weights[name]
+            return weight
         if self._last is None or self._last[0] != name:
-            self._last = name, self._adapters[name].product().add_(self._weights[name])
+            self._last = name, self._adapters[name].product().add_(weight)
         return self._last[1]
 
     def __iter__(self) -> Iterator[str]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gtpo_megatron.actor import cpu_platform
 from gtpo_megatron.actor.model import rotary, router
+from gtpo_megatron.actor.model.frozen_shards import emptied
 from gtpo_megatron.actor.model.layer_specs import layer_specs
 from gtpo_megatron.actor.model.transformer_config import padded_vocab_size, torch_dtype
 from gtpo_megatron.config.model import ModelConfig
@@ -131,6 +132,7 @@ def build_chunks(
     config: TransformerConfig,
     *,
     adapted: bool = False,
+    shared: bool = False,
 ) -> list[PolicyModel]:
     """This rank's part of the model, one chunk a virtual stage; uninitialised: a checkpoint must fill it.
 
@@ -140,9 +142,10 @@ def build_chunks(
         parallel: the layout.
         config: Megatron's.
         adapted: linear layers will have adapters.
+        shared: layers have no memory for their weights, which replicas will share: ``FrozenShards``.
     """
     return [
-        _build_chunk(arch, model, parallel, config, index, adapted=adapted)
+        _build_chunk(arch, model, parallel, config, index, adapted=adapted, shared=shared)
         for index in range(parallel.virtual_pipeline_size)
     ]
 
@@ -155,11 +158,16 @@ def _build_chunk(
     index: int,
     *,
     adapted: bool,
+    shared: bool,
 ) -> PolicyModel:
     vp_stage = index if parallel.virtual_pipeline_size > 1 else None
+    specs = layer_specs(arch, config, vp_stage, adapted=adapted)
+    if shared:
+        for layer in {id(one): one for one in specs.layer_specs}.values():  # layers of a kind share one
+            layer.module = emptied(layer.module)
     policy = PolicyModel(
         config=config,
-        transformer_layer_spec=layer_specs(arch, config, vp_stage, adapted=adapted),
+        transformer_layer_spec=specs,
         vocab_size=padded_vocab_size(arch, parallel),
         max_sequence_length=model.max_sequence_tokens,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),

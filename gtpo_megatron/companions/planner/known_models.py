@@ -166,7 +166,7 @@ KNOWN_MODELS: dict[str, ModelShape] = {
         tied_embeddings=True,
         fuses_qkv=True,
         fuses_gate_up=True,
-        max_positions=4096,  # of LongRoPE's short factors
+        max_positions=131_072,
     ),
     # without the layers that predict a second token, which are not trained here
     "deepseek-ai/DeepSeek-V3": _DEEPSEEK_V3,

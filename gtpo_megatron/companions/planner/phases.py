@@ -9,7 +9,7 @@ change places with the trainer's for it, and that of a teacher, whose weights co
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from gtpo_megatron.companions.planner import hardware
@@ -23,6 +23,7 @@ from gtpo_megatron.companions.planner.activations import (
 )
 from gtpo_megatron.companions.planner.adapters import adapted_state, adapter_parameters, saved_by_adapters
 from gtpo_megatron.companions.planner.engine import EngineMemory, engine_memory
+from gtpo_megatron.companions.planner.frozen_shards import frozen_bytes
 from gtpo_megatron.companions.planner.layout import Layout, Recompute, layers_of_chunk
 from gtpo_megatron.companions.planner.output_layer import (
     CPU_TILE_ELEMENTS,
@@ -45,6 +46,7 @@ PHASES: tuple[Phase, ...] = ("generate", "score", "train", "push", "save")
 
 Part = Literal[
     "weights",
+    "gathered weights",
     "gradients",
     "optimizer",
     "activations",
@@ -63,7 +65,9 @@ PARTS: tuple[Part, ...] = Part.__args__  # type: ignore[attr-defined]
 
 Bytes: TypeAlias = dict[Part, int]
 
-_TRANSIENT = frozenset[Part]({"activations", "output layer", "workspace", "vLLM workspace", "push buffers"})
+_TRANSIENT = frozenset[Part](
+    {"gathered weights", "activations", "output layer", "workspace", "vLLM workspace", "push buffers"}
+)
 """Parts that come and go within a step, and so fragment what the allocator holds."""
 
 
@@ -102,10 +106,7 @@ def trainer_gpu(request: PlanRequest, layout: Layout, stage: int) -> GPUMemory:
         score["workspace"] = max(score["workspace"], hardware.EXCHANGE_BYTES)
     weights = state.weights + state.routers
     held: Bytes = {"weights": weights, "gradients": state.gradients, "optimizer": state.optimizer}
-    # a slice that is not contiguous is copied on the GPU before it goes into a bucket; with adapters a weight is merged
-    # in float32, from projections that are joined
-    copied = parameters.largest * (2 * FLOAT32_BYTES if request.adapter.is_on else request.weight_bytes)
-    push: Bytes = {"push buffers": copied}
+    push = _pushing(request, layout, stage, parameters)
     phases: dict[Phase, Bytes] = {
         "train": {**held, **train},
         "push": {"weights": weights, **push} if request.cluster.is_colocated else {**held, **push},
@@ -138,6 +139,19 @@ def trainer_gpu(request: PlanRequest, layout: Layout, stage: int) -> GPUMemory:
     return GPUMemory(role=f"stage {stage}", phases=phases, host=host)
 
 
+def _pushing(request: PlanRequest, layout: Layout, stage: int, parameters: StageParameters) -> Bytes:
+    """What a push takes on a rank, besides the buckets.
+
+    A slice that is not contiguous is copied on the GPU before it goes into a bucket; with adapters a weight is merged
+    in float32, from projections that are joined.
+    """
+    copied = parameters.largest * (2 * FLOAT32_BYTES if request.adapter.is_on else request.weight_bytes)
+    frozen = frozen_bytes(request, layout, stage)
+    if frozen is None or request.adapter.pushes_alone:
+        return {"push buffers": copied}
+    return {"gathered weights": frozen.pushed, "push buffers": copied}
+
+
 def _taught(request: PlanRequest, layout: Layout, stage: int, score: Bytes) -> Bytes:
     """What scoring by the teacher changes of the bytes of scoring: its weights, and its pass where that takes more."""
     if not request.has_host_teacher:
@@ -145,7 +159,7 @@ def _taught(request: PlanRequest, layout: Layout, stage: int, score: Bytes) -> B
     teacher = request.of_teacher
     parameters = stage_parameters(teacher.shape, layout, stage, teacher.vocab_multiple)
     own, _ = _forward_and_backward(teacher, layout, stage, parameters, _head(teacher, layout))
-    taken: Bytes = {part: max(size, own[part]) for part, size in score.items()}
+    taken: Bytes = {part: max(size, own.get(part, 0)) for part, size in score.items()}
     return taken | {"teacher": parameters.num_elements * teacher.weight_bytes}
 
 
@@ -159,9 +173,13 @@ def _trained(
         )
         return parameters, state
     adapters = adapter_parameters(request.shape, layout, stage, request.adapter)
-    return adapters, adapted_state(
+    state = adapted_state(
         parameters, adapters, layout, weight_bytes=request.weight_bytes, adapter_bytes=request.adapter_bytes
     )
+    if (frozen := frozen_bytes(request, layout, stage)) is not None:
+        whole = parameters.num_elements * request.weight_bytes
+        state = replace(state, weights=state.weights - whole + frozen.kept)
+    return adapters, state
 
 
 def engine_gpu(request: PlanRequest, layout: Layout) -> GPUMemory:
@@ -291,6 +309,8 @@ def _forward_and_backward(
     forward = (4 * shape.hidden_size + width) * request.weight_bytes * tokens
     score: Bytes = {"workspace": int(forward), "output layer": 0}
     train: Bytes = {"activations": int(activations), "workspace": int(backward)}
+    if (frozen := frozen_bytes(request, layout, stage)) is not None:
+        score["gathered weights"] = train["gathered weights"] = frozen.whole
     if head.training:
         score["output layer"] = head.saved + max(0, head.scoring - int(forward))
         train["output layer"] = head.saved + max(0, head.training - int(backward))

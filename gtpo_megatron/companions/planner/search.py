@@ -154,10 +154,16 @@ def anything_fits(request: PlanRequest) -> bool:
 
 
 def _layouts(request: PlanRequest) -> Iterator[Layout]:
-    """Every layout of the model, of which its teacher, if it has one, can be split so too."""
+    """Every layout of the model, of which its teacher, if it has one, can be split so too.
+
+    Where replicas are to share frozen weights, there are some.
+    """
     found = layouts(
         request.shape, num_ranks=request.cluster.num_trainer_gpus, gpus_per_node=request.cluster.gpus_per_node
     )
+    if request.adapter.shard_frozen:
+        has_experts = request.shape.experts is not None
+        found = (one for one in found if one.data * one.context > 1 or (has_experts and one.expert_data > 1))
     return (layout for layout in found if request.teacher is None or takes_layout(request.teacher, layout))
 
 

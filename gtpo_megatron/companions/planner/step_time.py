@@ -11,6 +11,7 @@ from gtpo_megatron.companions.planner.activations import CHUNK_TOKENS, FLOAT32_B
 from gtpo_megatron.companions.planner.adapters import adapter_parameters
 from gtpo_megatron.companions.planner.efficiency import COMPUTE_EFFICIENCY, EXPERTS_EFFICIENCY, Shares, trainer_shares
 from gtpo_megatron.companions.planner.engine import EngineMemory
+from gtpo_megatron.companions.planner.frozen_shards import frozen_bytes
 from gtpo_megatron.companions.planner.layout import Layout, layers_of_stage
 from gtpo_megatron.companions.planner.request import PlanRequest
 from gtpo_megatron.companions.planner.trainer_state import StageParameters, stage_parameters
@@ -85,7 +86,9 @@ def step_time(request: PlanRequest, layout: Layout, widest: StageParameters, eng
     again = {"full": forward, "experts": in_experts}.get(layout.recompute, 0.0)
     # frozen weights have no gradients; adapters' own products are a hundredth of theirs, and left out
     backward = 2 * forward - (products if request.adapter.is_on else 0.0)
-    update = (trained + bubble / layout.virtual) * (forward + backward + again) + _reduce(request, layout, changed)
+    gathering = _gathering(request, layout)  # for a forward pass; what is made again has its layer for the backward one
+    passes = forward + backward + again + 2 * gathering
+    update = (trained + bubble / layout.virtual) * passes + _reduce(request, layout, changed)
     state = sum(
         elements / (replicas if layout.distributed_optimizer else 1)
         for elements, replicas in changed.replicated(layout)
@@ -95,7 +98,7 @@ def step_time(request: PlanRequest, layout: Layout, widest: StageParameters, eng
     moved = (1 - request.offload_fraction) * state * ADAM_BYTES / HOST_BYTES if request.cluster.is_colocated else 0.0
     return StepTime(
         generate=_generate(request, engine),
-        score=(request.has_scoring + request.has_reference) * (scored + bubble) * forward_alone
+        score=(request.has_scoring + request.has_reference) * (scored + bubble) * (forward_alone + gathering)
         + request.has_host_reference * _exchanges(request, widest)
         + _taught(request, layout, tokens, scored + bubble),
         train=batch.num_updates * update + moved,
@@ -120,12 +123,23 @@ def _taught(request: PlanRequest, layout: Layout, tokens: float, passes: float) 
     teacher = request.of_teacher
     forward, _, _ = _slowest_stage(teacher, layout, tokens, shares_of(teacher).score)
     if not request.has_host_teacher:
-        return passes * forward
+        return passes * (forward + _gathering(request, layout))
     widest = max(
         stage_parameters(teacher.shape, layout, stage, teacher.vocab_multiple).num_elements
         for stage in range(layout.pipeline)
     )
     return passes * forward + widest * teacher.weight_bytes / HOST_BYTES
+
+
+def _gathering(request: PlanRequest, layout: Layout) -> float:
+    """Seconds in which a micro-batch's pass gathers the frozen weights that replicas share; 0: they do not.
+
+    Ranks with the same weights are spread over the whole stage. A layer is under way while the one before it computes,
+    which is not counted.
+    """
+    stages = [frozen_bytes(request, layout, stage) for stage in {0, layout.pipeline - 1}]
+    received = max(0 if frozen is None else frozen.received for frozen in stages)
+    return received / _link(request, layout.stage_ranks)
 
 
 def _slowest_stage(request: PlanRequest, layout: Layout, tokens: float, share: float) -> tuple[float, float, float]:

@@ -1,11 +1,12 @@
 """Memory of a trainer's rank from step to step: weights, gradients, optimizer. Exact, as Megatron lays it out."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gtpo_megatron.companions.planner.layout import Layout, layers_of_stage
-from gtpo_megatron.weights.model_shape import ModelShape
+from gtpo_megatron.weights.model_shape import LayerKind, ModelShape
 
 GRADIENT_BYTES = 4
 """Gradients are accumulated in float32."""
@@ -103,45 +104,59 @@ def stage_parameters(shape: ModelShape, layout: Layout, stage: int, vocab_multip
         stage: which pipeline stage, from 0.
         vocab_multiple: the vocabulary is padded to a multiple of this times ``layout.tensor``.
     """
-    layers = layers_of_stage(shape, layout, stage)
-    num_sparse = sum(count for kind, count in layers if kind.has_experts)
-    num_dense = sum(count for _, count in layers) - num_sparse
-    dense = [(elements, count) for kind, count in layers for elements in shape.attention_tensors(kind, layout.tensor)]
-    dense += [(elements, num_dense) for elements in _mlp_tensors(shape.hidden_size, shape.ffn_size // layout.tensor)]
+    dense: Counter[int] = Counter()
+    experts: Counter[int] = Counter()
+    num_sparse = 0
+    for kind, count in layers_of_stage(shape, layout, stage):
+        num_sparse += count * kind.has_experts
+        for held, tensors in zip((dense, experts), layer_tensors(shape, layout, kind), strict=True):
+            for elements, per_layer in tensors:
+                held[elements] += count * per_layer
     first, last = stage == 0, stage == layout.pipeline - 1
-    unit = layout.tensor * vocab_multiple
-    vocabulary = -(-shape.vocab_size // unit) * unit // layout.tensor * shape.hidden_size
+    vocabulary = vocabulary_elements(shape, layout, vocab_multiple)
     shared = 0
     if shape.tied_embeddings and layout.pipeline > 1:
         shared = vocabulary if first or last else 0
     elif first:
-        dense.append((vocabulary, 1))
+        dense[vocabulary] += 1
     if last:
-        dense.append((shape.hidden_size, 1))
+        dense[shape.hidden_size] += 1
         if not shape.tied_embeddings:
-            dense.append((vocabulary, 1))
-    experts: Sizes = ()
-    if shape.experts is not None:
-        dense.append((shape.experts.num_experts * shape.hidden_size, num_sparse))
-        if shape.experts.shared_ffn_size:
-            shared_width = shape.experts.shared_ffn_size // layout.tensor
-            dense += [(elements, num_sparse) for elements in _mlp_tensors(shape.hidden_size, shared_width)]
-        if shape.experts.has_shared_gate:
-            dense.append((shape.hidden_size, num_sparse))
-        here, width = shape.experts.num_experts // layout.expert, shape.experts.ffn_size // layout.expert_tensor
-        tensors = _mlp_tensors(shape.hidden_size, width)
-        if shape.experts.clamp:  # biases, of the router too
-            dense.append((shape.experts.num_experts, num_sparse))
-            tensors += [2 * width, shape.hidden_size]
-        experts = tuple((elements, here * num_sparse) for elements in tensors)
+            dense[vocabulary] += 1
     return StageParameters(
-        dense=tuple((elements, count) for elements, count in dense if count),
-        experts=experts,
+        dense=tuple(dense.items()),
+        experts=tuple(experts.items()),
         shared_embedding=shared,
         router_bytes=num_sparse * _router_bytes(shape, layout),
         # Megatron counts tokens for biases, in a buffer that is cast with the model
         router_elements=num_sparse * shape.experts.num_experts if shape.experts and shape.experts.has_bias else 0,
     )
+
+
+def vocabulary_elements(shape: ModelShape, layout: Layout, vocab_multiple: int) -> int:
+    """Elements of the embedding on a rank, and of the output layer."""
+    unit = layout.tensor * vocab_multiple
+    return -(-shape.vocab_size // unit) * unit // layout.tensor * shape.hidden_size
+
+
+def layer_tensors(shape: ModelShape, layout: Layout, kind: LayerKind) -> tuple[Sizes, Sizes]:
+    """The tensors of a layer on a rank: those outside its experts, and its experts'."""
+    dense = shape.attention_tensors(kind, layout.tensor)
+    if not kind.has_experts:
+        dense += _mlp_tensors(shape.hidden_size, shape.ffn_size // layout.tensor)
+        return tuple((elements, 1) for elements in dense), ()
+    assert shape.experts is not None
+    dense.append(shape.experts.num_experts * shape.hidden_size)
+    if shape.experts.shared_ffn_size:
+        dense += _mlp_tensors(shape.hidden_size, shape.experts.shared_ffn_size // layout.tensor)
+    if shape.experts.has_shared_gate:
+        dense.append(shape.hidden_size)
+    here, width = shape.experts.num_experts // layout.expert, shape.experts.ffn_size // layout.expert_tensor
+    of_expert = _mlp_tensors(shape.hidden_size, width)
+    if shape.experts.clamp:  # biases, of the router too
+        dense.append(shape.experts.num_experts)
+        of_expert += [2 * width, shape.hidden_size]
+    return tuple((elements, 1) for elements in dense), tuple((elements, here) for elements in of_expert)
 
 
 def _router_bytes(shape: ModelShape, layout: Layout) -> int:

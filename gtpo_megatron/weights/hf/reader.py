@@ -352,7 +352,12 @@ def check_names(found: Collection[str], wanted: Collection[str], *, where: str) 
 
 @torch.no_grad()
 def read_parameters(
-    folder: Path, shapes: Mapping[str, tuple[int, ...]], plan: Sequence[SliceCopy], parameters: Mapping[str, Tensor]
+    folder: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    plan: Sequence[SliceCopy],
+    parameters: Mapping[str, Tensor],
+    *,
+    parts: Iterable[Collection[str]] | None = None,
 ) -> None:
     """Copies every slice of the plan from disk into its parameter; parameters outside the plan are set to 0 first.
 
@@ -361,6 +366,7 @@ def read_parameters(
         shapes: shapes of every tensor the model needs.
         plan: this rank's copies.
         parameters: name -> this rank's parameter, written in place.
+        parts: names that are written before the next ones are asked for; None: all at once.
 
     Raises:
         WeightMappingError: the folder's tensors are not the model's, or a parameter is not in the plan.
@@ -371,13 +377,17 @@ def read_parameters(
         raise WeightMappingError(f"no name table entry fills {sorted(unfilled)[0]!r} ({len(unfilled)} in all)")
     with WeightFolder(folder) as source:
         source.check(shapes)
-        for parameter in parameters.values():
-            parameter.zero_()  # rows that only pad the vocabulary
+        copies: dict[str, list[SliceCopy]] = {}
         for copy in plan:
-            target = as_matrix(parameters[copy.megatron_name])[copy.megatron_box.slices]
-            piece = source.read(copy.hf_name, copy.hf_box)
-            require_finite([piece], copy.hf_name, where=source.tensors[copy.hf_name].path)
-            target.copy_(piece)
+            copies.setdefault(copy.megatron_name, []).append(copy)
+        for names in [list(parameters)] if parts is None else parts:
+            for name in names:
+                parameters[name].zero_()  # rows that only pad the vocabulary
+                for copy in copies[name]:
+                    target = as_matrix(parameters[name])[copy.megatron_box.slices]
+                    piece = source.read(copy.hf_name, copy.hf_box)
+                    require_finite([piece], copy.hf_name, where=source.tensors[copy.hf_name].path)
+                    target.copy_(piece)
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -1,6 +1,6 @@
 """(9) A trainer rank's side of a push: packs its slices into buckets, bucket by bucket over all workers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +10,10 @@ from gtpo_megatron.weights.param_mapping import as_matrix
 from gtpo_megatron.weights.push.plan import RankStream, Slice
 from gtpo_megatron.weights.push.transports.channel import SendingEnd
 from gtpo_megatron.weights.push.wire import tensor_dtype
+
+InTurns = Callable[[Mapping[int, Collection[str]]], Iterable[int]]
+"""From names of parameters by the number of the buckets that need them to all of these numbers in order, and maybe
+others: the parameters of a number can be read until the next one is asked for."""
 
 
 class WeightSender:
@@ -34,15 +38,18 @@ class WeightSender:
     ) -> None:
         self._rank, self._streams, self._end, self._dtype, self._columns = rank, streams, end, dtype, columns
         # all ranks send in this order: no two of them can wait for each other
-        self._order = sorted((number, stream.worker, stream) for stream in streams for number in stream.buckets)
+        self._order: dict[int, list[RankStream]] = {}
+        for number, _, stream in sorted((n, one.worker, one) for one in streams for n in one.buckets):
+            self._order.setdefault(number, []).append(stream)
         self._num_pushes = 0
 
-    def push(self, parameters: Mapping[str, Tensor], *, with_checksums: bool) -> Checksums:
+    def push(self, parameters: Mapping[str, Tensor], *, with_checksums: bool, in_turns: InTurns = sorted) -> Checksums:
         """Sends the current weights; all ranks and all workers take part at once.
 
         Args:
             parameters: this rank's shards, by the names of the weight plans; buffers that the tables name included.
             with_checksums: also return this rank's parts of the checksums, taken from the parameters themselves.
+            in_turns: has the parameters of each number of buckets at hand; by default all are.
 
         Raises:
             WeightSyncError: a worker did not take its buckets by the deadline.
@@ -51,15 +58,20 @@ class WeightSender:
         """
         sums: Checksums = {stream.worker: {} for stream in self._streams} if with_checksums else {}
         self._end.start()
-        for number, worker, stream in self._order:
-            bucket = stream.buckets[number]
-            sequence = self._num_pushes * stream.num_buckets + number
-            memory = self._end.slot(worker, sequence, bucket.spans)
-            for one in bucket.slices:
-                self._pack(one, parameters, memory, bucket.spans[self._rank][0])
-                if with_checksums:
-                    self._add_checksum(one, parameters, sums[worker])
-            self._end.commit(worker, sequence, bucket.spans)
+        wanted = {
+            number: {one.copy.megatron_name for stream in streams for one in stream.buckets[number].slices}
+            for number, streams in self._order.items()
+        }
+        for number in in_turns(wanted):
+            for stream in self._order.get(number, ()):
+                bucket, worker = stream.buckets[number], stream.worker
+                sequence = self._num_pushes * stream.num_buckets + number
+                memory = self._end.slot(worker, sequence, bucket.spans)
+                for one in bucket.slices:
+                    self._pack(one, parameters, memory, bucket.spans[self._rank][0])
+                    if with_checksums:
+                        self._add_checksum(one, parameters, sums[worker])
+                self._end.commit(worker, sequence, bucket.spans)
         self._end.finish()
         self._num_pushes += 1
         return sums

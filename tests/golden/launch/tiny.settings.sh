@@ -3,6 +3,7 @@
 RUN_DIR=/RUN
 LAUNCH_DIR=/RUN/launch/dry-run
 LOG_DIR=/RUN/logs
+SUBCOMMAND=train
 CONFIG=/RUN/launch/dry-run/config.yaml
 SUBMIT_DIR=/SUBMIT
 SUBMIT_COMMIT=HASH

@@ -7,7 +7,8 @@ import pytest
 
 from gtpo_megatron.cli import dispatch, recipe
 from gtpo_megatron.cli.arguments import parse_options
-from gtpo_megatron.cli.recipe import EXAMPLE, SFT_EXAMPLE, RecipeOptions, load_recipe
+from gtpo_megatron.cli.plan import EXIT_NOTHING_FITS
+from gtpo_megatron.cli.recipe import EXAMPLE, SFT_EXAMPLE, AnyRecipeOptions, load_any_recipe
 from gtpo_megatron.config.evaluate import EvaluateConfig
 from tests.unit.test_documents import ROOT
 
@@ -34,10 +35,23 @@ def documented(page):
             yield words
 
 
-@pytest.mark.slow
+COMMANDS = sorted({tuple(words) for page in PAGES for words in documented(page) if len(words) > 1})
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize(
-    "words", sorted({tuple(words) for page in PAGES for words in documented(page) if len(words) > 1}), ids=" ".join
+    "words",
+    [one for one in COMMANDS if one[0] == "plan" and one[1].startswith("recipes.") and "--correction" not in one],
+    ids=" ".join,
 )
+def test_a_plan_is_made_and_fits(words, capsys):
+    """Of those that need nothing of a reader's; GPUs of 40 GB are there for what the page says of them."""
+    assert dispatch.run(words) == (EXIT_NOTHING_FITS if "40" in words else 0)
+    assert capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_its_options_are_there(words):
     """A name in capitals stands for a file, for a number, or for an address; a recipe of one's own for one of ours."""
     name, *arguments = words
@@ -54,9 +68,9 @@ def test_its_options_are_there(words):
     elif name == "sft":
         found = arguments[0] if arguments[0].startswith("recipes.") else SFT_EXAMPLE
         recipe.parse(name, command.options, [found, *arguments[1:]])
-    elif isinstance(command.options, type) and issubclass(command.options, RecipeOptions):
+    elif isinstance(command.options, type) and issubclass(command.options, AnyRecipeOptions):
         if command.needs_recipe and not arguments[0].startswith("recipes."):
             arguments[0] = EXAMPLE
-        recipe.parse(name, command.options, arguments, load=load_recipe, recipe=command.recipe)
+        recipe.parse(name, command.options, arguments, load=load_any_recipe, recipe=command.recipe)
     else:
         parse_options(command.options, arguments, program=name)

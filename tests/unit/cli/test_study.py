@@ -260,7 +260,7 @@ def test_summaries_of_other_settings_are_refused(folders, capsys):
         ("recipes.nothing:study", "no module 'recipes.nothing'"),
         (
             "recipes.study:nothing",
-            "recipes.study lacks it; it has adapter_rates, adapters, conversation_means, conversations, dose",
+            "recipes.study lacks it; it has adapter_rates, adapters, conversation_means, conversations, difficulty",
         ),
         ("recipes.tiny_cpu:gtpo", "RunConfig"),
     ],

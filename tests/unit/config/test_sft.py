@@ -2,11 +2,20 @@ import dataclasses
 
 import pytest
 
-from gtpo_megatron.config.output import CheckpointConfig
+from gtpo_megatron.config.output import CheckpointConfig, ProfileConfig
 from gtpo_megatron.config.serialize import load_any, load_config, to_yaml
 from gtpo_megatron.config.sft import ConversationData
 from gtpo_megatron.errors import ConfigError
 from recipes import tiny_cpu
+
+
+def test_a_profile_is_checked_once_the_steps_of_epochs_are_known():
+    profile = ProfileConfig(tool="torch", first_step=5)
+    config = dataclasses.replace(tiny_cpu.sft(), num_steps=0, num_epochs=1, profile=profile)
+    assert config.of_ranks().num_steps == 1
+    assert config.with_steps(1024).of_ranks().profile == profile
+    with pytest.raises(ConfigError, match="profile"):
+        config.with_steps(64)
 
 
 def test_it_is_read_back_as_it_was_written(tmp_path):

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import fcntl
+import functools
 import json
 import os
 from pathlib import Path
@@ -206,6 +207,25 @@ def test_what_is_not_there(tmp_path, overrides, message):
         return
     with pytest.raises(ConfigError, match=message):
         check(tiny_options(*overrides, run_dir=tmp_path))
+
+
+def test_a_warm_start_has_ranks_alone(tmp_path):
+    arguments = ["recipes.qwen2_5_7b:sft_8gpu", *ANYWHERE, "--dry-run", "--run-dir", str(tmp_path / "big")]
+    assert len(check(parse("", SlurmOptions, arguments, program=PROGRAM)).placement.ranks) == 8
+    options = functools.partial(tiny_options, run_dir=tmp_path, recipe="recipes.tiny_cpu:sft")
+    checked = check(options())
+    assert [node.node_id for node in checked.placement.ranks] == ["0", "1"]
+    assert checked.placement.engines == ()
+    assert "of a warm start is not planned" in check(options("--gpus-per-node", "1")).memory.text
+    for overrides, message in (
+        (["--data.heldout-path", "/nowhere.jsonl"], r"data\.heldout_path=/nowhere\.jsonl: no such file"),
+        (["--data.train-path", "gsm9k"], "gsm9k"),
+        (["--nodes", "3"], "1 would be empty, since .* fit on 2"),
+        (["--nodes", "1", "--gpus-per-node", "1"], "1 GPUs; .* need 2$"),
+        (["--preflight"], "--preflight: it makes a step of a run"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check(options(*overrides))
 
 
 def test_adapters_that_a_run_began_with_are_needed_no_more(tmp_path):

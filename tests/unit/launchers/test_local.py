@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gtpo_megatron.config.serialize import load_config
+from gtpo_megatron.config.serialize import load_any, load_config
 from launchers import local
 
 pytestmark = pytest.mark.timeout(240)  # nemo-run is imported, in processes of their own
@@ -159,13 +159,16 @@ def test_a_run_that_fails_says_why_in_its_last_line(launch):
     assert last.endswith(f"{launch.run_dir}/log.txt")
 
 
-def test_a_dry_run_starts_nothing(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("recipe", "command"), [("gtpo", "train"), ("sft", "sft")])
+def test_a_dry_run_starts_nothing(tmp_path, monkeypatch, capsys, recipe, command):
     monkeypatch.setattr(local, "_run", pytest.fail)
-    assert local.run(["recipes.tiny_cpu:gtpo", "--run-dir", str(tmp_path / "run"), "--seed", "7", "--dry-run"]) == 0
+    assert (
+        local.run([f"recipes.tiny_cpu:{recipe}", "--run-dir", str(tmp_path / "run"), "--seed", "7", "--dry-run"]) == 0
+    )
     folder = tmp_path / "run" / "launch" / "local-dry-run"
-    assert load_config(folder / "config.yaml").seed == 7
+    assert load_any(folder / "config.yaml").seed == 7
     printed = capsys.readouterr().out
-    assert f"-m gtpo_megatron.cli train {folder}/config.yaml --run-dir {tmp_path}/run --resume" in printed
+    assert f"-m gtpo_megatron.cli {command} {folder}/config.yaml --run-dir {tmp_path}/run --resume" in printed
     assert "nothing was started" in printed
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gtpo_megatron.config.serialize import load_config
+from gtpo_megatron.config.serialize import load_any
 from gtpo_megatron.errors import WorkerError
 from launchers import slurm
 from launchers.job_folder import SCRIPTS, job_folder
@@ -23,6 +23,7 @@ SHELLCHECK = str(Path(sys.executable).with_name("shellcheck"))
 
 JOBS = {
     "tiny": ["recipes.tiny_cpu:gtpo", *ANYWHERE, *TINY, "--restarts", "3", "--network-interface", "eth0"],
+    "warm": ["recipes.tiny_cpu:sft", *ANYWHERE, *TINY],
     "paper": [
         *("recipes.qwen2_5_32b:gtpo_64gpu", *ANYWHERE, "--nodes", "8", "--time", "1-0"),
         *("--sbatch", "qos=high", "dependency=afterok:7"),
@@ -80,7 +81,7 @@ def test_what_would_be_submitted_is_as_reviewed(dry_run, name, request):
 
 def test_the_configuration_reloads_and_the_scripts_are_ours(dry_run):
     _, folder = dry_run
-    assert load_config(folder / "config.yaml").parallel.num_ranks in (2, 64)
+    assert load_any(folder / "config.yaml").parallel.num_ranks in (2, 64)
     for name in ("node.sh", "batch.sh", "node_network.py"):
         assert (folder / name).read_bytes() == (SCRIPTS / name).read_bytes()
     assert sorted(path.name for path in folder.iterdir()) == [

@@ -216,11 +216,12 @@ def test_phi_is_llama_in_fewer_tensors(tmp_path):
     assert arch.windows == read_architecture(written(tmp_path, **phi | {"sliding_window": None})).windows == ()
     assert read_architecture(written(tmp_path, **phi | {"sliding_window": 511})).windows == (511,) * 4  # Phi-3-mini-4k
     assert read_architecture(written(tmp_path, **phi | {"sliding_window": 512})) == arch  # as long as the context
-    mini = {"partial_rotary_factor": 0.75, "rope_scaling": LONG | {"short_factor": [1.0, 1.1, 1.5, 2, 3, 5]}}
+    factors = {"short_factor": [1.0, 1.1, 1.5, 2, 3, 5], "long_factor": [7.0] * 6}
+    mini = {"partial_rotary_factor": 0.75, "rope_scaling": LONG | factors}
     arch = read_architecture(written(tmp_path, **phi, **mini, original_max_position_embeddings=64))  # Phi-4-mini
     assert (arch.rotary_fraction, arch.rope_scaling.factors) == (0.75, (1.0, 1.1, 1.5, 2.0, 3.0, 5.0))
-    assert arch.max_positions == 64  # longer sequences have other factors
-    assert arch.positions_said.startswith("original_max_position_embeddings=64, beyond which LongRoPE")
+    assert (arch.max_positions, arch.for_sequences(64)) == (512, arch)
+    assert arch.for_sequences(65).rope_scaling.factors == (7.0,) * 6
 
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32768}
@@ -316,11 +317,14 @@ ROPES = [
     {"rope_scaling": {"type": "yarn", **YARN}, "rope_theta": 1e6, "original_max_position_embeddings": 4096},
     {"rope_scaling": {"type": "llama3", **LLAMA3}, "rope_theta": 1e6, "original_max_position_embeddings": 4096},
     {
-        "rope_scaling": LONG | {"short_factor": [1 + pair / 7 for pair in range(64)]},
+        "rope_scaling": LONG | {"short_factor": [1 + pair / 7 for pair in range(64)], "long_factor": [9.0] * 64},
         "original_max_position_embeddings": 64,
     },
     # no longer context than that of training
-    {"rope_scaling": LONG | {"short_factor": [2.0] * 64}, "original_max_position_embeddings": 131072},
+    {
+        "rope_scaling": LONG | {"short_factor": [2.0] * 64, "long_factor": [9.0] * 64},
+        "original_max_position_embeddings": 131072,
+    },
     # both ends of the interpolated range are the last pair of elements
     {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.1, **YARN}},
 ]
@@ -408,6 +412,7 @@ MINIMAX = {
         ({"rope_scaling": LONG, "original_max_position_embeddings": 1}, "embeddings is 1, expected from 2"),
         ({"rope_scaling": LONG | {"short_factor": None}, **SHORT}, "lacks short_factor"),
         ({"rope_scaling": LONG | {"short_factor": [1.0] * 7}, **SHORT}, "has 7 entries; expected 8 above 0, one a"),
+        ({"rope_scaling": LONG | {"long_factor": [1.0] * 7}, **SHORT}, "long_factor has 7 entries; expected 8"),
         ({"rope_scaling": LONG | {"short_factor": [0.0] * 8}, **SHORT}, "has 8 entries; expected 8 above 0, one a"),
         ({"rope_scaling": LONG | {"attention_factor": 1.2}, **SHORT}, "attention_factor of rope type 'longrope' is"),
         ({"rope_scaling": LONG | {"short_mscale": 1.1}, **SHORT}, "short_mscale of rope type 'longrope' is not"),

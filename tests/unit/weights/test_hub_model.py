@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gtpo_megatron.cli import convert
 from gtpo_megatron.companions.planner.known_models import find_shape
 from gtpo_megatron.config.model import hub_name, is_hub_name
 from gtpo_megatron.errors import ConfigError
@@ -60,6 +61,13 @@ def test_it_is_the_folder_of_a_commit_in_the_cache(cache):
     run = tiny_cpu.gtpo()
     named = replace(run, model=replace(run.model, path="somebody/tiny"))
     assert with_model_folder(named).model.path == str(newest)
+
+
+def test_so_is_what_is_converted(cache, tmp_path):
+    arguments = ["hf-to-megatron", f"somebody/tiny@{COMMITS[0]}", str(tmp_path / "converted")]
+    assert convert.run(arguments) == 0
+    shape = read_architecture(tmp_path / "converted")
+    assert shape == read_architecture(ASSETS / "tiny_qwen2")
 
 
 def test_so_are_a_teacher_and_a_reference(cache):

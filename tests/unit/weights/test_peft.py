@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from gtpo_megatron.config.adapter import ALL_LINEAR, AdapterConfig
+from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.errors import ConfigError, WeightMappingError
 from gtpo_megatron.rollout.engine_checks import check_adapters
-from gtpo_megatron.weights.adapter_shapes import check_adaptable, num_parameters, targets_of
+from gtpo_megatron.weights.adapter_shapes import check_adaptable, check_shared, num_parameters, targets_of
 from gtpo_megatron.weights.adapters import chosen_projections, projections, tensor_shapes
 from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
@@ -265,6 +266,22 @@ def assert_bare_names_are_the_same(folder, arch, config):
     with pytest.raises(ConfigError, match="has adapters of experts.weight, of which none are trained here"):
         PeftFolder(folder, arch, config)
     change(folder, target_parameters=said["target_parameters"])
+
+
+def test_weights_that_no_two_ranks_have_cannot_be_shared(tmp_path, arch):
+    shared = dataclasses.replace(CONFIG, shard_frozen=True)
+    make_expert_model(tmp_path, "qwen3_moe")
+    mixture = read_architecture(tmp_path)
+    alone = ParallelConfig(num_ranks=2, tensor_parallel_size=2)  # of a mixture, every expert whole on both
+    with pytest.raises(ConfigError, match="adapter.shard_frozen=True with num_ranks=2 .*: no two ranks have the same"):
+        check_shared(arch, shared, alone)
+    check_shared(mixture, shared, alone)
+    with pytest.raises(ConfigError, match="leave it out, or use fewer tensor- or pipeline-parallel ranks"):
+        check_shared(mixture, shared, dataclasses.replace(alone, expert_parallel_size=2))
+    check_shared(arch, shared, ParallelConfig(num_ranks=2, context_parallel_size=2))
+    check_shared(arch, CONFIG, alone)
+    with pytest.raises(ConfigError, match="adapter.shard_frozen=True with adapter.rank=0"):
+        AdapterConfig(shard_frozen=True)
 
 
 @pytest.mark.parametrize("targets", [EXPERTS, EXPERTS[:1], EXPERTS[1:]])

@@ -28,6 +28,10 @@ COMMITTED = {
     "study_pretrained": (study.pretrained(), ()),
     "study_adapter_rates": (study.adapter_rates(), ()),
     "study_adapters": (study.adapters(), ()),
+    "study_teacher_rates": (study.teacher_rates(), ()),
+    "study_taught": (study.taught(), ()),
+    "study_pretrained_taught": (study.pretrained_taught(), ()),
+    "study_difficulty": (study.difficulty(), ()),
     "precision_study": (precision_study.study(), ()),
     "staleness_study": (staleness_study.study(), ()),
 }
