@@ -23,6 +23,7 @@ from gtpo_megatron.orchestration.loop.disk_space import check_disk_space
 from gtpo_megatron.orchestration.loop.inputs import RunInputs, check_enough, prompt_sampler, read_inputs
 from gtpo_megatron.orchestration.machine_record import record_machines
 from gtpo_megatron.orchestration.model_folder import with_model_folder
+from gtpo_megatron.orchestration.on_ray.worker_servers import WorkerServers
 from gtpo_megatron.orchestration.pinned_data import pin_data_sets, pin_date
 from gtpo_megatron.orchestration.stages.stages import Stages
 from gtpo_megatron.rollout.engine_checks import is_cpu_build
@@ -40,7 +41,9 @@ from gtpo_megatron.weights.config_json import read_architecture
 logger = logging.getLogger(__name__)
 
 
-def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -> RunSummary:
+def train(
+    config: RunConfig, *, run_dir: Path, resume: bool, console: Console, servers: WorkerServers | None = None
+) -> RunSummary:
     """Trains to the last step.
 
     Args:
@@ -48,6 +51,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
         run_dir: its folder; created if it does not exist.
         resume: resume from the folder's last checkpoint, or start if it has none.
         console: the terminal.
+        servers: make the run's workers; None: each imports for itself.
 
     Returns:
         Held-out accuracy before and after; or the step at which the run was asked to stop.
@@ -92,7 +96,7 @@ def train(config: RunConfig, *, run_dir: Path, resume: bool, console: Console) -
             try:
                 with stop.at_once():
                     started = started_with(config, architecture, checkpoint, resume=resume)
-                    stages = processes.enter_context(_stages(started, run_dir, timers))
+                    stages = processes.enter_context(_stages(started, run_dir, timers, servers))
                     stop.listen()  # imported libraries may have replaced signal handlers
             except StopAtOnce:
                 logger.info("asked to stop (%s) before the processes were up", stop.reason())
@@ -120,13 +124,15 @@ def _pinned_inputs(config: RunConfig, recorded: Path | None) -> tuple[RunConfig,
     return pin_date(config, inputs.template_date), inputs
 
 
-def _stages(config: RunConfig, run_dir: Path, timers: StageTimers) -> AbstractContextManager[Stages]:
+def _stages(
+    config: RunConfig, run_dir: Path, timers: StageTimers, servers: WorkerServers | None
+) -> AbstractContextManager[Stages]:
     """The stages of a step, in processes that Ray starts or in this one."""
     record = partial(record_machines, config)
     if config.cluster.mode == "ray":
         from gtpo_megatron.orchestration.on_ray.run import ray_stages
 
-        return ray_stages(config, run_dir, timers, on_processes=record)
+        return ray_stages(config, run_dir, timers, on_processes=record, servers=servers)
     from gtpo_megatron.orchestration.in_process import local_stages
 
     return local_stages(config, run_dir, timers, on_processes=record)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch._dynamo
 
 from gtpo_megatron.actor import cpu_experts
 
@@ -60,6 +59,7 @@ def install() -> None:
     if not is_cpu():
         return
     _answer_device_questions()
+    _leave_functions_as_they_are()
     _redirect_device_literals()
     _keep_random_states_on_cpu()
     _name_cpu_tensors_as_megatron_expects()
@@ -68,14 +68,26 @@ def install() -> None:
 
 
 def _answer_device_questions() -> None:
-    # Megatron's jit_fuser is torch.compile from import on; on a CPU that is minutes of C++ for nothing
-    torch._dynamo.config.disable = True
     cuda: Any = torch.cuda
     cuda.current_device = lambda: torch.device("cpu")
     cuda.synchronize = lambda *_, **__: None
     cuda.current_stream = cuda.default_stream = lambda *_, **__: _STREAM
     # `.cuda()` is called on tied embeddings and by the optimizer's reload
     torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
+
+
+def _leave_functions_as_they_are() -> None:
+    """Megatron's ``jit_fuser`` is ``torch.compile`` from its import on: on a CPU minutes of C++ for nothing.
+
+    And the compiler's own import, by the first function that is to be compiled, takes as long as Megatron's.
+    """
+    compile_ = torch.compile
+    torch.compile = lambda function: function  # type: ignore[assignment]
+    try:
+        from megatron.core import jit
+    finally:
+        torch.compile = compile_
+    jit.disable_jit_fuser()  # for modules that are imported later
 
 
 class CpuTorch(types.ModuleType):

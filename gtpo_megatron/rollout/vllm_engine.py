@@ -38,6 +38,9 @@ logger = logging.getLogger(__name__)
 ALL_MEMORY = frozenset({"weights", "kv_cache"})
 """vLLM's tags of the memory that a sleeping engine releases."""
 
+FIRST_RESPONSES = "the first responses are whole"
+"""What an engine's log says once, when its start is over."""
+
 NO_ENVIRONMENT = EnvironmentConfig()
 NO_ADAPTER = AdapterConfig()
 
@@ -125,6 +128,7 @@ class VllmEngine:
             )
         self._in_flight = InFlight(self._llm.llm_engine, self._conversation)
         self._next_response = 0
+        self._has_sampled = False
         self._with_entropies: set[Hashable] = set()
         self.weights = EngineWeights(self._llm, self._in_flight, config, adapter=adapter, are_policy=reads_weights)
         self._asleep: set[str] = set()
@@ -208,6 +212,9 @@ class VllmEngine:
         """
         self.weights.check()
         tickets = self._in_flight.advance(limit_s=limit_s)
+        if tickets and not self._has_sampled:
+            logger.info(FIRST_RESPONSES)
+            self._has_sampled = True
         if not self._on_gpu and not self._llm.llm_engine.has_unfinished_requests():
             return_free_memory()  # the trainer needs it next
         return tickets

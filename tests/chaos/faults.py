@@ -14,9 +14,6 @@ _SCRIPTS = {
     "Ray's raylet": r"raylet/raylet$",
     "Ray's dashboard agent": r"ray::DashboardAgent|dashboard/agent\.py",
     "Ray's runtime environment agent": r"ray::RuntimeEnvAgent|runtime_env/agent/main\.py",
-    "Ray's log monitor": r"_private/log_monitor\.py",
-    "Ray's autoscaler monitor": r"_private/monitor\.py",
-    "Ray's dashboard": r"dashboard/dashboard\.py",
     "supervisor": r"orchestration\.run_supervisor",
 }
 

@@ -141,6 +141,7 @@ def _short_of_processes() -> Iterator[None]:
         ):
             stack.enter_context(mock.patch(name, _reached))
         stack.enter_context(mock.patch.object(ReportServer, "serve", serve))
+        stack.enter_context(mock.patch("gtpo_megatron.orchestration.on_ray.worker_servers.WorkerServers.start"))
         yield
 
 

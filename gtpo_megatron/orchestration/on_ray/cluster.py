@@ -18,6 +18,7 @@ from gtpo_megatron.errors import WorkerError
 from gtpo_megatron.orchestration.on_ray.collect import Deadline
 from gtpo_megatron.orchestration.on_ray.local_cluster import start_own_ray
 from gtpo_megatron.orchestration.on_ray.placement import ClusterNode, in_order
+from gtpo_megatron.orchestration.on_ray.worker_servers import WorkerServers
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ def join_cluster(
     *,
     deadline: Deadline,
     temp_folder: Path,
+    servers: WorkerServers | None = None,
     joined: Callable[[int], None] | None = None,
 ) -> None:
     """Connects this process to Ray, starting one if no address is given.
@@ -43,6 +45,7 @@ def join_cluster(
         config: address and size of the cluster.
         deadline: limit of the whole start of the run.
         temp_folder: private folder for sockets and logs of a Ray that is started here.
+        servers: may make the workers of a Ray that is started here; None: each is started by Ray.
         joined: called with the number of nodes that have joined, while others are waited for.
 
     Raises:
@@ -58,7 +61,8 @@ def join_cluster(
                 _knock(config.address)
                 ray.init(address=config.address, **COMMON_OPTIONS)
             else:
-                start_own_ray(config, temp_folder, deadline=deadline, **COMMON_OPTIONS)
+                asks = servers is not None and servers.are_there
+                start_own_ray(config, temp_folder, deadline=deadline, asks_servers=asks, **COMMON_OPTIONS)
     except (OSError, ValueError, RuntimeError) as error:
         hint = (
             TOKEN_HINT if isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError) else ""

@@ -4,11 +4,13 @@ By default Ray listens on every interface, keeps its token readable in the home 
 temporary folder, which is therefore created inside a private one.
 """
 
+import math
 import os
 import secrets
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import torch
 
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.distributed.rendezvous import ONE_MACHINE
+from gtpo_megatron.orchestration.on_ray import dashboard_agent, worker_setup
 from gtpo_megatron.orchestration.on_ray.collect import Deadline
 
 LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -29,6 +32,12 @@ NICENESS = "RAY_worker_niceness"
 METRICS_SWITCH = "RAY_enable_metrics_collection"
 """Ray's own counters are not used."""
 
+IDLE_WORKERS_SWITCH = "RAY_prestart_worker_first_driver"
+"""Workers that Ray starts ahead, one a core, have no environment variables of ours and would serve nobody."""
+
+REGISTER_TIMEOUT = "RAY_worker_register_timeout_seconds"
+"""Of a worker, after which Ray (2.60) starts another one: 60 s, in which a server may not have imported all."""
+
 POLL_S = 0.1
 """Before the next question to a GCS that has not waited."""
 
@@ -37,7 +46,9 @@ class _NotUpError(Exception):
     """The raylet has ended, or the deadline has passed."""
 
 
-def start_own_ray(config: ClusterConfig, temp_folder: Path, *, deadline: Deadline, **options: Any) -> None:
+def start_own_ray(
+    config: ClusterConfig, temp_folder: Path, *, deadline: Deadline, asks_servers: bool = False, **options: Any
+) -> None:
     """Starts Ray and connects this process; sets environment variables that the run's processes inherit.
 
     Each of Ray's processes, and with the raylet all of the run's, is in a process group of its own: a signal to the
@@ -47,6 +58,7 @@ def start_own_ray(config: ClusterConfig, temp_folder: Path, *, deadline: Deadlin
         config: size of the cluster.
         temp_folder: private folder for sockets and logs.
         deadline: limit for the raylet to be up; its GCS has Ray's own 30 s.
+        asks_servers: workers whose environment names a server are made by it (``worker_setup.py``).
         options: further options of ``ray.init``.
 
     Raises:
@@ -54,7 +66,9 @@ def start_own_ray(config: ClusterConfig, temp_folder: Path, *, deadline: Deadlin
             an exception without a class of its own.
     """
     token = secrets.token_hex(32)
-    os.environ |= {LOOPBACK_SWITCH: "0", METRICS_SWITCH: "0", NICENESS: "0", "RAY_AUTH_TOKEN": token, **ONE_MACHINE}
+    switches = dict.fromkeys((LOOPBACK_SWITCH, METRICS_SWITCH, NICENESS, IDLE_WORKERS_SWITCH), "0")
+    os.environ[REGISTER_TIMEOUT] = str(math.ceil(deadline.limit_s))
+    os.environ |= {**switches, "RAY_AUTH_TOKEN": token, **ONE_MACHINE}
     os.environ.pop("RAY_AUTH_MODE", None)  # Ray then turns its token on
     import ray
     from ray._private import ray_constants
@@ -64,7 +78,7 @@ def start_own_ray(config: ClusterConfig, temp_folder: Path, *, deadline: Deadlin
     ray_constants.ENABLE_RAY_CLUSTER = False
     AuthenticationTokenLoader.instance().reset_cache()
     try:
-        with _waiting_for_its_raylet(deadline), _in_groups_of_their_own():
+        with _waiting_for_its_raylet(deadline), _in_groups_of_their_own(), _with_own_parts(asks_servers=asks_servers):
             ray.init(
                 address="local",  # neither RAY_ADDRESS nor a head that someone else started on this machine
                 num_cpus=config.num_cpus,
@@ -129,6 +143,38 @@ def _in_groups_of_their_own() -> Iterator[None]:
         yield
     finally:
         services.ConsolePopen = popen
+
+
+@contextmanager
+def _with_own_parts(*, asks_servers: bool) -> Iterator[None]:
+    """Ray (2.60) starts no dashboard, autoscaler and log monitor, which nobody asks, and two scripts of ours.
+
+    Those are the raylet's dashboard agent and, with servers, the one that starts workers. ``include_dashboard=False``
+    starts a dashboard without pages, and ``ray.init`` waits for it; of the others Ray has no settings at all.
+    """
+    from ray._private import parameter, ray_constants, services, utils
+
+    def python(component: str, *arguments: Any, **options: Any) -> list[str]:
+        if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT:
+            return [sys.executable, "-IS", dashboard_agent.__file__]
+        return list(build(component, *arguments, **options))
+
+    scripts = {"setup_worker_path": worker_setup.__file__} if asks_servers else {}
+    build = services._build_python_executable_command_memory_profileable
+    with ExitStack() as changes:
+        for holder, name, value in (
+            (services, "start_api_server", lambda *_, **__: (None, None)),
+            (services, build.__name__, python),
+            (utils, "get_dashboard_dependency_error", lambda: ImportError("not asked for")),  # imports them to see
+            (
+                parameter,
+                "RayParams",
+                partial(parameter.RayParams, no_monitor=True, include_log_monitor=False, **scripts),
+            ),
+        ):
+            changes.callback(setattr, holder, name, getattr(holder, name))
+            setattr(holder, name, value)
+        yield
 
 
 def _has_raylet() -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
 
 
@@ -40,6 +41,22 @@ class Placement:
     engines: tuple[tuple[ClusterNode, ...], ...]
     reward: ClusterNode
     has_gpus: bool
+
+
+def place_run(config: RunConfig, nodes: Sequence[ClusterNode], *, has_engines: bool = True) -> Placement:
+    """Places the processes of a run, or its ranks alone.
+
+    Raises:
+        ConfigError: as ``place``.
+    """
+    return place(
+        config.parallel,
+        num_engines=config.rollout.num_engines if has_engines else 0,
+        engine_gpus=config.rollout.ranks_per_engine,
+        engine_nodes=config.rollout.nodes_per_engine,
+        nodes=nodes,
+        colocated=config.rollout.placement == "colocated",
+    )
 
 
 def place(

@@ -16,7 +16,7 @@ from gtpo_megatron.orchestration.on_ray.cluster import join_cluster, leave_lost_
 from gtpo_megatron.orchestration.on_ray.collect import Deadline, checked_while_waiting, collect, explained
 from gtpo_megatron.orchestration.on_ray.engines import RayEngines
 from gtpo_megatron.orchestration.on_ray.fleet import EngineFleet, engine_names
-from gtpo_megatron.orchestration.on_ray.placement import Placement, place
+from gtpo_megatron.orchestration.on_ray.placement import Placement, place_run
 from gtpo_megatron.orchestration.on_ray.ranks import RayRanks, RayTransfer
 from gtpo_megatron.orchestration.on_ray.start import (
     REWARD_NAME,
@@ -26,6 +26,7 @@ from gtpo_megatron.orchestration.on_ray.start import (
     end_in_order,
     rank_name,
 )
+from gtpo_megatron.orchestration.on_ray.worker_servers import WorkerServers
 from gtpo_megatron.orchestration.run_supervisor import RunSupervisor
 from gtpo_megatron.orchestration.stages.processes import OnProcesses, RunProcesses, ignore_processes
 from gtpo_megatron.orchestration.stages.rollouts import RolloutHandle
@@ -44,6 +45,7 @@ def ray_stages(
     timers: StageTimers,
     *,
     on_processes: OnProcesses = ignore_processes,
+    servers: WorkerServers | None = None,
 ) -> Iterator[Stages]:
     """The stages of a step, each in processes of its own; ends the processes, and a private Ray, at exit.
 
@@ -52,6 +54,7 @@ def ray_stages(
         run_folder: folder of the processes' logs.
         timers: timers of the steps.
         on_processes: called before any process loads a model.
+        servers: make workers; None: each imports for itself.
 
     Raises:
         WorkerError: a process did not start; the message names it.
@@ -59,7 +62,7 @@ def ray_stages(
     """
     with _supervised(run_folder, timers) as (supervisor, processes):
         starter, placement, reach = _start(
-            config, run_folder, timers, supervisor, processes, on_processes, has_engines=True
+            config, run_folder, timers, supervisor, processes, on_processes, has_engines=True, servers=servers
         )
         deadline_s = config.cluster.stage_deadline_s
         trainer = Trainer(reach)
@@ -101,6 +104,7 @@ def ray_trainer(
     timers: StageTimers,
     *,
     on_processes: OnProcesses = ignore_processes,
+    servers: WorkerServers | None = None,
 ) -> Iterator[Trainer]:
     """The ranks alone, each in a process of its own: nothing is sampled and nothing graded; else as ``ray_stages``.
 
@@ -109,7 +113,9 @@ def ray_trainer(
         ConfigError: the ranks do not fit on the cluster.
     """
     with _supervised(run_folder, timers) as (supervisor, processes):
-        *_, reach = _start(config, run_folder, timers, supervisor, processes, on_processes, has_engines=False)
+        *_, reach = _start(
+            config, run_folder, timers, supervisor, processes, on_processes, has_engines=False, servers=servers
+        )
         yield Trainer(reach)
 
 
@@ -122,6 +128,7 @@ def _start(
     on_processes: OnProcesses,
     *,
     has_engines: bool,
+    servers: WorkerServers | None,
 ) -> tuple[ProcessStarter, Placement, RayRanks]:
     """Joins Ray, and starts the ranks; with engines these too, and the reward process."""
     deadline = Deadline(config.cluster.start_deadline_s)
@@ -131,18 +138,14 @@ def _start(
         config.cluster,
         deadline=deadline,
         temp_folder=supervisor.temp_folder,
+        servers=servers,
         joined=lambda num: timers.starting("waiting for nodes", f"{num} of {config.cluster.num_nodes}"),
     )
-    placement = place(
-        config.parallel,
-        num_engines=config.rollout.num_engines if has_engines else 0,
-        engine_gpus=config.rollout.ranks_per_engine,
-        engine_nodes=config.rollout.nodes_per_engine,
-        nodes=ray_nodes(),
-        colocated=config.rollout.placement == "colocated",
-    )
+    placement = place_run(config, ray_nodes(), has_engines=has_engines)
     _log_placement(placement)
-    starter = ProcessStarter(config, run_folder, placement, processes, temp_folder=supervisor.temp_folder)
+    starter = ProcessStarter(
+        config, run_folder, placement, processes, temp_folder=supervisor.temp_folder, servers=servers
+    )
     starter.ranks()
     if has_engines:
         starter.engines_and_rewards(deadline)

@@ -13,10 +13,12 @@ from gtpo_megatron.distributed.groups import RankCoordinates
 from gtpo_megatron.errors import GTPOError
 from gtpo_megatron.observability.profiling import nsight_options
 from gtpo_megatron.orchestration.on_ray.collect import Deadline, collect
+from gtpo_megatron.orchestration.on_ray.environment import engine_variables, rank_variables, reward_variables
 from gtpo_megatron.orchestration.on_ray.fleet import engine_names
 from gtpo_megatron.orchestration.on_ray.placement import ClusterNode, Placement
 from gtpo_megatron.orchestration.on_ray.processes import EngineProcess, RankProcess, RewardProcess
-from gtpo_megatron.rollout.engine_arguments import CPU_ENVIRONMENT, engine_environment
+from gtpo_megatron.orchestration.on_ray.worker_servers import WorkerServers
+from gtpo_megatron.orchestration.on_ray.worker_setup import SERVER
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -29,10 +31,6 @@ REWARD_NAME = "reward process"
 
 END_DEADLINE_S = 20.0
 """Timeout for an engine to end its workers."""
-
-RANK_GPU_ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-"""Of a rank on a GPU: micro-batches of many lengths would leave holes, for which the planner has 5% with this only.
-Engines do without: vLLM's memory that sleeps is of a pool that cannot have it."""
 
 Met = Callable[[str, int], None]
 
@@ -54,6 +52,7 @@ class ProcessStarter:
         placement: nodes of the processes.
         processes: filled with the actors, by name.
         temp_folder: temporary folder of the processes on the driver's node.
+        servers: make workers on the driver's node; None: each imports for itself.
     """
 
     def __init__(
@@ -64,7 +63,9 @@ class ProcessStarter:
         processes: dict[str, Any],
         *,
         temp_folder: Path,
+        servers: WorkerServers | None = None,
     ) -> None:
+        self._servers = servers
         self._temp_folder = temp_folder
         self._config = config
         self._placement = placement
@@ -86,7 +87,8 @@ class ProcessStarter:
         for index in range(self._config.rollout.num_engines):
             self.engine(index, deadline)
         if not self._config.environment.name:
-            options = self._options(self._placement.reward, threads=1, num_gpus=0, environment={})
+            variables = reward_variables(has_gpus=self._placement.has_gpus)
+            options = self._options(self._placement.reward, num_gpus=0, variables=variables)
             self._processes[REWARD_NAME] = self._actor(RewardProcess, options)
 
     def engine(self, index: int, deadline: Deadline) -> None:
@@ -106,13 +108,12 @@ class ProcessStarter:
         """Ray's options for an engine's process on its node of this number."""
         rollout = self._config.rollout
         shares_gpus = rollout.placement == "colocated" and self._placement.has_gpus
-        environment = engine_environment(rollout, has_gpus=self._placement.has_gpus)
+        variables = engine_variables(self._config, self._placement, index)
         part = index * rollout.nodes_per_engine + number
         return self._options(
             self._placement.engines[index][number],
-            threads=engine_threads(self._config, self._placement, index),
             num_gpus=0 if shares_gpus else rollout.ranks_per_node,
-            environment=environment | (self._gpus_of_ranks(part, deadline) if shares_gpus else {}),
+            variables=variables | (self._gpus_of_ranks(part, deadline) if shares_gpus else {}),
         )
 
     def _gpus_of_ranks(self, part: int, deadline: Deadline) -> dict[str, str]:
@@ -130,9 +131,8 @@ class ProcessStarter:
     def _rank(self, index: int) -> Any:
         options = self._options(
             self._placement.ranks[index],
-            threads=self._config.cluster.threads_per_rank,
             num_gpus=1,
-            environment=RANK_GPU_ENVIRONMENT if self._placement.has_gpus else {},
+            variables=rank_variables(self._config, has_gpus=self._placement.has_gpus),
             nsight=nsight_options(self._config.profile, rank=index, run_folder=self._run_folder),
         )
         return self._actor(RankProcess, options, global_rank=index)
@@ -146,18 +146,18 @@ class ProcessStarter:
         self,
         node: ClusterNode,
         *,
-        threads: int,
         num_gpus: int,
-        environment: dict[str, str],
+        variables: dict[str, str],
         nsight: dict[str, str] | None = None,
     ) -> dict[str, Any]:
         """Ray's options for a process on this node."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        on_cpu = {} if self._placement.has_gpus else CPU_ENVIRONMENT
-        variables = environment | on_cpu | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+        server = self._servers.address_for(variables) if self._servers is not None else ""
         if node.node_id == self._placement.reward.node_id:
-            variables["TMPDIR"] = str(self._temp_folder)
+            variables = variables | {"TMPDIR": str(self._temp_folder)}
+        if server:
+            variables = variables | {SERVER: server}
         under_nsight = {"nsight": nsight} if nsight and self._placement.has_gpus else {}
         return {
             "num_cpus": 0,
@@ -165,22 +165,6 @@ class ProcessStarter:
             "runtime_env": {"env_vars": variables, **under_nsight},
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False),
         }
-
-
-def engine_threads(config: RunConfig, placement: Placement, index: int) -> int:
-    """Threads of an engine's process: as asked for; else, on CPUs, its share of its node's cores.
-
-    Ray gives a process one thread that says nothing. Ranks wait while engines sample, unless steps overlap, and have
-    their cores to themselves then. 0 leaves it to vLLM, on GPUs.
-    """
-    if config.cluster.engine_threads or placement.has_gpus:
-        return config.cluster.engine_threads
-    node = placement.engines[index][0]
-    cores = node.num_cpus
-    if config.rollout.max_staleness:
-        cores -= placement.ranks.count(node) * config.cluster.threads_per_rank
-    parts = sum(engine.count(node) for engine in placement.engines)
-    return max(1, cores // (parts * config.rollout.ranks_per_node))
 
 
 def bring_up(

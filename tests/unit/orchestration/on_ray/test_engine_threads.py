@@ -7,8 +7,8 @@ import pytest
 from gtpo_megatron.config.algorithm import OffPolicyConfig
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.orchestration.on_ray.environment import engine_threads
 from gtpo_megatron.orchestration.on_ray.placement import ClusterNode, place
-from gtpo_megatron.orchestration.on_ray.start import engine_threads
 from recipes import tiny_cpu
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gtpo_megatron.config.cluster import ClusterConfig
 from gtpo_megatron.errors import WorkerError
-from gtpo_megatron.orchestration.on_ray import cluster
+from gtpo_megatron.orchestration.on_ray import cluster, dashboard_agent, worker_setup
 from gtpo_megatron.orchestration.on_ray.cluster import join_cluster
 from gtpo_megatron.orchestration.on_ray.collect import Deadline
 from gtpo_megatron.orchestration.on_ray.local_cluster import start_own_ray
@@ -87,3 +87,34 @@ def test_its_processes_are_in_groups_of_their_own_and_the_handler_of_sigterm_is_
     join_cluster(ClusterConfig(), deadline=Deadline(20.0), temp_folder=tmp_path)
     assert signal.getsignal(signal.SIGTERM) is before
     assert seen == [(True, os.getsid(0))]
+
+
+@pytest.mark.parametrize("asks_servers", [False, True])
+def test_nobody_watches_and_workers_are_made_by_servers_if_there_are_any(started, tmp_path, monkeypatch, asks_servers):
+    import ray
+    from ray._private import parameter, ray_constants, services
+
+    seen = {}
+
+    def init(**_):
+        asked = parameter.RayParams()
+        seen["parameters"] = (asked.no_monitor, asked.include_log_monitor, asked.setup_worker_path)
+        seen["dashboard"] = services.start_api_server(False, False, "127.0.0.1")
+        python = services._build_python_executable_command_memory_profileable
+        seen["agents"] = [
+            python(kind, str(tmp_path))
+            for kind in (ray_constants.PROCESS_TYPE_DASHBOARD_AGENT, ray_constants.PROCESS_TYPE_RUNTIME_ENV_AGENT)
+        ]
+        seen["environment"] = dict(os.environ)
+
+    before = (parameter.RayParams, services.start_api_server)
+    monkeypatch.setattr(ray, "init", init)
+    start_own_ray(ClusterConfig(), tmp_path, deadline=Deadline(61.5), asks_servers=asks_servers)
+    assert seen["parameters"] == (True, False, worker_setup.__file__ if asks_servers else None)
+    assert seen["dashboard"] == (None, None)
+    assert seen["agents"] == [[sys.executable, "-IS", dashboard_agent.__file__], [sys.executable, "-u"]]
+    assert seen["environment"]["RAY_prestart_worker_first_driver"] == "0"
+    assert seen["environment"]["RAY_worker_register_timeout_seconds"] == "62", (
+        "a server may import for longer than 60 s"
+    )
+    assert (parameter.RayParams, services.start_api_server) == before
