@@ -16,7 +16,7 @@ def trained(tmp_path, monkeypatch):
     """The runs that were started, in an empty folder."""
     runs = []
 
-    def train(config, *, run_dir, resume, console):
+    def train(config, *, run_dir, resume, console, servers):
         runs.append((config, str(run_dir), resume))
         return RunSummary(before=None, after=None)
 

@@ -55,7 +55,13 @@ def start(tmp_path):
     python.chmod(0o755)
     settings = {
         **dict.fromkeys(("RUN_DIR", "LAUNCH_DIR", "LOG_DIR", "SUBMIT_DIR"), launch),
-        **{"CONFIG": launch / "config.yaml", "PYTHON": python, "IMAGE": "", "NETWORK_INTERFACE": ""},
+        **{
+            "SUBCOMMAND": "train",
+            "CONFIG": launch / "config.yaml",
+            "PYTHON": python,
+            "IMAGE": "",
+            "NETWORK_INTERFACE": "",
+        },
         **{"GPUS_PER_NODE": 0, "RAY_CPUS": 1, "OBJECT_STORE_BYTES": 1, "RAY_PORT": 0, "START_DEADLINE_S": 20},
         "SUBMIT_COMMIT": "5e0c1d2b3a4f",
     }

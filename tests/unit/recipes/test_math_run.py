@@ -36,12 +36,12 @@ NODE_GIB = {
 
 
 def names(module_name):
-    """What the command line can call in a module of recipes."""
+    """What ``train`` can call in a module of recipes; warm starts are of another command."""
     module = importlib.import_module(f"recipes.{module_name}")
     return [
         f"{module.__name__}:{name}"
         for name, value in vars(module).items()
-        if callable(value) and value.__module__ == module.__name__ and not name.startswith("_")
+        if callable(value) and value.__module__ == module.__name__ and not name.startswith(("_", "sft"))
     ]
 
 
