@@ -97,7 +97,7 @@ class Architecture(ModelShape):
         scaling = self.rope_scaling
         if scaling is None or not scaling.long_factors or num_tokens <= scaling.original_positions:
             return self
-        return replace(self, rope_scaling=replace(scaling, factors=scaling.long_factors))
+        return replace(self, rope_scaling=replace(scaling, is_long=True))
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts; the others have a dense MLP."""

@@ -1,7 +1,7 @@
 """The rotary embedding's scaling, as ``config.json`` spells it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -34,6 +34,7 @@ class RopeScaling:
         attention_factor: yarn, longrope: multiplies queries and keys where they are rotated.
         factors: longrope: one a frequency, for sequences within the original context.
         long_factors: longrope: those of a policy that takes longer sequences, for all of its sequences.
+        is_long: longrope: the policy is such a one; not of the model, so two that differ in it are equal.
         score_factor: yarn: multiplies the scores of multi-latent attention.
     """
 
@@ -47,6 +48,7 @@ class RopeScaling:
     factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
     score_factor: float = 1.0
+    is_long: bool = field(default=False, compare=False)
 
 
 def rope_fields(fields: Fields) -> Fields:

@@ -109,18 +109,6 @@ CHANGES = {
             "long_factor": [1.0 + 2 * pair for pair in range(12)],
         },
     },
-    "phi4_mini_long": {
-        "pad_token_id": None,
-        "sliding_window": 256,
-        "original_max_position_embeddings": 32,  # every sequence here is longer
-        "rope_parameters": {
-            "rope_type": "longrope",
-            "rope_theta": 500.0,
-            "partial_rotary_factor": 0.75,
-            "short_factor": [1.0 + pair / 6 for pair in range(12)],
-            "long_factor": [1.0 + 2 * pair for pair in range(12)],
-        },
-    },
     "ministral3": {
         "pad_token_id": None,
         "rope_parameters": {
@@ -254,6 +242,9 @@ CHANGES = {
         "num_experts_per_tok": 3,
     },
 }
+
+
+CHANGES["phi4_mini_long"] = CHANGES["phi4_mini"] | {"original_max_position_embeddings": 32}  # all are longer
 
 
 def make_folder(folder, family, *, tied, vocab_size=150):

@@ -37,7 +37,7 @@ def inverse_frequencies(arch: Architecture) -> Tensor:
         case "yarn":
             return _yarn(powers, scaling, arch)
         case "longrope":
-            return 1.0 / (torch.tensor(scaling.factors) * powers)
+            return 1.0 / (torch.tensor(scaling.long_factors if scaling.is_long else scaling.factors) * powers)
 
 
 def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:

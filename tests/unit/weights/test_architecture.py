@@ -13,6 +13,7 @@ from gtpo_megatron.weights.architecture import LocalRope
 from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.model_shape import LatentAttention
 from gtpo_megatron.weights.rope import RopeScaling
+from gtpo_megatron.weights.weight_checks import check_same_architecture
 
 RAW = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -210,6 +211,8 @@ def test_ernie_is_llama_that_rotates_neighbours(tmp_path):
 
 
 def test_phi_is_llama_in_fewer_tensors(tmp_path):
+    from gtpo_megatron.actor.model.rotary import inverse_frequencies
+
     phi = {"architectures": ["Phi3ForCausalLM"], "tie_word_embeddings": False, "sliding_window": None}
     arch = read_architecture(written(tmp_path, **phi))  # Phi-4
     assert (arch.family, arch.head_size, arch.rotary_fraction, arch.rope_scaling) == ("phi3", 16, 1.0, None)
@@ -221,7 +224,10 @@ def test_phi_is_llama_in_fewer_tensors(tmp_path):
     arch = read_architecture(written(tmp_path, **phi, **mini, original_max_position_embeddings=64))  # Phi-4-mini
     assert (arch.rotary_fraction, arch.rope_scaling.factors) == (0.75, (1.0, 1.1, 1.5, 2.0, 3.0, 5.0))
     assert (arch.max_positions, arch.for_sequences(64)) == (512, arch)
-    assert arch.for_sequences(65).rope_scaling.factors == (7.0,) * 6
+    longer = arch.for_sequences(65)
+    stretched = inverse_frequencies(arch) * torch.tensor(factors["short_factor"]) / 7
+    torch.testing.assert_close(inverse_frequencies(longer), stretched)
+    check_same_architecture(tmp_path, longer)  # a reference policy's folder, of a run that takes long sequences
 
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32768}
