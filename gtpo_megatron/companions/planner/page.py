@@ -155,11 +155,12 @@ def _fullest(gpus: Sequence[GPUMemory], phase: Phase) -> GPUMemory:
 
 def _stage_table(gpus: Sequence[GPUMemory], shown: AssessedLayout) -> Table:
     """Every kind of GPU: what training takes, and its peak."""
-    columns = PARTS[: PARTS.index("output layer") + 1]
+    trained = [gpu.phases.get("train", {}) for gpu in gpus]
+    columns = [part for part in PARTS[: PARTS.index("output layer") + 1] if any(part in parts for parts in trained)]
     table = _table("GPU", right=[*columns, "peak"])
     table.add_column("in")
-    for gpu in gpus:
-        sizes = (_gib(gpu.phases.get("train", {}).get(part, 0)) for part in columns)
+    for gpu, parts in zip(gpus, trained, strict=True):
+        sizes = (_gib(parts.get(part, 0)) for part in columns)
         table.add_row(gpu.role, *sizes, _against(gpu.peak, shown.capacity), gpu.peak_phase)
     return table
 
