@@ -56,7 +56,8 @@ def plan_memory(options: SlurmOptions) -> MemoryPlan:
     gpu, total = GPUS[options.gpu], options.nodes * options.gpus_per_node
     if not options.has_engines:
         return MemoryPlan(
-            text="memory of a warm start is not planned; that of a run's ranks while training is\n", step_s=0.0
+            text="not planned for a warm start: see what training takes of a run in its layout, gtpo-megatron plan\n",
+            step_s=0.0,
         )
     ranks, more = gpus_of(options.run)
     cluster = Cluster(

@@ -11,20 +11,9 @@ SCRIPTS = Path(__file__).resolve().parent / "job"
 SCRIPT_NAMES = ("node.sh", "batch.sh", "node_network.py")
 SETTINGS = frozenset(
     {
-        *(
-            "RUN_DIR",
-            "LAUNCH_DIR",
-            "LOG_DIR",
-            "SUBCOMMAND",
-            "CONFIG",
-            "SUBMIT_DIR",
-            "PYTHON",
-            "IMAGE",
-            "GPUS_PER_NODE",
-            "RAY_CPUS",
-        ),
-        *("OBJECT_STORE_BYTES", "RAY_PORT", "NETWORK_INTERFACE", "START_DEADLINE_S", "RESTARTS", "CHAIN", "JOB_ENV"),
-        *("PREFLIGHT_S", "PREFLIGHT_SKIP", "SUBMIT_COMMIT"),
+        *("RUN_DIR", "LAUNCH_DIR", "LOG_DIR", "SUBCOMMAND", "CONFIG", "SUBMIT_DIR", "SUBMIT_COMMIT"),
+        *("PYTHON", "IMAGE", "GPUS_PER_NODE", "RAY_CPUS", "OBJECT_STORE_BYTES", "RAY_PORT", "NETWORK_INTERFACE"),
+        *("START_DEADLINE_S", "RESTARTS", "CHAIN", "JOB_ENV", "PREFLIGHT_S", "PREFLIGHT_SKIP"),
     }
 )
 """Variables of ``settings.sh``."""

@@ -9,7 +9,7 @@ from rich.console import Console
 from gtpo_megatron.cli.command import Command
 from gtpo_megatron.cli.recipe import AnyRecipeOptions, parse
 from gtpo_megatron.config.run import RunConfig
-from gtpo_megatron.config.serialize import AnyConfig
+from gtpo_megatron.config.serialize import AnyConfig, to_yaml
 from gtpo_megatron.config.sft import SftConfig
 from gtpo_megatron.sentence import print_sentence
 
@@ -17,15 +17,13 @@ from gtpo_megatron.sentence import print_sentence
 def run(arguments: Sequence[str]) -> int:
     """``config RECIPE ...``."""
     options = parse("config", AnyRecipeOptions, arguments)
-    from gtpo_megatron.config.serialize import to_yaml  # takes seconds, so options are parsed first
-
     sys.stdout.write(to_yaml(_checked(options.config)))
     return 0
 
 
 def _checked(config: AnyConfig) -> AnyConfig:
     """The configuration with what its inputs add; they are checked where the model is on this machine."""
-    from gtpo_megatron.config.model import is_gguf, is_hub_name
+    from gtpo_megatron.config.model import is_gguf, is_hub_name  # these take seconds, so options are parsed first
     from gtpo_megatron.orchestration.gguf_model import cached_folder
     from gtpo_megatron.orchestration.model_folder import with_model_folder
     from gtpo_megatron.orchestration.pinned_data import pin_data_sets, pin_date

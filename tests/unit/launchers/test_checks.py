@@ -216,7 +216,7 @@ def test_a_warm_start_has_ranks_alone(tmp_path):
     checked = check(options())
     assert [node.node_id for node in checked.placement.ranks] == ["0", "1"]
     assert checked.placement.engines == ()
-    assert "of a warm start is not planned" in check(options("--gpus-per-node", "1")).memory.text
+    assert "not planned for a warm start" in check(options("--gpus-per-node", "1")).memory.text
     for overrides, message in (
         (["--data.heldout-path", "/nowhere.jsonl"], r"data\.heldout_path=/nowhere\.jsonl: no such file"),
         (["--data.train-path", "gsm9k"], "gsm9k"),
