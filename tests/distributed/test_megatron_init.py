@@ -32,6 +32,8 @@ def members_and_sums(rank, world_size, init_method, config):
 @pytest.mark.distributed
 @pytest.mark.filterwarnings("ignore")  # Megatron warns of every optional kernel it lacks
 def test_groups_of_one_rank_are_one():
+    [(members, _)] = run_processes(members_and_sums, 1, ParallelConfig(num_ranks=1))
+    assert members == [(0,)] * 2, "torch's own, and one for the twenty that Megatron asks for"
     for rank, (members, sums) in enumerate(
         run_processes(members_and_sums, 4, ParallelConfig(num_ranks=4, tensor_parallel_size=2), timeout_s=200)
     ):
