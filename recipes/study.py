@@ -71,7 +71,8 @@ WARM_STEPS = 96
 TAUGHT_SEEDS = 5
 DISTILL_RATE = 4e-4
 """The best of ``teacher_rates``."""
-PRETRAINED_TAUGHT_SEEDS = range(20, 22)
+PRETRAINED_TAUGHT_SEEDS = range(10, 12)
+"""Of ``pretrained``, which has their runs of ``gtpo``."""
 PRETRAINED_TEACHER, PRETRAINED_WARM = "runs/models/smollm2_trained", "runs/models/smollm2_warm"
 OWN_ANSWERS = "runs/models/smollm2_answers.jsonl"
 """200 of SmolLM2's own right answers to other instructions; docs/study.md has the commands."""
