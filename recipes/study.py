@@ -442,7 +442,7 @@ def pretrained_taught() -> Study:
 
     changes: dict[str, tuple[str, str, Change]] = {
         "gtpo": ("GTPO v6", "From the model as it is.", _with_smollm2),
-        "warm_gtpo": ("warm start, GTPO v6", "From a warm start on 200 of its own right answers.", with_warm_start),
+        "warm_gtpo": ("warm start, GTPO v6", "From a warm start on 157 of its own right answers.", with_warm_start),
         "distill": ("distillation", "From the model as it is; its RL-trained copy is the teacher.", with_teacher),
     }
     return Study(
@@ -472,7 +472,7 @@ def pretrained_taught() -> Study:
     )
 
 
-def pretrained_warm_start(*, num_steps: int = 50, seed: int = 0) -> SftConfig:
+def pretrained_warm_start(*, num_steps: int = 40, seed: int = 0) -> SftConfig:
     """The warm start of ``pretrained_taught``: two epochs of ``OWN_ANSWERS``."""
     base = smollm2_cpu.sft(num_steps=num_steps, seed=seed)
     return replace(
