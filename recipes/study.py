@@ -75,7 +75,7 @@ PRETRAINED_TAUGHT_SEEDS = range(10, 12)
 """Of ``pretrained``, which has their runs of ``gtpo``."""
 PRETRAINED_TEACHER, PRETRAINED_WARM = "runs/models/smollm2_trained", "runs/models/smollm2_warm"
 OWN_ANSWERS = "runs/models/smollm2_answers.jsonl"
-"""200 of SmolLM2's own right answers to other instructions; docs/study.md has the commands."""
+"""157 of SmolLM2's own right answers to other instructions; docs/study.md has the commands."""
 BAND_PROMPTS = {"gtpo_mixed": 11, "gtpo_band": 7}
 """Groups of a step that a band keeps, so that as many are sampled as the other arm has; by a run of another seed."""
 

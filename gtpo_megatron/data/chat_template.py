@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from gtpo_megatron.config.rollout import SamplingConfig
 from gtpo_megatron.data.messages import REASONING_KEYS, TOOLS_COLUMN, Message
 from gtpo_megatron.errors import ConfigError, DataError
+from gtpo_megatron.large_imports import large_imports
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import find_json
 from gtpo_megatron.untrusted.text import printable, shown
@@ -59,14 +60,16 @@ def load_tokenizer(model_path: str) -> "PreTrainedTokenizerBase":
     Raises:
         DataError: no such folder, or no tokenizer in it that ``transformers`` can read.
     """
-    from transformers import AutoTokenizer
-
-    from gtpo_megatron.data.sentencepiece_tokenizer import load_sentencepiece  # a machine may have no sentencepiece
-
     if not Path(model_path).is_dir():
         raise DataError(f"{model_path}: no such folder; expected a Hugging Face model folder with its tokenizer files")
+    is_sentencepiece = is_sentencepiece_only(Path(model_path))
+    with large_imports():
+        if is_sentencepiece:
+            from gtpo_megatron.data.sentencepiece_tokenizer import load_sentencepiece  # some machines lack its library
+        else:
+            from transformers import AutoTokenizer
     try:
-        if is_sentencepiece_only(Path(model_path)):
+        if is_sentencepiece:
             tokenizer = load_sentencepiece(Path(model_path), SENTENCEPIECE_FILE)
         else:
             # not mistral-common's, which has no chat template, though a folder of Mistral has its files too
