@@ -24,7 +24,7 @@ from gtpo_megatron.config.problems import (
     split_at_commas,
 )
 from gtpo_megatron.config.reward import RewardConfig
-from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
+from gtpo_megatron.config.rollout import EngineDtype, RolloutConfig, SamplingConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
 
@@ -34,7 +34,7 @@ class EngineConfig:
     """The vLLM engine that samples.
 
     Attributes:
-        dtype: dtype of the weights.
+        dtype: dtype of the weights; ``fp8``: of linear layers and experts, as ``rollout.dtype`` has it.
         head_dtype: dtype in which logits are computed: ``float32``, or ``model``: in ``dtype``.
         kv_cache_mib: key-value cache in each process of the engine. None: on a GPU 16384, on a CPU what
             ``max_concurrent_sequences`` can fill, but no more than a quarter of the free memory.
@@ -44,7 +44,7 @@ class EngineConfig:
         num_threads: threads on a CPU; 0 leaves it to vLLM.
     """
 
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    dtype: EngineDtype = "bfloat16"
     head_dtype: Literal["float32", "model"] = "float32"
     kv_cache_mib: PositiveInt | None = None
     max_concurrent_sequences: int = 256

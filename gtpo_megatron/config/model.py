@@ -10,8 +10,8 @@ from gtpo_megatron.config.checks import require_text
 from gtpo_megatron.config.configuration import configuration
 from gtpo_megatron.errors import ConfigError
 
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
-"""Of the weights of a trainer or an engine, by ``dtype``."""
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "fp8": 1}
+"""Of the weights of a trainer or an engine's layers, by ``dtype``."""
 
 GGUF_PREFIX = "gguf:"
 """Of a ``path`` that names a GGUF file."""

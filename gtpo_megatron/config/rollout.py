@@ -50,6 +50,13 @@ MismatchLimits: TypeAlias = LearntLimits | GivenLimits
 Transport = Literal["shared_memory", "process_group", "relay"]
 """How the bytes of a push travel; see ``WeightSyncConfig``."""
 
+EngineDtype: TypeAlias = Literal["float32", "bfloat16", "fp8"]
+"""Dtype of an engine's weights; ``fp8``: of those of its linear layers and experts, the rest is bfloat16.
+
+E4M3 times a scale for each row of a matrix (output channel), made from the bfloat16 weights of every push; activations
+are rounded to E4M3, too, with a scale a token (vLLM's ``fp8_per_channel``).
+"""
+
 GPU_CACHE_MIB = 16384
 """On a GPU, where no number is given; vLLM itself would take nearly all there is."""
 
@@ -102,7 +109,8 @@ class RolloutConfig:
         group_size: responses a prompt, ``G``.
         sampling: the distribution that training responses come from.
         num_engines: vLLM engines; the responses of a step are dealt to them, those of one group too.
-        dtype: dtype of vLLM's weights.
+        dtype: dtype of vLLM's weights. ``fp8`` samples from a policy of rounded weights, so
+            ``algorithm.off_policy`` must correct for it.
         head_dtype: dtype in which vLLM computes logits: ``float32``, as the trainer's output layer always does, or
             ``model``: in ``dtype``. The output layer's weights are of ``dtype`` in both cases.
         kv_cache_mib: key-value cache in each process of an engine. None: on a GPU 16384, on a CPU what
@@ -137,7 +145,7 @@ class RolloutConfig:
     group_size: int = 16
     sampling: SamplingConfig = SamplingConfig()
     num_engines: PositiveInt = 1
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    dtype: EngineDtype = "bfloat16"
     head_dtype: Literal["float32", "model"] = "float32"
     kv_cache_mib: PositiveInt | None = None
     max_concurrent_sequences: PositiveInt = 256
@@ -183,6 +191,11 @@ class RolloutConfig:
             raise ConfigError(
                 f"group_size={self.group_size!r}: must be 2 or more; a response is judged against others of its prompt"
             )
+
+    @property
+    def activation_dtype(self) -> Literal["float32", "bfloat16"]:
+        """Dtype of activations and keys and values, and in which weights arrive."""
+        return "bfloat16" if self.dtype == "fp8" else self.dtype
 
     @property
     def ranks_per_engine(self) -> int:

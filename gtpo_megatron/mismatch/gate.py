@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from gtpo_megatron.config.model import ELEMENT_BYTES
 from gtpo_megatron.config.rollout import GivenLimits, MismatchLimits
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import CheckpointError
@@ -70,14 +71,16 @@ def histogram_of(metrics: Mapping[str, Metric]) -> Histogram:
 FLOORS = {
     "float32": GivenLimits(scaled_nats=1e-5, bound_nats=5e-4, beyond_frac=BEYOND_FRAC),
     "bfloat16": GivenLimits(scaled_nats=0.01, bound_nats=0.5, beyond_frac=BEYOND_FRAC),
+    "fp8": GivenLimits(scaled_nats=0.1, bound_nats=2.0, beyond_frac=BEYOND_FRAC),
 }
-"""By the coarser dtype of sampler and trainer; a figure below them says nothing."""
+"""By the coarsest dtype of sampler and trainer; a figure below them says nothing."""
 
 CEILINGS = {
     "float32": GivenLimits(scaled_nats=1e-3, bound_nats=0.05, beyond_frac=BEYOND_FRAC),
     "bfloat16": GivenLimits(scaled_nats=0.5, bound_nats=5.0, beyond_frac=BEYOND_FRAC),
+    "fp8": GivenLimits(scaled_nats=1.0, bound_nats=10.0, beyond_frac=BEYOND_FRAC),
 }
-"""By the coarser dtype."""
+"""By the coarsest dtype."""
 
 ROUTING_FACTOR = 2.0
 """Floors and ceilings of a mixture of experts are so many times larger unless the trainer takes over the sampler's
@@ -88,7 +91,7 @@ def limits_at(
     config: MismatchLimits,
     samples: Sequence[Sample],
     *,
-    coarser_dtype: str,
+    coarsest_dtype: str,
     has_other_routing: bool,
     num_tokens: int,
 ) -> GivenLimits:
@@ -97,14 +100,14 @@ def limits_at(
     Args:
         config: given limits are returned as they are.
         samples: figures of earlier verified steps; none before the first.
-        coarser_dtype: bfloat16 if sampler or trainer has it.
+        coarsest_dtype: of sampler and trainer.
         has_other_routing: the model has experts, and the trainer's routers choose them on their own.
         num_tokens: tokens of the step.
     """
     if isinstance(config, GivenLimits):
         return config
     scale = ROUTING_FACTOR if has_other_routing else 1.0
-    floor, ceiling = (_scaled(table[coarser_dtype], scale) for table in (FLOORS, CEILINGS))
+    floor, ceiling = (_scaled(table[coarsest_dtype], scale) for table in (FLOORS, CEILINGS))
     learnt = ceiling
     if samples:
         scaled = config.factor * max(floor.scaled_nats, *(sample.scaled_nats for sample in samples))
@@ -148,23 +151,22 @@ class MismatchGate:
 
     Args:
         config: limits, or how they are learnt.
-        coarser_dtype: bfloat16 if sampler or trainer has it.
+        coarsest_dtype: of sampler and trainer.
         has_other_routing: the model has experts, and the trainer's routers choose them on their own.
     """
 
-    def __init__(self, config: MismatchLimits, *, coarser_dtype: str, has_other_routing: bool) -> None:
+    def __init__(self, config: MismatchLimits, *, coarsest_dtype: str, has_other_routing: bool) -> None:
         self._config = config
-        self._coarser_dtype = coarser_dtype
+        self._coarsest_dtype = coarsest_dtype
         self._has_other_routing = has_other_routing
         self._samples: list[Sample] = []
 
     @classmethod
     def of_run(cls, config: RunConfig, *, has_experts: bool) -> "MismatchGate":
         """The gate of a run."""
-        dtypes = {config.model.dtype, config.rollout.dtype}
         return cls(
             config.weight_sync.mismatch,
-            coarser_dtype="bfloat16" if "bfloat16" in dtypes else "float32",
+            coarsest_dtype=min((config.model.dtype, config.rollout.dtype), key=ELEMENT_BYTES.__getitem__),
             has_other_routing=has_experts and config.update.routing_replay != "rollout",
         )
 
@@ -180,7 +182,7 @@ class MismatchGate:
         limits = limits_at(
             self._config,
             self._samples,
-            coarser_dtype=self._coarser_dtype,
+            coarsest_dtype=self._coarsest_dtype,
             has_other_routing=self._has_other_routing,
             num_tokens=sample.num_tokens,
         )

@@ -38,7 +38,7 @@ def cache_bytes_per_token(architecture: Architecture, *, workers: int, dtype: st
 
 def fillable_cache_mib(rollout: RolloutConfig, architecture: Architecture, sequences: int, max_tokens: int) -> int:
     """MiB in one worker that so many sequences of full length fill, in whole blocks."""
-    workers, dtype = rollout.tensor_parallel_size, rollout.dtype
+    workers, dtype = rollout.tensor_parallel_size, rollout.activation_dtype
     block = architecture.cache_block(
         workers, BLOCK_TOKENS, state_width=ELEMENT_BYTES[STATE_DTYPE] // ELEMENT_BYTES[dtype]
     )

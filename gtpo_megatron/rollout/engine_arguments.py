@@ -99,7 +99,8 @@ def llm_arguments(
         "config_format": "hf",
         "tokenizer_mode": "hf",
         "use_tqdm_on_load": False,
-        "dtype": config.dtype,
+        "dtype": config.activation_dtype,
+        "quantization": "fp8_per_channel" if config.dtype == "fp8" else None,
         # vLLM allows no more than max_position_embeddings, which files with YaRN may leave as it was, unless this
         # field does; what the model can do is checked before any process starts
         "hf_overrides": {"head_dtype": config.head_dtype, "model_max_length": max_sequence_tokens},

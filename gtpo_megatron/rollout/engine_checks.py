@@ -54,7 +54,12 @@ def check_engines(
             f"vLLM's CPU build takes each worker for a node of its own then; take as many nodes as workers, or GPUs"
         )
     check_cache(rollout, where=where)
-    check_attention(architecture, rollout.dtype, where=model)
+    check_attention(architecture, rollout.activation_dtype, where=model)
+    if architecture.experts is not None and rollout.dtype == "fp8":
+        raise ConfigError(
+            f"{where}.dtype='fp8' with experts: vLLM has them in FP8 on GPUs only; use {where}.dtype='bfloat16', or a "
+            f"machine with GPUs"
+        )
     if architecture.experts is not None and architecture.hidden_size % CPU_EXPERT_MULTIPLE:
         raise ConfigError(
             f"{model}: hidden size {architecture.hidden_size}: vLLM's experts on CPUs need a multiple of "

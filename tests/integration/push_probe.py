@@ -79,14 +79,14 @@ def main(folder: Path, sampler_tp: int, transports: list[str], num_more: int) ->
             print(json.dumps({"wrong_checksums": num_wrong, "largest_gap": max(gaps)} | sizes), flush=True)
 
 
-def layout_of(arch, sampler_tp, sizes, dtype="float32"):
+def layout_of(arch, sampler_tp, sizes, dtype="float32", **fields):
     """The push's layout: dense replicas, or a world of ranks with experts."""
     from gtpo_megatron.config.model import ELEMENT_BYTES
     from gtpo_megatron.weights.push.layout import SourceRank
     from tests.unit.weights.push.test_plan import push_layout
     from tests.unit.weights.test_reshard import world
 
-    fields = {"itemsize": ELEMENT_BYTES[dtype], "workers": sampler_tp, "bucket_bytes": BUCKET_BYTES}
+    fields |= {"itemsize": ELEMENT_BYTES[dtype], "workers": sampler_tp, "bucket_bytes": BUCKET_BYTES}
     if arch.experts is None:
         return push_layout(arch, **sizes, **fields)
     sources = tuple(SourceRank(rank=rank, coordinates=place) for rank, place in enumerate(world(**sizes)))

@@ -372,6 +372,40 @@ def test_pushed_delta_nets_say_to_the_last_bit_what_an_engine_says_that_read_the
     assert third["same"], third
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("family", "tied", "sampler_tp"),
+    [
+        ("qwen2", True, 1),
+        *(
+            pytest.param(family, tied, tp, marks=pytest.mark.nightly)
+            for family, tied, tp in (
+                ("qwen2", True, 2),
+                ("qwen3", False, 1),
+                ("phi4", False, 2),
+                ("gemma3", True, 1),
+                ("glm4", False, 2),
+                ("hunyuan", False, 1),
+            )
+        ),
+    ],
+)
+def test_an_engine_in_fp8_rounds_what_is_pushed(tmp_path, family, tied, sampler_tp):
+    """As the formula does, and to the last bit as an engine that was started with these weights."""
+    make_folder(tmp_path, family, tied=tied)
+    pushed = tmp_path / "pushed"
+    *rows, memory = probe(tmp_path, sampler_tp, str(pushed), program="fp8_probe", timeout_s=600)
+    assert len(rows) == 3
+    for row in rows:
+        assert row["same_checksums"], row["layout"]
+        assert not row["differing"], row["layout"]
+        assert row["to_rounded"] < 0.8 * row["to_whole"], row["layout"]
+    assert memory["held"] == pytest.approx(memory["planned"], rel=0.03)
+    (started,) = probe(pushed, sampler_tp, program="fp8_probe", timeout_s=280)
+    assert started["answers"] == rows[-1]["answers"]
+
+
 def assert_pushes(rows):
     assert len(rows) == 3
     for row in rows:

@@ -197,7 +197,10 @@ class Whole:
     def stream(self, target):
         line = [one for one in self.line(self.region(target), False) if one.coordinates == target.coordinates]
         stages = self.layout.sources[0].coordinates.layer_split.num_stages
-        first = line.index(target) + target.coordinates.tensor_parallel.index
+        split = target.coordinates.tensor_parallel
+        first = line.index(target) + split.index
+        if self.layout.in_step:  # by the number of its engine
+            first = target.worker // (split.size * target.coordinates.pipeline_size)
         buckets = []
         for section in [
             ((first + turn) % stages, has_experts) for turn in range(stages) for has_experts in (False, True)

@@ -30,8 +30,9 @@ class EngineMemory:
     Attributes:
         weights: bytes of its share of the weights.
         expert_weights: part of ``weights`` that is the experts'.
+        arriving: its share of the weights as a push brings them.
         layer: its share of the largest layer or of the embedding: vLLM reloads piece by piece, and holds a piece
-            twice.
+            twice, in FP8 also as it arrives.
         layer_experts: one layer's experts as they arrive in a push, in the shapes of a model folder: vLLM collects
             them all before it cuts out its share.
         cache_per_token: keys and values of one token, its share.
@@ -42,6 +43,7 @@ class EngineMemory:
 
     weights: int
     expert_weights: int
+    arriving: int
     layer: int
     layer_experts: int
     cache_per_token: int
@@ -74,6 +76,7 @@ def engine_memory(
     tensor: int,
     stages: int = 1,
     weight_bytes: int,
+    layer_bytes: int | None = None,
     max_sequences: int,
     sequence_tokens: int,
     expert_parallel: bool = False,
@@ -85,6 +88,8 @@ def engine_memory(
         tensor: ranks that share a layer; must divide the query heads and divide, or be divided by, the key-value heads.
         stages: of its pipeline.
         weight_bytes: of an element of weights, activations and cache.
+        layer_bytes: of an element of the weights of layers, if that is another number. Norms and routers, which keep
+            theirs, and scales of FP8 are a thousandth of a layer.
         max_sequences: decoded together.
         sequence_tokens: of the longest prompt and response.
         expert_parallel: the ranks share a layer's experts, each whole, instead of the matrices of every expert.
@@ -115,14 +120,26 @@ def engine_memory(
     ends = [0] * stages
     ends[0] += vocabulary
     ends[-1] += hidden + vocabulary * (stages > 1 or not shape.tied_embeddings)
-    weights, with_experts = max(
-        (sum(count * sizes[kind] for kind, count in counts) + end, sum(c for kind, c in counts if kind.has_experts))
-        for counts, end in zip(held, ends, strict=True)
+    of_layer = weight_bytes if layer_bytes is None else layer_bytes
+    in_layers, end, with_experts = max(
+        (
+            (
+                sum(count * sizes[kind] for kind, count in counts),
+                end,
+                sum(count for kind, count in counts if kind.has_experts),
+            )
+            for counts, end in zip(held, ends, strict=True)
+        ),
+        key=lambda stage: stage[0] * of_layer + stage[1] * weight_bytes,
     )
+    is_rounded = of_layer < weight_bytes
     return EngineMemory(
-        weights=weights * weight_bytes,
-        expert_weights=with_experts * experts * weight_bytes,
-        layer=max(*sizes.values(), (rows // tensor) * hidden) * weight_bytes,
+        weights=in_layers * of_layer + end * weight_bytes,
+        expert_weights=with_experts * experts * of_layer,
+        arriving=(in_layers + end) * weight_bytes,
+        layer=max(
+            max(sizes.values()) * (weight_bytes + of_layer * is_rounded), (rows // tensor) * hidden * weight_bytes
+        ),
         layer_experts=arriving * weight_bytes,
         cache_per_token=cache,
         block_tokens=block,

@@ -227,6 +227,7 @@ def engine_of(request: PlanRequest) -> EngineMemory:
         tensor=request.engine.tensor,
         stages=request.engine.stages,
         weight_bytes=request.engine.weight_bytes,
+        layer_bytes=request.engine.layer_bytes,
         max_sequences=request.engine.max_sequences,
         sequence_tokens=request.batch.max_sequence_tokens,
         expert_parallel=request.engine.expert_parallel,

@@ -132,7 +132,8 @@ class EngineSettings:
         tensor: ranks of an engine that share a layer.
         stages: of its pipeline.
         nodes: that it lies on.
-        weight_bytes: bytes of an element of the weights.
+        weight_bytes: bytes of an element of activations, and of weights as they arrive.
+        layer_bytes: bytes of an element of the weights of layers; None: as they arrive.
         cache_bytes: key-value cache on each of its GPUs.
         max_sequences: sequences that are decoded together.
         most: how many engines there are at most; 0: as many as have GPUs.
@@ -143,6 +144,7 @@ class EngineSettings:
     stages: int = 1
     nodes: int = 1
     weight_bytes: int
+    layer_bytes: int | None = None
     cache_bytes: int
     max_sequences: int
     most: int = 0
@@ -341,7 +343,8 @@ def request_from(
             tensor=config.rollout.tensor_parallel_size,
             stages=config.rollout.pipeline_parallel_size,
             nodes=config.rollout.nodes_per_engine,
-            weight_bytes=ELEMENT_BYTES[config.rollout.dtype],
+            weight_bytes=ELEMENT_BYTES[config.rollout.activation_dtype],
+            layer_bytes=ELEMENT_BYTES[config.rollout.dtype],
             cache_bytes=config.rollout.gpu_cache_mib << 20,
             max_sequences=config.rollout.max_concurrent_sequences,
             most=config.rollout.num_engines if is_own else 0,

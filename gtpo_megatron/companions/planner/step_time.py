@@ -102,7 +102,7 @@ def step_time(request: PlanRequest, layout: Layout, widest: StageParameters, eng
         + request.has_host_reference * _exchanges(request, widest)
         + _taught(request, layout, tokens, scored + bubble),
         train=batch.num_updates * update + moved,
-        push=(widest.num_elements * request.weight_bytes + engine.weights) / HOST_BYTES,
+        push=(widest.num_elements * request.weight_bytes + engine.arriving) / HOST_BYTES,
     )
 
 

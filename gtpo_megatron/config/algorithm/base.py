@@ -272,13 +272,20 @@ class AlgorithmConfig:
             rollout: sampling of the run.
 
         Raises:
-            ConfigError: responses of older weights without an importance correction.
+            ConfigError: responses of older or of rounded weights without an importance correction.
         """
-        if rollout.max_staleness and self.off_policy.mode == "off":
+        if self.off_policy.mode != "off":
+            return
+        if rollout.max_staleness:
             raise ConfigError(
                 f"rollout.max_staleness={rollout.max_staleness} with algorithm.off_policy.mode='off': responses "
                 f"of older weights need an importance correction; set --algorithm.off-policy.mode truncate, or mask, "
                 f"or max_staleness=0"
+            )
+        if rollout.dtype == "fp8":
+            raise ConfigError(
+                "rollout.dtype='fp8' with algorithm.off_policy.mode='off': responses of rounded weights need an "
+                "importance correction; set --algorithm.off-policy.mode truncate, or mask, or --rollout.dtype bfloat16"
             )
 
 

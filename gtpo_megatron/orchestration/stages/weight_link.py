@@ -137,6 +137,7 @@ def _layout(config: RunConfig, arch: Architecture, trainer: Trainer, engines: En
         bucket_bytes=_bucket_bytes(config, arch, itemsize),
         sender_policy=_SENDER_POLICY[config.transport(has_gpus=has_gpus)],
         adapter=config.adapter if alone else None,
+        in_step=rollout.dtype == "fp8" and not alone,
     )
 
 
@@ -150,7 +151,7 @@ def _coordinates(rollout: RolloutConfig, worker: int) -> WorkerCoordinates:
 def _dtype(config: RunConfig) -> str:
     """Of elements on the way."""
     alone_in_float32 = config.adapter.pushes_alone and config.adapter.dtype == "float32"
-    return wire_dtype("float32" if alone_in_float32 else config.model.dtype, config.rollout.dtype)
+    return wire_dtype("float32" if alone_in_float32 else config.model.dtype, config.rollout.activation_dtype)
 
 
 def _bucket_bytes(config: RunConfig, arch: Architecture, itemsize: int) -> int:

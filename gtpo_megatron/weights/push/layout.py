@@ -75,7 +75,7 @@ class TargetWorker:
     """A sampler worker that receives.
 
     Attributes:
-        worker: number of the worker over all engines.
+        worker: number of the worker over all engines, those of an engine one after the other.
         coordinates: part of the model that it keeps.
         host: the machine it is on.
     """
@@ -102,6 +102,8 @@ class PushLayout:
             ``own_rank_first``: all, but the rank of the worker's number, on whose GPU it is, wherever that holds what
             is wanted.
         adapter: adapters that travel alone, whole to every worker; None: the model's weights travel.
+        in_step: the workers of an engine get its layers in the same order, because they agree on something for each:
+            the scales of FP8.
     """
 
     sources: tuple[SourceRank, ...]
@@ -111,6 +113,7 @@ class PushLayout:
     bucket_bytes: int
     sender_policy: SenderPolicy = "same_host"
     adapter: AdapterConfig | None = None
+    in_step: bool = False
 
     def target(self, worker: int) -> TargetWorker:
         """The worker of a number."""

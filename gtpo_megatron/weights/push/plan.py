@@ -8,7 +8,8 @@ Three rules make the plan; ``sections`` and ``replicas`` have the first two:
 
 1. The parts of the model have an order, and buckets are filled in it.
 2. Of the replicas of a shard, each serves some of the workers.
-3. Workers begin at different stages of the pipeline, one after the other, so that all stages send at the same time.
+3. Workers begin at different stages of the pipeline, one after the other, so that all stages send at the same time;
+   all workers of an engine at the same one if they agree on something for every layer (``PushLayout.in_step``).
 
 Every process knows both layouts and applies the rules to what concerns it: a worker to its own stream, a rank to its
 own slices. No process ever makes the whole plan.
@@ -226,7 +227,11 @@ class PushPlan:
     def _order(self, target: TargetWorker) -> list[Section]:
         """The sections in the order in which they travel to a worker."""
         stages = self._sections.shape.num_stages
-        first = self._replicas.turn(target) + target.coordinates.tensor_parallel.index
+        split = target.coordinates.tensor_parallel
+        if self._layout.in_step:
+            first = target.worker // (split.size * target.coordinates.pipeline_size)
+        else:
+            first = self._replicas.turn(target) + split.index
         return [section for turn in range(stages) for section in self._sections.of_stage((first + turn) % stages)]
 
     def _own_buckets(

@@ -56,11 +56,13 @@ class WeightReceiver:
         self.checksums = {}
         unfinished: dict[str, Tensor] = {}
         missing = {name: sum(box.num_elements for box in boxes) for name, boxes in self._stream.kept.items()}
+        places = {name: place for place, name in enumerate(missing)}
         for index, bucket in enumerate(self._stream.buckets):
             sequence = self._num_pushes * len(self._stream.buckets) + index
             self._unpack(bucket, self._end.wait(sequence, bucket.spans), unfinished, missing)
             self._end.release(sequence)
-            for name in [name for name in unfinished if not missing[name]]:
+            # in a bucket slices lie by their senders, which are others for each worker
+            for name in sorted((name for name in unfinished if not missing[name]), key=places.__getitem__):
                 tensor = unfinished.pop(name)
                 if with_checksums:
                     self.checksums[name] = self._checksum(name, tensor)

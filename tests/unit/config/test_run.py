@@ -98,6 +98,14 @@ def changed(**parts):
             "adapter.push='adapters' with rollout.pipeline_parallel_size=2",
         ),
         ({"rollout": {"max_staleness": 1}}, "rollout.max_staleness=1 with algorithm.off_policy.mode='off'"),
+        ({"rollout": {"dtype": "fp8"}}, "rollout.dtype='fp8' with algorithm.off_policy.mode='off'"),
+        (
+            {
+                "rollout": {"dtype": "fp8", "entropy_source": "rollout"},
+                "algorithm": {"off_policy": OffPolicyConfig(mode="truncate")},
+            },
+            "rollout.entropy_source='rollout' with algorithm.off_policy.mode='truncate'",
+        ),
         ({"rollout": {"max_staleness": 1, "placement": "colocated"}}, "max_staleness=1 with placement='colocated'"),
         ({"rollout": {"partial": True}}, "partial=True with max_staleness=0"),
         ({"rollout": {"max_staleness": 65}}, "max_staleness=65: must lie between 0 and 64"),

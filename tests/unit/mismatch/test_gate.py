@@ -26,7 +26,7 @@ def step(scale, num=2000, seed=0, *, tail=0.0, hit=0.0, hit_nats=0.0):
 
 
 def gate(limits=None, dtype="bfloat16", *, has_other_routing=False):
-    return MismatchGate(limits or LearntLimits(), coarser_dtype=dtype, has_other_routing=has_other_routing)
+    return MismatchGate(limits or LearntLimits(), coarsest_dtype=dtype, has_other_routing=has_other_routing)
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def sample(scaled=0.02, p99=0.1, num=1_000_000, tail=1e-4):
 
 def learnt(*samples, num=1_000_000, factor=3.0, other=False):
     return limits_at(
-        LearntLimits(factor=factor), samples, coarser_dtype="bfloat16", has_other_routing=other, num_tokens=num
+        LearntLimits(factor=factor), samples, coarsest_dtype="bfloat16", has_other_routing=other, num_tokens=num
     )
 
 

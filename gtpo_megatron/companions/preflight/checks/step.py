@@ -86,7 +86,7 @@ def pushed_bytes(context: StepContext) -> int:
         elements = num_parameters(arch, config.adapter)
     else:
         elements = sum(math.prod(shape) for shape in hf_shapes(arch).values())
-    itemsize = ELEMENT_BYTES[wire_dtype(config.model.dtype, config.rollout.dtype)]
+    itemsize = ELEMENT_BYTES[wire_dtype(config.model.dtype, config.rollout.activation_dtype)]
     return elements * itemsize * config.rollout.num_engines
 
 

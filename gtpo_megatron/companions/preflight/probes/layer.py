@@ -134,7 +134,7 @@ def _config_of(recipe: RunConfig, folder: Path) -> RunConfig:
             clip_grad=1.0,
         ),
         parallel=ParallelConfig(num_ranks=1),
-        rollout=RolloutConfig(group_size=4, sampling=sampling, dtype=recipe.rollout.dtype),
+        rollout=RolloutConfig(group_size=4, sampling=sampling, dtype=recipe.rollout.activation_dtype),
         update=UpdateConfig(micro_batch_tokens=recipe.update.micro_batch_tokens),
         adapter=AdapterConfig(),  # the other side trains all weights, of the same layer
         reference=ReferenceConfig(),

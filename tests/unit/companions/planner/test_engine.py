@@ -51,6 +51,18 @@ def test_experts_are_shared_whole_or_in_part(shape):
     assert parts.weights < memory(shape, 1).weights / 4  # routers, norms and copied heads are on every rank
 
 
+@pytest.mark.parametrize(("shape", "tensor"), [(QWEN2_5_32B, 4), (SPARSE, 2), (LATENT, 16)])
+def test_layers_in_fp8_take_half_and_arrive_whole(shape, tensor):
+    """Embedding and output layer stay as they are; the layer that is being loaded is there in both dtypes."""
+    whole, rounded = memory(shape, tensor), memory(shape, tensor, layer_bytes=1)
+    ends = 2 * 2 * (-(-shape.vocab_size // 64) * 64 // tensor) * shape.hidden_size
+    assert rounded.weights == pytest.approx((whole.weights - ends) / 2 + ends, rel=1e-4)
+    assert rounded.expert_weights == whole.expert_weights / 2
+    assert rounded.arriving == whole.arriving == whole.weights
+    assert rounded.layer == whole.layer * (1 if shape is QWEN2_5_32B else 1.5)  # its embedding is larger than a layer
+    assert (rounded.cache_per_token, rounded.workspace) == (whole.cache_per_token, whole.workspace)
+
+
 def test_a_push_brings_all_experts_of_a_layer():
     """In the shapes of a model folder: all of them if their matrices are cut, else those of the rank."""
     layer = 2 * 128 * 3 * 2048 * 768

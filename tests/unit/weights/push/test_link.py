@@ -76,6 +76,19 @@ def test_a_plan_that_lacks_a_slice_on_both_sides_is_found_by_the_receiver():
         sent.result()
 
 
+def test_tensors_of_a_bucket_come_in_the_order_of_the_model_however_its_slices_lie():
+    """They lie by their senders, and workers that wait for each other layer by layer have different ones."""
+    with linked(architecture()) as (push, receiver):
+        stream = receiver._stream
+        receiver._stream = replace(
+            stream, buckets=tuple(replace(one, slices=one.slices[::-1]) for one in stream.buckets)
+        )
+        sent = push()
+        names = [name for name, _ in receiver.tensors(with_checksums=False)]
+        sent.result()
+        assert names == list(stream.kept)
+
+
 @pytest.mark.parametrize("family", TRAITS)
 def test_both_sides_have_the_checksum_of_every_tensor_whatever_its_shape(family):
     with linked(architecture(family=family, **TRAITS[family])) as (push, receiver):

@@ -1,5 +1,6 @@
 """What each process plans for itself: together the whole plan, and cheap for a process of a large cluster."""
 
+import re
 from collections import Counter
 
 import pytest
@@ -21,7 +22,17 @@ BUCKETS = st.sampled_from([128, 320, 1 << 12, 1 << 20])
 
 
 def layout_between(
-    arch, shards, *, engine, engines, sender_policy, bucket_bytes, expert_parallel=False, hosts=1, stages=1
+    arch,
+    shards,
+    *,
+    engine,
+    engines,
+    sender_policy,
+    bucket_bytes,
+    expert_parallel=False,
+    hosts=1,
+    stages=1,
+    in_step=False,
 ):
     """Ranks with these places, and engines, both spread evenly over hosts; every host has whole replicas."""
     tensor = shards[0].tensor_parallel.size
@@ -44,6 +55,7 @@ def layout_between(
         itemsize=2,
         bucket_bytes=bucket_bytes,
         sender_policy=sender_policy,
+        in_step=in_step,
     )
 
 
@@ -96,6 +108,7 @@ def check(arch, layout):
     vocab=st.sampled_from([5, 64, 70, 150]),
     first_is_stage=st.booleans(),
     stages=st.sampled_from([1, 2, 3, 4]),
+    in_step=st.booleans(),
 )
 def test_dense_models(
     tensor,
@@ -110,6 +123,7 @@ def test_dense_models(
     vocab,
     first_is_stage,
     stages,
+    in_step,
 ):
     """Also with more workers than key-value heads (4), and with ranks that are numbered unlike Megatron's."""
     arch = architecture(family=family, tied_embeddings=tied, vocab_size=vocab)
@@ -118,7 +132,9 @@ def test_dense_models(
     else:
         shards = world(tensor=tensor, pipeline=pipeline, replicas=replicas)
     fields = {"engine": engine, "engines": engines, "sender_policy": sender_policy, "bucket_bytes": bucket_bytes}
-    check(arch, layout_between(arch, shards, stages=stages, **fields))
+    streams = check(arch, layout_between(arch, shards, stages=stages, in_step=in_step, **fields))
+    if in_step:
+        assert_in_step(streams)
 
 
 @pytest.mark.slow
@@ -134,15 +150,38 @@ def test_dense_models(
     sender_policy=st.sampled_from(SENDER_POLICIES),
     bucket_bytes=BUCKETS,
     stages=st.sampled_from([1, 2, 3]),
+    in_step=st.booleans(),
 )
 def test_mixtures_of_experts(
-    family, tensor, pipeline, split, engine, engines, expert_parallel, sender_policy, bucket_bytes, stages
+    family, tensor, pipeline, split, engine, engines, expert_parallel, sender_policy, bucket_bytes, stages, in_step
 ):
     arch = architecture(family=family, vocab_size=64)
     expert, expert_tensor = split
     shards = world(tensor=tensor, pipeline=pipeline, expert=expert, expert_tensor=expert_tensor, replicas=8 // tensor)
     fields = {"engine": engine, "engines": engines, "sender_policy": sender_policy, "bucket_bytes": bucket_bytes}
-    check(arch, layout_between(arch, shards, expert_parallel=expert_parallel, stages=stages, **fields))
+    fields |= {"expert_parallel": expert_parallel, "in_step": in_step}
+    streams = check(arch, layout_between(arch, shards, stages=stages, **fields))
+    if in_step:
+        assert_in_step(streams)
+
+
+def assert_in_step(streams):
+    """The workers of an engine that share layers get them in one order, whatever ranks and hosts they are served by.
+
+    A tensor is complete with the bucket of its last slice; the receiver has those of a bucket in the order of the
+    model. The experts of a layer are one thing. Of a small vocabulary some workers have nothing.
+    """
+    orders = {}
+    for stream in streams:
+        places, last = {name: place for place, name in enumerate(stream.kept)}, {}
+        for number, bucket in enumerate(stream.buckets):
+            for name in {one.copy.hf_name for one in bucket.slices if ".layers." in one.copy.hf_name}:
+                layer = re.sub(r"\.experts\.\d+\..*", ".experts", name)
+                last[layer] = max(last.get(layer, (0, 0)), (number, places[name]))
+        target = stream.target
+        engine = target.worker // (target.coordinates.tensor_parallel.size * target.coordinates.pipeline_size)
+        order = sorted(last, key=last.__getitem__)
+        assert orders.setdefault((engine, target.coordinates.pipeline_stage), order) == order
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
