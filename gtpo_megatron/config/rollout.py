@@ -112,7 +112,7 @@ class RolloutConfig:
         dtype: dtype of vLLM's weights. ``fp8`` samples from a policy of rounded weights, so
             ``algorithm.off_policy`` must correct for it.
         head_dtype: dtype in which vLLM computes logits: ``float32``, as the trainer's output layer always does, or
-            ``model``: in ``dtype``. The output layer's weights are of ``dtype`` in both cases.
+            ``model``: in ``dtype``. The output layer's weights are of ``dtype`` in both cases; for fp8 of bfloat16.
         kv_cache_mib: key-value cache in each process of an engine. None: on a GPU 16384, on a CPU what
             ``max_concurrent_sequences`` can fill, but no more than a quarter of the free memory.
         max_concurrent_sequences: sequences that an engine decodes together.

@@ -344,6 +344,11 @@ class RunConfig:
                 "the frozen weights unrounded, the trainer rounds them; use rollout.dtype='bfloat16', or "
                 "push='merged'"
             )
+        if self.adapter.pushes_alone and self.rollout.dtype == "fp8":
+            raise ConfigError(
+                "rollout.dtype='fp8' with adapter.push='adapters': the frozen weights would be rounded below adapters "
+                "that are not, which is not tried; use push='merged'"
+            )
         if self.optimizer.offload_fraction > 0:
             raise ConfigError(
                 f"optimizer.offload_fraction={self.optimizer.offload_fraction} with adapter.rank={self.adapter.rank}: "

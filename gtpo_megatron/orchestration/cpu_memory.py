@@ -125,8 +125,8 @@ def engines_need(
     """
     workers = rollout.num_engines * rollout.ranks_per_engine
     cache = cpu_cache_mib(rollout, architecture, max_tokens=max_tokens, free_bytes=free_bytes)
-    # twice: as they were pushed, and packed for oneDNN's products
-    weights = 2 * architecture.num_parameters * ELEMENT_BYTES[rollout.dtype] * rollout.num_engines
+    # twice: as they were pushed, and packed for oneDNN's products; of FP8 that is more than there is
+    weights = 2 * architecture.num_parameters * ELEMENT_BYTES[rollout.activation_dtype] * rollout.num_engines
     return [
         Taken(
             by="engines",

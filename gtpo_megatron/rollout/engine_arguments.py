@@ -13,6 +13,7 @@ from gtpo_megatron.rollout.cache_size import STATE_DTYPE
 from gtpo_megatron.weights.adapter_shapes import targets_of
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.config_json import CHUNKS
+from gtpo_megatron.weights.fp8_layers import WHOLE_LAYERS
 from gtpo_megatron.weights.quantization import KEY as QUANTIZATION
 from gtpo_megatron.weights.text_part import has_other_parts, text_config
 
@@ -100,7 +101,6 @@ def llm_arguments(
         "tokenizer_mode": "hf",
         "use_tqdm_on_load": False,
         "dtype": config.activation_dtype,
-        "quantization": "fp8_per_channel" if config.dtype == "fp8" else None,
         # vLLM allows no more than max_position_embeddings, which files with YaRN may leave as it was, unless this
         # field does; what the model can do is checked before any process starts
         "hf_overrides": {"head_dtype": config.head_dtype, "model_max_length": max_sequence_tokens},
@@ -128,6 +128,8 @@ def llm_arguments(
         "seed": seed,
         "logits_processors": None,
     }
+    if config.dtype == "fp8":
+        arguments |= {"quantization": "fp8_per_channel", "quantization_config": {"ignore": list(WHOLE_LAYERS)}}
     if architecture.also_sees:  # of which a whole configuration has its class's default in the place of ours
         arguments["hf_overrides"]["tie_word_embeddings"] = architecture.tied_embeddings
     if architecture.is_quantized or architecture.also_sees or architecture.asks_for_chunks:

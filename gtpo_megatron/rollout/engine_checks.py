@@ -11,6 +11,7 @@ from gtpo_megatron.config.rollout import RolloutConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.machine_memory import memory
 from gtpo_megatron.weights.architecture import Architecture
+from gtpo_megatron.weights.fp8_layers import LEAST_CAPABILITY, check_fp8
 from gtpo_megatron.weights.megatron.checkpoint_files import converted_weights
 from gtpo_megatron.weights.model_shape import DeltaNet
 
@@ -42,11 +43,17 @@ def check_engines(
         are_here: the engines run on this machine; False checks the split only.
 
     Raises:
-        ConfigError: the model cannot be split so, the engines need more memory than the machine has, or vLLM's CPU
-            build lacks the head size, the delta nets or, for experts, the hidden size or expert parallelism.
+        ConfigError: the model cannot be split so or be in FP8, or its GPUs cannot; the engines need more memory than
+            the machine has, or vLLM's CPU build lacks the head size, the delta nets or, for experts, the hidden size,
+            expert parallelism or FP8.
     """
     check_split(architecture, rollout, on_gpus=not is_cpu_build(), where=where)
-    if not are_here or not is_cpu_build():
+    if rollout.dtype == "fp8":
+        check_fp8(architecture, where=where)
+    if not are_here:
+        return
+    if not is_cpu_build():
+        _check_gpus(rollout, where=where)
         return
     if rollout.nodes_per_engine > 1 and rollout.ranks_per_node > 1:
         raise ConfigError(
@@ -57,8 +64,8 @@ def check_engines(
     check_attention(architecture, rollout.activation_dtype, where=model)
     if architecture.experts is not None and rollout.dtype == "fp8":
         raise ConfigError(
-            f"{where}.dtype='fp8' with experts: vLLM has them in FP8 on GPUs only; use {where}.dtype='bfloat16', or a "
-            f"machine with GPUs"
+            f"{where}.dtype='fp8' with experts: vLLM's on CPUs have no scale for each row; use "
+            f"{where}.dtype='bfloat16', or a machine with GPUs"
         )
     if architecture.experts is not None and architecture.hidden_size % CPU_EXPERT_MULTIPLE:
         raise ConfigError(
@@ -69,6 +76,17 @@ def check_engines(
         raise ConfigError(
             f"{where}.expert_parallel=True: vLLM's experts on CPUs do not know which of them a worker holds; switch it "
             f"off, or take a machine with GPUs"
+        )
+
+
+def _check_gpus(rollout: RolloutConfig, *, where: str) -> None:
+    """Raises ConfigError if this machine's GPUs have no products in FP8, and an engine is to have them."""
+    if rollout.dtype != "fp8" or not torch.cuda.is_available():  # a job's first node may have none
+        return
+    if (found := torch.cuda.get_device_capability()) < LEAST_CAPABILITY:
+        raise ConfigError(
+            f"{where}.dtype='fp8' on a GPU of compute capability {found[0]}.{found[1]}: products in FP8 need "
+            f"{LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} or more; use {where}.dtype='bfloat16'"
         )
 
 

@@ -109,14 +109,20 @@ def differing_weights(engine, reference):
     workers = engine._llm.collective_rpc(weights_of)
     assert len(workers[0]) == 4 * len(reference.model.layers), workers[0].keys()
     ours = {name: rounded_rows(tensor) for name, tensor in reference.state_dict().items() if tensor.ndim == 2}
-    differing = []
+    config, differing = reference.config, []
+    heads = [config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads]
     for name in workers[0]:
         before, _, last = name.rpartition(".")
-        parts = [f"{part}_proj" for part in last.removesuffix("_proj").split("_")] if last == "gate_up_proj" else [last]
-        parts = ["q_proj", "k_proj", "v_proj"] if last == "qkv_proj" else parts
+        if f"{name}.weight" in ours:  # the folder has several matrices in one, as vLLM has
+            whole = ours[f"{name}.weight"]
+            sizes = {"qkv_proj": heads, "gate_up_proj": [1, 1]}.get(last, [1])
+            matrices = whole.split([whole.shape[0] * size // sum(sizes) for size in sizes])
+        else:
+            parts = {"qkv_proj": "qkv", "gate_up_proj": ("gate", "up")}[last]
+            matrices = [ours[f"{before}.{part}_proj.weight"] for part in parts]
+        axis = 1 if last in ("o_proj", "down_proj") else 0
         for rank, held in enumerate(workers):
-            axis = 1 if last in ("o_proj", "down_proj") else 0
-            cut = [ours[f"{before}.{part}.weight"].chunk(len(workers), axis)[rank] for part in parts]
+            cut = [matrix.chunk(len(workers), axis)[rank] for matrix in matrices]
             if not torch.equal(held[name], torch.cat(cut)):
                 differing.append(name)
     return differing

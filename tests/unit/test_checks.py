@@ -28,6 +28,7 @@ from gtpo_megatron.weights import conversion
 from gtpo_megatron.weights.config_json import read_architecture
 from gtpo_megatron.weights.conversion import ConversionProgress, hf_to_megatron
 from gtpo_megatron.weights.experts import Experts
+from gtpo_megatron.weights.fp8_layers import check_fp8
 from gtpo_megatron.weights.model_shape import DeltaNet, LatentAttention
 from recipes import tiny_cpu
 from recipes.tiny_cpu import ASSETS
@@ -111,6 +112,33 @@ def test_a_latent_of_a_size_that_vllm_has_not_on_cpus():
     other = replace(architecture, latents=replace(latents, key_value_rank=256))
     with pytest.raises(ConfigError, match=r"^model.path: a latent and its rotated key have 320 elements: .* has 576;"):
         check_engines(RolloutConfig(kv_cache_mib=1), other)
+
+
+def test_models_that_vllm_has_not_whole_in_fp8(monkeypatch):
+    fp8, dense = RolloutConfig(kv_cache_mib=1, dtype="fp8"), read_architecture(TINY)
+    check_engines(fp8, dense)
+    latents = LatentAttention(query_rank=None, key_value_rank=512, rotated_size=64, value_size=32)
+    with pytest.raises(ConfigError, match=r"^rollout.dtype='fp8': vLLM has no models with latents in FP8"):
+        check_engines(fp8, replace(dense, latents=latents), are_here=False)
+    with pytest.raises(ConfigError, match="models with experts with biases in FP8"):
+        check_engines(fp8, replace(dense, has_sinks=True), are_here=False)
+    delta = DeltaNet(
+        num_key_heads=2, num_value_heads=2, key_size=64, value_size=64, conv_size=4, layers=(True,) * dense.num_layers
+    )
+    with pytest.raises(ConfigError, match="models with gated delta nets in FP8"):
+        check_fp8(replace(dense, delta=delta))
+    mixture = read_architecture(ASSETS / "tiny_qwen3_moe")
+    with pytest.raises(ConfigError, match=r"^rollout.dtype='fp8' with experts: vLLM's on CPUs have no scale for each"):
+        check_engines(fp8, mixture)
+    check_engines(fp8, mixture, are_here=False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    check_engines(fp8, mixture)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    check_engines(fp8, mixture)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    with pytest.raises(ConfigError, match=r"dtype='fp8' on a GPU of compute capability 8.0: .* need 8.9 or more"):
+        check_engines(fp8, mixture)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ class GPU:
         hbm_bytes_per_s: bytes a second of its memory.
         nvlink_bytes_per_s: bytes a second and direction, to the other GPUs of the node.
         network_bytes_per_s: bytes a second and direction, to other nodes.
+        has_fp8: whether it has products in FP8.
     """
 
     memory_gib: float
@@ -26,6 +27,7 @@ class GPU:
     hbm_bytes_per_s: float
     nvlink_bytes_per_s: float
     network_bytes_per_s: float
+    has_fp8: bool = True
 
 
 GPUS: dict[GPUName, GPU] = {
@@ -36,7 +38,12 @@ GPUS: dict[GPUName, GPU] = {
         memory_gib=141, bf16_flops=989e12, hbm_bytes_per_s=4.8e12, nvlink_bytes_per_s=450e9, network_bytes_per_s=50e9
     ),
     "a100": GPU(
-        memory_gib=80, bf16_flops=312e12, hbm_bytes_per_s=2.0e12, nvlink_bytes_per_s=300e9, network_bytes_per_s=25e9
+        memory_gib=80,
+        bf16_flops=312e12,
+        hbm_bytes_per_s=2.0e12,
+        nvlink_bytes_per_s=300e9,
+        network_bytes_per_s=25e9,
+        has_fp8=False,
     ),
     "b200": GPU(
         memory_gib=180, bf16_flops=2250e12, hbm_bytes_per_s=8.0e12, nvlink_bytes_per_s=900e9, network_bytes_per_s=50e9

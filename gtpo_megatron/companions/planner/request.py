@@ -17,6 +17,7 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.weights.adapter_shapes import check_adaptable
 from gtpo_megatron.weights.architecture import VOCAB_MULTIPLE
+from gtpo_megatron.weights.fp8_layers import check_fp8
 from gtpo_megatron.weights.model_shape import ModelShape
 
 EXPERT_IMBALANCE = 1.5
@@ -333,6 +334,10 @@ def request_from(
         head_chunk_tokens=config.model.head_chunk_tokens,
     )
     check_adaptable(shape, config.adapter)
+    if config.rollout.dtype == "fp8":
+        check_fp8(shape)
+        if not cluster.gpu.has_fp8:
+            raise ConfigError("rollout.dtype='fp8': these GPUs have no products in FP8; use rollout.dtype='bfloat16'")
     return PlanRequest(
         name=config.name,
         model=config.model.path,

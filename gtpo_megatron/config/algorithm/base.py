@@ -285,7 +285,8 @@ class AlgorithmConfig:
         if rollout.dtype == "fp8":
             raise ConfigError(
                 "rollout.dtype='fp8' with algorithm.off_policy.mode='off': responses of rounded weights need an "
-                "importance correction; set --algorithm.off-policy.mode truncate, or mask, or --rollout.dtype bfloat16"
+                "importance correction; set --algorithm.off-policy.mode truncate (and --rollout.entropy-source actor), "
+                "or --rollout.dtype bfloat16"
             )
 
 

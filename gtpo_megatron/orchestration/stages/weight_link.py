@@ -137,7 +137,7 @@ def _layout(config: RunConfig, arch: Architecture, trainer: Trainer, engines: En
         bucket_bytes=_bucket_bytes(config, arch, itemsize),
         sender_policy=_SENDER_POLICY[config.transport(has_gpus=has_gpus)],
         adapter=config.adapter if alone else None,
-        in_step=rollout.dtype == "fp8" and not alone,
+        in_step=rollout.dtype == "fp8",
     )
 
 

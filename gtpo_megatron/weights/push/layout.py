@@ -103,7 +103,8 @@ class PushLayout:
             is wanted.
         adapter: adapters that travel alone, whole to every worker; None: the model's weights travel.
         in_step: the workers of an engine get its layers in the same order, because they agree on something for each:
-            the scales of FP8.
+            the scales of FP8. Parts of one size lie in the same buckets for all of them; only a vocabulary's padding,
+            of less than 64 rows, shifts some, which must be less than a bucket.
     """
 
     sources: tuple[SourceRank, ...]

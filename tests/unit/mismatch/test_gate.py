@@ -2,15 +2,18 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from gtpo_megatron.config.algorithm.base import OffPolicyConfig
 from gtpo_megatron.config.rollout import GivenLimits, LearntLimits
 from gtpo_megatron.errors import CheckpointError
 from gtpo_megatron.mismatch.gate import BEYOND, CEILINGS, FLOORS, NUM_SAMPLES, MismatchGate, Sample, limits_at
-from gtpo_megatron.mismatch.statistics import gap_metrics
+from gtpo_megatron.mismatch.statistics import GAP, gap_metrics
 from gtpo_megatron.observability.metrics import to_scalars
+from recipes import tiny_cpu
 
 TIGHT = GivenLimits(scaled_nats=5e-6, bound_nats=5e-4, beyond_frac=0.0)
 
@@ -156,3 +159,27 @@ def test_floors_and_ceilings():
     assert moe.scaled_nats == pytest.approx(2 * first.scaled_nats)
     assert moe.bound_nats == 2 * first.bound_nats
     assert moe.beyond_frac == first.beyond_frac
+
+
+@pytest.mark.parametrize(
+    ("trainer", "sampler", "coarsest"),
+    [
+        ("float32", "float32", "float32"),
+        ("bfloat16", "float32", "bfloat16"),
+        ("float32", "bfloat16", "bfloat16"),
+        ("float32", "fp8", "fp8"),
+        ("bfloat16", "fp8", "fp8"),
+    ],
+)
+def test_a_runs_first_limits_are_those_of_its_coarsest_dtype(trainer, sampler, coarsest):
+    config = tiny_cpu.gtpo()
+    config = replace(
+        config,
+        model=replace(config.model, dtype=trainer),
+        rollout=replace(config.rollout, dtype=sampler, entropy_source="actor"),
+        algorithm=replace(config.algorithm, off_policy=OffPolicyConfig(mode="truncate")),
+        weight_sync=replace(config.weight_sync, mismatch=LearntLimits()),
+    )
+    found = MismatchGate.of_run(config, has_experts=False).assess(step(1e-7), is_verified=True)
+    assert to_scalars(found.metrics)[f"{GAP}_bound"] == CEILINGS[coarsest].bound_nats
+    assert FLOORS[coarsest].scaled_nats < CEILINGS[coarsest].scaled_nats

@@ -47,6 +47,7 @@ def test_it_is_what_all_sequences_fill():
     assert size(max_concurrent_sequences=512) == 2 * size()
     assert size(max_tokens=1000) == 2 * size(), "in whole blocks of 128"
     assert size(dtype="float32") == 2 * size()
+    assert size(dtype="fp8") == size()
 
 
 def test_it_leaves_most_of_the_free_memory_to_others():

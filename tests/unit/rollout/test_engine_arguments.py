@@ -1,6 +1,7 @@
 """What vLLM is started with, by configuration and device."""
 
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,14 @@ def test_adapters_that_travel_alone_are_vllms_own(arguments):
     assert found["lora_target_modules"] == list(adapter.targets)
     assert found["max_lora_rank"] == adapter.sampler_rank
     assert "enable_lora" not in arguments()
+
+
+def test_fp8_is_vllms_rounding_by_rows_of_bfloat16_layers_but_routers(arguments):
+    found = arguments(dtype="fp8")
+    assert found["dtype"] == "bfloat16"
+    assert found["quantization"] == "fp8_per_channel"
+    layers = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj", "mlp.experts", "mlp.gate")
+    whole = found["quantization_config"]["ignore"]
+    kept = [name for name in layers if any(fnmatch(f"model.layers.3.{name}", pattern) for pattern in whole)]
+    assert kept == ["mlp.gate"]
+    assert "quantization" not in arguments(dtype="bfloat16")

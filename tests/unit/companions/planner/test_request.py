@@ -1,12 +1,15 @@
 """From a recipe to numbers, and what cannot be planned."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
+from gtpo_megatron.companions.planner.hardware import GPUS
 from gtpo_megatron.companions.planner.request import gpus_of, request_from
+from gtpo_megatron.config.algorithm.base import OffPolicyConfig
 from gtpo_megatron.errors import ConfigError
-from recipes import qwen2_5_7b, qwen3_30b_a3b
+from recipes import deepseek_v3, qwen2_5_7b, qwen3_30b_a3b
 from recipes.qwen2_5_32b import gtpo_64gpu
 from recipes.qwen3_30b_a3b import gtpo_32gpu
 from tests.unit.companions.planner.requests import cluster, request
@@ -92,6 +95,27 @@ def test_adapters_that_a_run_would_refuse(make, changes, message):
     config = make()
     with pytest.raises(ConfigError, match=message):
         request_from(replace(config, adapter=replace(config.adapter, **changes)), cluster(num_gpus=8))
+
+
+@pytest.mark.parametrize(
+    ("make", "gpu", "message"),
+    [
+        (gtpo_64gpu, "h100", ""),
+        (gtpo_32gpu, "b200", ""),
+        (gtpo_64gpu, "a100", "dtype='fp8': these GPUs have no products in FP8"),
+        (deepseek_v3.gtpo_256gpu, "h100", "dtype='fp8': vLLM has no models with latents in FP8"),
+    ],
+)
+def test_engines_in_fp8_for_gpus_and_models_that_have_it(make, gpu, message):
+    config = make()
+    config = replace(
+        config,
+        rollout=replace(config.rollout, dtype="fp8", entropy_source="actor"),
+        algorithm=replace(config.algorithm, off_policy=OffPolicyConfig(mode="truncate")),
+    )
+    there = replace(cluster(num_gpus=config.parallel.num_ranks), gpu=GPUS[gpu])
+    with pytest.raises(ConfigError, match=message) if message else nullcontext():
+        assert request_from(config, there).engine.layer_bytes == 1
 
 
 def test_a_layout_that_does_not_divide_the_model():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gtpo_megatron.config.algorithm.base import OffPolicyConfig
 from gtpo_megatron.distributed.groups import RankCoordinates
 from gtpo_megatron.errors import EngineLostError
 from gtpo_megatron.orchestration.stages.trainer import Trainer
@@ -56,6 +57,7 @@ class DyingSampler:
         return {0: self.slots}
 
     def connect_weights(self, link):
+        self.link = link
         raise EngineLostError("rollout engine died")
 
     def remove_slot_names(self):
@@ -74,6 +76,23 @@ def test_slots_of_an_engine_that_dies_meanwhile_do_not_stay_in_memory(transport,
     with pytest.raises(EngineLostError, match="answers no more"):
         connect(config, Trainer(Ranks()), sampler, has_gpus=False)
     assert not Path(sampler.slots.path).exists()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "on_the_way"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("fp8", "bfloat16")]
+)
+def test_an_engine_in_fp8_gets_bfloat16_and_all_its_workers_the_same_layers_first(dtype, on_the_way):
+    config = tiny_cpu.gtpo()
+    config = dataclasses.replace(
+        config,
+        rollout=dataclasses.replace(config.rollout, dtype=dtype, entropy_source="actor"),
+        algorithm=dataclasses.replace(config.algorithm, off_policy=OffPolicyConfig(mode="truncate")),
+    )
+    sampler = DyingSampler()
+    with pytest.raises(EngineLostError):
+        connect(config, Trainer(Ranks()), sampler, has_gpus=False)
+    assert sampler.link.dtype_name == on_the_way
+    assert sampler.link.layout.in_step == (dtype == "fp8")
 
 
 def test_the_end_of_another_run_leaves_slots_that_nobody_else_has_mapped_yet(shared_memory, monkeypatch):
