@@ -10,7 +10,7 @@ def large_imports() -> Iterator[None]:
     """Imports in the block are not interrupted by collections.
 
     An import makes objects and drops few. The collector looks at them again and again while there are more, which is a
-    quarter of the import of vLLM or of a tokenizer of transformers (``python -m benchmarks.start`` for a whole start).
+    fifth to a third of vLLM's import (docs/performance.md).
     """
     was_enabled = gc.isenabled()
     gc.disable()
