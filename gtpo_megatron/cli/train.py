@@ -12,7 +12,7 @@ from gtpo_megatron.cli.reader import output_may_be_lost
 from gtpo_megatron.cli.recipe import RecipeOptions, parse
 from gtpo_megatron.companions.health.signs import assess, in_one_line
 from gtpo_megatron.config.configuration import configuration
-from gtpo_megatron.large_imports import large_imports
+from gtpo_megatron.cycle_collector import without_collections
 from gtpo_megatron.orchestration.on_ray.worker_servers import worker_servers
 from gtpo_megatron.run_folder.metrics_file import METRICS_FILE, read_what_there_is
 from gtpo_megatron.run_folder.stop_request import EXIT_STOPPED
@@ -56,7 +56,7 @@ def train(options: TrainOptions, *, command: str) -> int:
     console = Console()
     run_dir = Path(options.run_dir or f"runs/{options.config.name}")
     with output_may_be_lost(), worker_servers(options.config) as servers:
-        with large_imports():
+        with without_collections():
             from gtpo_megatron import train as training  # takes seconds, in which the servers import too
 
         summary = training.train(

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gtpo_megatron.config.rollout import SamplingConfig
+from gtpo_megatron.cycle_collector import without_collections
 from gtpo_megatron.data.messages import REASONING_KEYS, TOOLS_COLUMN, Message
 from gtpo_megatron.errors import ConfigError, DataError
-from gtpo_megatron.large_imports import large_imports
 from gtpo_megatron.untrusted.fields import Fields
 from gtpo_megatron.untrusted.json_text import find_json
 from gtpo_megatron.untrusted.text import printable, shown
@@ -63,7 +63,7 @@ def load_tokenizer(model_path: str) -> "PreTrainedTokenizerBase":
     if not Path(model_path).is_dir():
         raise DataError(f"{model_path}: no such folder; expected a Hugging Face model folder with its tokenizer files")
     is_sentencepiece = is_sentencepiece_only(Path(model_path))
-    with large_imports():
+    with without_collections():
         if is_sentencepiece:
             from gtpo_megatron.data.sentencepiece_tokenizer import load_sentencepiece  # some machines lack its library
         else:

@@ -9,19 +9,19 @@ still lives.
 """
 
 import contextlib
-import gc
 import multiprocessing
 import os
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 
+from gtpo_megatron.cycle_collector import without_collections
 from gtpo_megatron.weights.megatron.checkpoint_files import file_checksum
 
 BACKGROUND_NICENESS = 10
@@ -71,7 +71,8 @@ class ForkedWrite:
             args=(rank, buckets, folder, child_end, in_background, os.getpid()),
             name=f"checkpoint {folder.name}",
         )
-        with _without_gc():
+        # in a child a collection would free CUDA tensors that are the parent's
+        with without_collections():
             self._process.start()
         child_end.close()  # so that a child that died reads as the end of the pipe
 
@@ -136,18 +137,6 @@ class ForkedWrite:
         with contextlib.suppress(BrokenPipeError):  # the rank was killed: nobody listens, and nobody will use the files
             child_end.send(outcome)
         child_end.close()
-
-
-@contextlib.contextmanager
-def _without_gc() -> Iterator[None]:
-    """For a fork: the child stays without, where a collection would free CUDA tensors that are the parent's."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _write_files(transforms: Any, buckets: Sequence[Any]) -> dict[int, Any]:

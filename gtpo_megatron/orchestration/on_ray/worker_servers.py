@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.cycle_collector import without_collections
 from gtpo_megatron.errors import ConfigError
-from gtpo_megatron.large_imports import large_imports
 from gtpo_megatron.orchestration.on_ray.environment import engine_variables, rank_variables
 from gtpo_megatron.orchestration.on_ray.placement import ClusterNode, place_run
 from gtpo_megatron.orchestration.run_supervisor import LONGEST_BASE
@@ -152,7 +152,7 @@ def main() -> NoReturn:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != driver:  # which has ended before the line above
         _end_with_driver(address)
-    with _without_ray(), large_imports():
+    with _without_ray(), without_collections():
         for module in modules:
             importlib.import_module(module)
     gc.collect()
