@@ -286,10 +286,11 @@ class RunConfig:
                 f"set --rollout.entropy-source actor, or updates_per_rollout=1"
             )
         if self.algorithm.off_policy.is_on:
+            needs_it = self.rollout.max_staleness or self.rollout.dtype == "fp8"  # the algorithm refuses it without
             raise ConfigError(
                 f"rollout.entropy_source='rollout' with algorithm.off_policy.mode={self.algorithm.off_policy.mode!r}: "
-                f"the correction needs the trainer's log-probs before its update; set --rollout.entropy-source actor, "
-                f"or mode='off'"
+                f"the correction needs the trainer's log-probs before its update; set --rollout.entropy-source actor"
+                + ("" if needs_it else ", or --algorithm.off-policy.mode off")
             )
         if self.update.routing_replay == "score":
             raise ConfigError(

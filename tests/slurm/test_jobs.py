@@ -114,6 +114,24 @@ def test_a_warm_start_of_two_nodes_that_is_warned_goes_on(slurm):
     assert_nothing_is_left(launch)
 
 
+def test_an_engine_whose_workers_are_on_both_nodes_ends_and_starts_on_both(slurm):
+    """Each stage has its half of the layers and is sent it; nodes have addresses of their own, no common /dev/shm."""
+    stages = ("--rollout.nodes-per-engine", "2", "--rollout.pipeline-parallel-size", "2")
+    launch = slurm.launch("stages", *SAVES, *stages, num_steps=4)
+    launch.until("its first step", lambda: launch.step >= 1)
+    scancel("--batch", "--signal=USR1", launch.job_id)
+    launch.until_restart(1)
+    assert 1 <= launch.saved_step < 4
+    assert launch.wait() == 0, launch.output[-6000:]
+    rows = steps(launch.run_dir)
+    assert [row["step"] for row in rows] == list(range(5))
+    assert all(row["sync/logprob_gap_max"] <= 1e-4 for row in rows[1:])
+    log = (launch.run_dir / "log.txt").read_text(encoding="utf-8")
+    assert log.count("has the workers of node 1") == 2, "once for each start"
+    assert "checksums agree on both sides, for 2 workers" in launch.output
+    assert_nothing_is_left(launch)
+
+
 def test_jobs_that_fail_say_why_and_leave_nothing(slurm):
     """A refused configuration, an interpreter without the package, a port in use; and one that is cancelled."""
     cancelled = slurm.launch("cancelled", num_steps=1000)

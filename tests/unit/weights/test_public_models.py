@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
 from gtpo_megatron.errors import ConfigError
 from gtpo_megatron.untrusted.fields import Fields
@@ -13,6 +15,56 @@ from gtpo_megatron.weights.text_part import text_config
 
 ROOT = Path(__file__).parents[3]
 COLLECTIONS = [parent / "shared" / "hub_configs.jsonl" for parent in ROOT.parents]
+
+# what these models' own files say where the collection has made-up sizes; the rest is their class's default
+PUBLISHED = {
+    "dots.llm1": (
+        "Dots1",
+        {
+            "hidden_size": 4096,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 128,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 6,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+            "sliding_window": None,
+            "max_position_embeddings": 32768,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000_000.0},
+        },
+    ),
+    "MiniMax-M2": (
+        "MiniMaxM2",
+        {
+            "use_routing_bias": True,
+            "scoring_func": "sigmoid",
+            "use_qk_norm": True,
+            "qk_norm_type": "per_layer",
+            "rotary_dim": 64,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5_000_000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "CWM": ("Cwm", {}),
+    "FlexOlmo": ("FlexOlmo", {}),
+    "Qwen1.5-MoE": (
+        "Qwen2Moe",
+        {"max_position_embeddings": 8192, "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}},
+    ),
+    "Qwen3.5-35B-A3B": ("Qwen3_5MoeText", {}),
+    "gemma-2b": (
+        "Gemma",
+        {
+            "hidden_size": 2048,
+            "intermediate_size": 16384,
+            "num_hidden_layers": 18,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+        },
+    ),
+}
+"""Prefix of the configuration's class, and keys."""
 
 
 def refusal(config):
@@ -54,3 +106,14 @@ def test_what_is_read_and_what_is_not(rows, said):
     assert len(rows) - len(refused) + len(sparse) >= 115
     assert not [name for name in sparse if is_of_a_class_that_is_not_read(refused[name])]
     assert all("\n" not in message and len(message) < 4000 for message in refused.values())
+    assert sparse == set(PUBLISHED)
+
+
+@pytest.mark.parametrize(("prefix", "keys"), PUBLISHED.values(), ids=PUBLISHED)
+def test_with_their_published_sizes_the_models_of_made_up_ones_are_read(prefix, keys):
+    config = getattr(transformers, f"{prefix}Config")(**keys)
+    config.architectures = [f"{prefix.removesuffix('Text')}ForCausalLM"]
+    found = architecture_of(Fields(config.to_dict() | keys, "config.json", ConfigError), Path("config.json"))
+    with torch.device("meta"):
+        model = getattr(transformers, config.architectures[0])(config)
+    assert found.num_parameters == sum(parameter.numel() for parameter in model.parameters())
