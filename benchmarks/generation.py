@@ -45,9 +45,10 @@ class Options:
     entropy_source: Literal["actor", "rollout"] = "actor"
 
 
-def requests_of(options: Options, model: str) -> list[SampleRequest]:
+def requests_of(num_prompts: int, group_size: int, model: str) -> list[SampleRequest]:
+    """Of sums, in the model's template."""
     tokenizer = load_tokenizer(model)
-    lines = (ASSETS / "arithmetic" / "train.jsonl").read_text(encoding="utf-8").splitlines()[: options.num_prompts]
+    lines = (ASSETS / "arithmetic" / "train.jsonl").read_text(encoding="utf-8").splitlines()[:num_prompts]
     prompts = [
         tuple(tokenizer.apply_chat_template(json.loads(line)["prompt"], add_generation_prompt=True)["input_ids"])
         for line in lines
@@ -55,7 +56,7 @@ def requests_of(options: Options, model: str) -> list[SampleRequest]:
     return [
         SampleRequest(prompt_ids=prompt, group_id=group, sample=sample)
         for group, prompt in enumerate(prompts)
-        for sample in range(options.group_size)
+        for sample in range(group_size)
     ]
 
 
@@ -87,7 +88,7 @@ def main() -> None:
     os.environ.update(engine_environment(config, has_gpus=False))
     from gtpo_megatron.rollout.vllm_engine import VllmEngine
 
-    requests = requests_of(options, model)
+    requests = requests_of(options.num_prompts, options.group_size, model)
     sampling = SamplingConfig(max_response_tokens=options.max_response_tokens)
     length = max(len(request.prompt_ids) for request in requests) + options.max_response_tokens
     engine = VllmEngine(model, config, max_sequence_tokens=length, seed=0)

@@ -48,10 +48,10 @@ def _widths(vocab: int, hidden: int, ffn: int, layers: int) -> dict[str, Any]:
 
 
 SIZES: dict[SizeName, StepSize] = {
-    "large": StepSize(config=_widths(16384, 384, 1024, 5), responses=64, peer_batch=64, ranks=2, target=0.5),
+    "large": StepSize(config=_widths(16384, 384, 1024, 5), responses=64, peer_batch=64, ranks=2, target=0.6),
     "small": StepSize(config=_widths(339, 128, 512, 4), responses=256, peer_batch=256, ranks=2, target=0.7),
     "smollm2": StepSize(
-        config=_widths(49152, 576, 1536, 30), responses=16, micro_batch_tokens=1024, peer_batch=16, target=0.5
+        config=_widths(49152, 576, 1536, 30), responses=16, micro_batch_tokens=1024, peer_batch=16, target=0.7
     ),
     "tiny": StepSize(config=_widths(2048, 128, 256, 2), responses=16, response_tokens=16, peer_batch=8),
     "0.5b": StepSize(
