@@ -286,11 +286,10 @@ class RunConfig:
                 f"set --rollout.entropy-source actor, or updates_per_rollout=1"
             )
         if self.algorithm.off_policy.is_on:
-            needs_it = self.rollout.max_staleness or self.rollout.dtype == "fp8"  # the algorithm refuses it without
             raise ConfigError(
                 f"rollout.entropy_source='rollout' with algorithm.off_policy.mode={self.algorithm.off_policy.mode!r}: "
                 f"the correction needs the trainer's log-probs before its update; set --rollout.entropy-source actor"
-                + ("" if needs_it else ", or --algorithm.off-policy.mode off")
+                + ("" if self.rollout.dtype == "fp8" else ", or --algorithm.off-policy.mode off")  # FP8 needs one
             )
         if self.update.routing_replay == "score":
             raise ConfigError(

@@ -170,6 +170,14 @@ def test_parts_that_do_not_fit_together(parts, message):
         changed(**parts)
 
 
+@pytest.mark.parametrize(("dtype", "is_advised"), [("bfloat16", True), ("fp8", False)])
+def test_a_correction_that_the_weights_need_is_not_advised_away(dtype, is_advised):
+    correction = {"off_policy": OffPolicyConfig(mode="truncate")}
+    with pytest.raises(ConfigError, match="the correction needs the trainer's log-probs") as refused:
+        changed(rollout={"dtype": dtype, "entropy_source": "rollout"}, algorithm=correction)
+    assert ("off-policy.mode off" in str(refused.value)) == is_advised
+
+
 def test_one_process_is_fine_with_one_rank():
     config = changed(cluster={"mode": "local"}, parallel=ParallelConfig(num_ranks=1))
     assert config.parallel.data_parallel_size == 1

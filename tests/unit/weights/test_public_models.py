@@ -16,7 +16,8 @@ from gtpo_megatron.weights.text_part import text_config
 ROOT = Path(__file__).parents[3]
 COLLECTIONS = [parent / "shared" / "hub_configs.jsonl" for parent in ROOT.parents]
 
-# what these models' own files say where the collection has made-up sizes; the rest is their class's default
+# sizes of these models, where the collection has made-up ones; the rest is their class's default. What dots.llm1's own
+# file says of its router was not to be had: the two keys are what its class in transformers computes
 PUBLISHED = {
     "dots.llm1": (
         "Dots1",
