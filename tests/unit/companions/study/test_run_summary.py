@@ -30,7 +30,7 @@ COMMITTED = {
     "study_adapters": (study.adapters(), ()),
     "study_teacher_rates": (study.teacher_rates(), ()),
     "study_taught": (study.taught(), ()),
-    "study_pretrained_taught": (study.pretrained_taught(), ()),
+    "study_pretrained_taught": (study.pretrained_taught(), ("study_pretrained",)),
     "study_difficulty": (study.difficulty(), ()),
     "precision_study": (precision_study.study(), ()),
     "staleness_study": (staleness_study.study(), ()),
