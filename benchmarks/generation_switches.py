@@ -27,7 +27,7 @@ from benchmarks.generation import requests_of
 from benchmarks.peer_sizes import GROUP_SIZE, MAX_PROMPT_TOKENS, SIZES, SizeName
 from benchmarks.peer_step import make_model
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
-from gtpo_megatron.rollout.engine_arguments import engine_environment
+from gtpo_megatron.rollout.engine_arguments import CPU_ENVIRONMENT, engine_environment
 
 Generate = Callable[[int], int]
 """Samples the batch with a seed; returns its tokens."""
@@ -42,31 +42,31 @@ class Engine:
         is_compiled: by torch's compiler.
         has_seeds: each response has one; ours always do.
         entropies: our sampler notes them.
-        spins: turns that a thread waits by spinning before it sleeps; None: libgomp's 300,000.
+        spins: turns that a thread waits by spinning before it sleeps; None: libgomp's 300,000, as the peer's.
     """
 
     is_ours: bool = True
     is_compiled: bool = False
     has_seeds: bool = True
     entropies: bool = False
-    spins: int | None = 0
+    spins: int | None = int(CPU_ENVIRONMENT["GOMP_SPINCOUNT"])
 
     def variables(self, config: RolloutConfig) -> dict[str, str]:
         """Of its process; libgomp reads its own when torch is loaded."""
         found = engine_environment(config, has_gpus=False)
-        for name in ("OMP_WAIT_POLICY", "TORCHDYNAMO_DISABLE"):
+        for name in ("GOMP_SPINCOUNT", "TORCHDYNAMO_DISABLE"):
             found.pop(name)
         if not self.is_compiled:
             found["TORCHDYNAMO_DISABLE"] = "1"
         if self.spins is not None:
-            found |= {"GOMP_SPINCOUNT": str(self.spins)} if self.spins else {"OMP_WAIT_POLICY": "PASSIVE"}
+            found["GOMP_SPINCOUNT"] = str(self.spins)
         return found | {"OMP_NUM_THREADS": str(os.cpu_count())}
 
 
 ENGINES = {
     "ours": Engine(),
     "ours_entropies": Engine(entropies=True),
-    "ours_spinning_briefly": Engine(spins=1000),
+    "ours_asleep": Engine(spins=0),
     "ours_spinning": Engine(spins=None),
     "ours_compiled": Engine(is_compiled=True),
     "bare_eager": Engine(is_ours=False, has_seeds=False, spins=None),
@@ -84,6 +84,7 @@ class Options:
         size: of model and batch.
         rounds: batches of each engine.
         engines: to compare with ``ours``; none: all.
+        busy: other processes meanwhile, each of which wants a core for itself.
         worker: of this program alone: an engine to be.
         model: of this program alone: its folder.
     """
@@ -92,6 +93,7 @@ class Options:
     size: SizeName = "large"
     rounds: int = 7
     engines: tuple[str, ...] = ()
+    busy: int = 0
     worker: str = ""
     model: str = ""
 
@@ -214,6 +216,7 @@ def main() -> None:
             processes[name] = process
             starts[name] = answer(process.stdout, log)["start_s"]  # type: ignore[arg-type]
             print(f"{name}: first batch after {starts[name]:.1f} s", flush=True)
+        others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.busy)]
         rounds: list[dict[str, dict[str, float]]] = []
         for number in range(options.rounds):
             row = {}
@@ -222,11 +225,12 @@ def main() -> None:
                 print(number + 1, file=process.stdin, flush=True)
                 row[name] = answer(process.stdout, Path(scratch) / f"{name}.log")  # type: ignore[arg-type]
             rounds.append(row)
-        for process in processes.values():
+        for process in (*processes.values(), *others):
             process.kill()
             process.wait()
     result = {
         "size": options.size,
+        "busy": options.busy,
         "engines": {name: dataclasses.asdict(ENGINES[name]) for name in names},
         "start_s": starts,
         "rounds": rounds,

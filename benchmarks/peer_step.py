@@ -270,7 +270,7 @@ def our_command(shared: Bench, folder: Path, entropy_source: str) -> list[str]:
         "checkpoint.every_steps": 0,
     }
     if shared.device == "cpu":
-        fields["cluster.threads_per_rank"] = 2 // size.ranks
+        fields |= {"cluster.threads_per_rank": 2 // size.ranks, "rollout.num_engines": size.engines}
     flags = [word for name, value in fields.items() for word in (f"--{name}", str(value))]
     recipe = "benchmarks.peer_sizes:on_one_gpu" if shared.device == "cuda" else "recipes.tiny_cpu:gtpo"
     command = [sys.executable, "-m", "gtpo_megatron.cli", "train", recipe, "--run-dir", str(folder)]

@@ -27,9 +27,9 @@ ENVIRONMENT = {
 
 CPU_ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",  # compilation of the first batch takes 4 to 14 s
-    # threads that wait by spinning keep those that they wait for from the core: beside two busy processes, 64 responses
-    # took 25 s in place of 2.5; alone it costs a seventh
-    "OMP_WAIT_POLICY": "PASSIVE",
+    # turns that a thread waits by spinning before it sleeps: libgomp's 300,000 keep those that it waits for from the
+    # core (beside two busy processes 64 responses took 25 s in place of 2.5); so few cost nothing there, none cost 5%
+    "GOMP_SPINCOUNT": "1000",
 }
 """Additional variables without CUDA, also for Megatron's processes."""
 
