@@ -28,7 +28,8 @@ ENVIRONMENT = {
 CPU_ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",  # compilation of the first batch takes 4 to 14 s
     # turns that a thread waits by spinning before it sleeps: libgomp's 300,000 keep those that it waits for from the
-    # core (beside two busy processes 64 responses took 25 s in place of 2.5); so few cost nothing there, none cost 5%
+    # core (beside two busy processes 64 responses took 25 s in place of 2.5); so few cost a tenth there, and none cost
+    # 5% on a quiet machine
     "GOMP_SPINCOUNT": "1000",
 }
 """Additional variables without CUDA, also for Megatron's processes."""
