@@ -29,6 +29,9 @@ from benchmarks.peer_step import make_model
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.rollout.engine_arguments import CPU_ENVIRONMENT, engine_environment
 
+BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
+"""A process that wants a core, and ends with this one however that ends."""
+
 Generate = Callable[[int], int]
 """Samples the batch with a seed; returns its tokens."""
 
@@ -216,7 +219,7 @@ def main() -> None:
             processes[name] = process
             starts[name] = answer(process.stdout, log)["start_s"]  # type: ignore[arg-type]
             print(f"{name}: first batch after {starts[name]:.1f} s", flush=True)
-        others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.busy)]
+        others = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(options.busy)]
         rounds: list[dict[str, dict[str, float]]] = []
         for number in range(options.rounds):
             row = {}
