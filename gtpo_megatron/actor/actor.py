@@ -40,7 +40,7 @@ from gtpo_megatron.data.shaped_tokens import ShapedTokens, shaped_tokens_of
 from gtpo_megatron.distributed.advantage_reducer import reduction_over
 from gtpo_megatron.errors import StageOrderError
 from gtpo_megatron.mismatch.gap_report import GapReport, gap_report, merge_gaps
-from gtpo_megatron.observability.memory import return_free_memory
+from gtpo_megatron.observability.memory import keep_free_memory, return_scarce_memory
 from gtpo_megatron.observability.metrics import Metric
 from gtpo_megatron.observability.profiling import StepProfiler
 from gtpo_megatron.weights.checksum import Checksums
@@ -92,6 +92,7 @@ class MegatronActor:
     ) -> None:
         if cpu_platform.is_cpu():
             torch.set_num_threads(config.cluster.threads_per_rank)
+            keep_free_memory()
         self._config = config
         self._arch = read_architecture(Path(config.model.path)).for_sequences(config.model.max_sequence_tokens)
         if cpu_platform.is_cpu():
@@ -359,7 +360,7 @@ class MegatronActor:
         if self._replay is not None:
             self._replay.release()
         if cpu_platform.is_cpu():
-            return_free_memory()
+            return_scarce_memory()
 
     def offload(self) -> None:
         """Moves gradients and optimizer state to the host; without a GPU nothing happens. Communication: none."""

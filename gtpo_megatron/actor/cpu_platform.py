@@ -65,6 +65,7 @@ def install() -> None:
     _name_cpu_tensors_as_megatron_expects()
     _fix_distributed_optimizer_loading()
     cpu_experts.install(_STREAM)
+    _rotate_by_tiles()
 
 
 def _answer_device_questions() -> None:
@@ -257,3 +258,12 @@ def _fix_distributed_optimizer_loading() -> None:
 
     DistributedOptimizer._set_main_param_and_optimizer_states = set_states
     DistributedOptimizer.load_state_dict = load_state_dict
+
+
+def _rotate_by_tiles() -> None:
+    """Rotary embeddings, which Megatron fuses on a GPU and otherwise makes in nine passes over all tokens."""
+    from megatron.core.models.common.embeddings import rope_utils
+
+    from gtpo_megatron.actor.model import cpu_tiles
+
+    rope_utils._apply_rotary_pos_emb_bshd = cpu_tiles.rotating(rope_utils._apply_rotary_pos_emb_bshd)

@@ -14,6 +14,8 @@ from collections.abc import Callable
 
 import psutil
 
+from gtpo_megatron.machine_memory import memory
+
 GIB = 1024.0**3
 MAX_OVERHEAD = 0.02
 """Largest fraction of one core spent on reading: PSS costs about 10 ms per GiB of 4 kB pages."""
@@ -21,7 +23,24 @@ MAX_OVERHEAD = 0.02
 STAGE_POLL_S = 0.02
 """Seconds between queries of the running stage."""
 
+AMPLE = 0.5
+"""Part of the machine's memory that is free where no process waits for what another one has freed."""
+
+_MAPPED_BLOCKS, _KEPT_BYTES = -4, -1
+"""M_MMAP_MAX and M_TRIM_THRESHOLD of glibc's malloc.h; -1 bytes are all."""
+
 _log = logging.getLogger(__name__)
+
+
+def keep_free_memory() -> None:
+    """Has glibc keep the memory of tensors that are freed, for the next ones: else each begins with page faults.
+
+    A peak is as high as before. Nothing happens where the C library is another one.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):  # it is glibc's, whose numbers of options these are
+        library.mallopt(_MAPPED_BLOCKS, 0)
+        library.mallopt(_KEPT_BYTES, -1)
 
 
 def return_free_memory() -> None:
@@ -33,6 +52,13 @@ def return_free_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def return_scarce_memory() -> None:
+    """``return_free_memory``, unless much of the machine's is free: then nobody waits for it."""
+    total, free = memory()
+    if free < total * AMPLE:
+        return_free_memory()
 
 
 def tree_memory_gib(pid: int | None = None) -> tuple[float, str]:

@@ -17,7 +17,7 @@ from gtpo_megatron.config.problems import DataConfig
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig
 from gtpo_megatron.data.chat_template import load_tokenizer, stop_token_ids
 from gtpo_megatron.errors import RolloutError
-from gtpo_megatron.observability.memory import return_free_memory
+from gtpo_megatron.observability.memory import return_scarce_memory
 from gtpo_megatron.rollout.cache_size import log_cpu_cache
 from gtpo_megatron.rollout.engine_arguments import captures_routing, llm_arguments
 from gtpo_megatron.rollout.engine_nodes import EngineNode, FollowingWorkers
@@ -216,7 +216,7 @@ class VllmEngine:
             logger.info(FIRST_RESPONSES)
             self._has_sampled = True
         if not self._on_gpu and not self._llm.llm_engine.has_unfinished_requests():
-            return_free_memory()  # the trainer needs it next
+            return_scarce_memory()  # the trainer needs it next
         return tickets
 
     def take(self, ticket: Hashable) -> RolloutBatch:

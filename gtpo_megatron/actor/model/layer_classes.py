@@ -8,6 +8,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from gtpo_megatron.actor import cpu_platform
+from gtpo_megatron.actor.model import cpu_tiles
 from gtpo_megatron.actor.model.core_attention import PackedSDPA
 
 
@@ -30,15 +31,18 @@ class LocalRMSNorm(torch.nn.RMSNorm):
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self._eps = eps
         self._from_one: bool = config.layernorm_zero_centered_gamma
         setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 - not a field that torch knows
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Of the last dimension; a factor of ``1 + w`` is made and applied in float32, as transformers does."""
+        weight = 1 + self.weight.float() if self._from_one else self.weight
+        if not hidden.is_cuda:
+            return cpu_tiles.rms_norm(hidden, weight, self._eps)
         if not self._from_one:
             return super().forward(hidden)
-        normed = torch.nn.functional.rms_norm(hidden.float(), self.normalized_shape, 1 + self.weight.float(), self.eps)
-        return normed.to(hidden.dtype)
+        return torch.nn.functional.rms_norm(hidden.float(), self.normalized_shape, weight, self._eps).to(hidden.dtype)
 
 
 def layer_classes() -> LayerClasses:
