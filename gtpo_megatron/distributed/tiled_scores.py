@@ -1,10 +1,11 @@
 """Scores tile by tile: of given logits, or of the output layer's input, with one tile of logits in memory at a time.
 
 Given logits are read tile by tile and not changed. For the output layer, each chunk of tokens takes the vocabulary in
-tiles of a few megabytes. The forward pass keeps a few numbers per token; the backward pass recomputes every tile and
-overwrites it with its gradient.
+tiles of a few megabytes. The forward pass keeps a few numbers per token; the backward pass recomputes every tile, if
+they were not few enough to keep, and overwrites it with its gradient.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,7 +151,9 @@ def _rows_of_block(logits: Tensor) -> int:
     return max(1, tile_columns(min(COLUMNS, max(1, logits.shape[1])), logits))
 
 
-def linear_partials(hidden: Tensor, weight: Tensor, task: ScoreTask, chunk_tokens: int) -> Tensor:
+def linear_partials(
+    hidden: Tensor, weight: Tensor, task: ScoreTask, chunk_tokens: int, kept: list[Tensor] | None = None
+) -> Tensor:
     """Partial sums over this rank's columns.
 
     Args:
@@ -158,6 +161,7 @@ def linear_partials(hidden: Tensor, weight: Tensor, task: ScoreTask, chunk_token
         weight: ``[V/tp, H]``, same dtype.
         task: inputs of the scores.
         chunk_tokens: tokens per tile.
+        kept: where tiles of logits are kept for backward; None: nowhere.
 
     Returns:
         ``[fields, P]`` float64. Collectives: none.
@@ -170,7 +174,7 @@ def linear_partials(hidden: Tensor, weight: Tensor, task: ScoreTask, chunk_token
     sizes = {chunk.stop - chunk.start for chunk in spans(num_tokens, chunk_tokens)}
     # one tile for all chunks: a chunk's own would be made while the last one's is still there
     largest = max(size * min(tile_columns(size, hidden), weight.shape[0]) for size in sizes)
-    buffer = scores.new_empty((largest,))
+    buffer = scores.new_empty((largest if kept is None else 0,))
     # one table for all chunks: a merge is twenty launches; a smaller chunk has fewer parts
     num_parts = max(-(-rows // tile_columns(size, hidden)) for size in sizes)
     table = partials.empty_table(num_parts, num_tokens, like=scores)
@@ -180,14 +184,19 @@ def linear_partials(hidden: Tensor, weight: Tensor, task: ScoreTask, chunk_token
         size = chunk.stop - chunk.start
         operand = _operand(hidden[chunk], scores.dtype)
         for part, columns in enumerate(spans(rows, tile_columns(size, hidden))):
-            logits = buffer[: size * (columns.stop - columns.start)].view(size, -1)
+            width = columns.stop - columns.start
+            if kept is None:
+                logits = buffer[: size * width].view(size, -1)
+            else:
+                logits = scores.new_empty((size, width))
+                kept.append(logits)
             _matmul(operand, _operand(weight[columns], scores.dtype).t(), out=logits)
             kernels.reduce(
                 logits,
                 targets[chunk] - columns.start,
                 None if temperature is None else temperature[chunk],
                 table[part, :, chunk],
-                owned=True,
+                owned=kept is None,
                 may_mask=False,
             )
     merged = scores.new_empty(table.shape[1:], dtype=torch.float64)
@@ -207,6 +216,7 @@ def linear_gradients(  # noqa: PLR0913 - tensors of one backward pass, each used
     hidden_grad: bool,
     weight_grad: Tensor | None,
     reduce_hidden_grad: bool,
+    kept: list[Tensor] | None = None,
 ) -> Tensor | None:
     """Recomputes each tile of logits and adds its gradient to those of hidden and weight.
 
@@ -220,6 +230,7 @@ def linear_gradients(  # noqa: PLR0913 - tensors of one backward pass, each used
         hidden_grad: whether hidden needs a gradient.
         weight_grad: ``[V/tp, H]`` float32 or float64, added to in place; None if not needed.
         reduce_hidden_grad: sum hidden's gradient over the tp group.
+        kept: what the forward pass kept, which is overwritten.
 
     Returns:
         Gradient of hidden ``[P, H]`` of its dtype, or None.
@@ -234,10 +245,11 @@ def linear_gradients(  # noqa: PLR0913 - tensors of one backward pass, each used
     saved = SoftmaxSums(*(total.to(scores.dtype) for total in saved))
     grad_entropy = None if grads[1] is None else grads[1].to(scores.dtype).contiguous()
     grads = grads[0].to(scores.dtype).contiguous(), grad_entropy
+    tiles = None if kept is None else iter(kept)
     for chunk in spans(hidden.shape[0], chunk_tokens):
         operand = _operand(hidden[chunk], scores.dtype)
         total = scores.new_zeros((operand.shape[0], hidden.shape[1])) if hidden_grad else None
-        _chunk_gradients(operand, weight, task, chunk, saved, grads, kernels, total, weight_grad, scores)
+        _chunk_gradients(operand, weight, task, chunk, saved, grads, kernels, total, weight_grad, scores, tiles)
         if result is not None and total is not None:
             result.add(chunk, total)
     return None if result is None else result.finish()
@@ -254,22 +266,26 @@ def _chunk_gradients(  # noqa: PLR0913 - one loop body, split off for its length
     hidden_grad: Tensor | None,
     weight_grad: Tensor | None,
     scores: Tensor,
+    tiles: Iterator[Tensor] | None,
 ) -> None:
     sums = SoftmaxSums(*(total[chunk] for total in saved))
     grad_logprobs = grads[0][chunk]
     grad_entropy = None if grads[1] is None else grads[1][chunk]
     size, width = operand.shape[0], tile_columns(operand.shape[0], operand)
-    buffer = scores.new_empty((size * min(width, weight.shape[0]),))
+    buffer = scores.new_empty((size * min(width, weight.shape[0]) if tiles is None else 0,))
     # Operand of the matrix products: bfloat16 on a GPU, the tile itself elsewhere.
     gradients = buffer if operand.dtype == scores.dtype else torch.empty_like(buffer, dtype=operand.dtype)
     targets = task.target_ids[chunk] - task.first_row(weight.shape[0])
     temperature = task.tile_temperature(chunk, scores)
     for columns in spans(task.true_rows(weight.shape[0]), width):
         count = size * (columns.stop - columns.start)
-        logits = buffer[:count].view(size, -1)
-        gradient = logits if gradients is buffer else gradients[:count].view(size, -1)
         rows = _operand(weight[columns], scores.dtype)
-        _matmul(operand, rows.t(), out=logits)
+        if tiles is None:
+            logits = buffer[:count].view(size, -1)
+            _matmul(operand, rows.t(), out=logits)
+        else:
+            logits = next(tiles)
+        gradient = logits if gradients is buffer else gradients[:count].view(size, -1)
         kernels.gradient(
             logits,
             targets - columns.start,

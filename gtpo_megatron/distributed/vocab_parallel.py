@@ -33,6 +33,9 @@ __all__ = ["TokenScores", "linear_token_scores", "token_scores"]
 DEFAULT_CHUNK_TOKENS = 2048
 """Tokens per tile: enough for the matrix product to run at full rate."""
 
+KEPT_BYTES = 1 << 29
+"""Of logits that a micro-batch keeps for its backward pass on a CPU, which otherwise makes them again."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenScores:
@@ -105,9 +108,9 @@ def linear_token_scores(  # noqa: PLR0913 - the public contract
 ) -> TokenScores:
     """Log-probability and entropy from the output layer's input; ``logits = hidden @ weight.T`` is never all in memory.
 
-    The backward pass recomputes the logits tile by tile. The gradient of ``weight`` is summed in float32: into
-    ``weight.main_grad`` if it exists (Megatron's DDP), and autograd gets zeros, so that hooks fire and a tied
-    embedding's own gradient is added; else into ``weight.grad``.
+    Backward recomputes the logits tile by tile; on a CPU those of at most ``KEPT_BYTES`` are kept. The gradient
+    of ``weight`` is summed in float32: into ``weight.main_grad`` if it exists (Megatron's DDP), and autograd gets
+    zeros, so that hooks fire and a tied embedding's own gradient is added; else into ``weight.grad``.
 
     Args:
         hidden: ``[P, H]`` bfloat16, float32 or float64: the tokens to score and no others, the same on all ranks.
@@ -148,8 +151,16 @@ def linear_token_scores(  # noqa: PLR0913 - the public contract
         checks.agree(local_check, tp_group, hidden.device)
     task = options.task(weight.shape[0])
     return TokenScores(
-        *_LinearScores.apply(hidden, weight, task, chunk_tokens, reduce_hidden_grad)  # type: ignore[no-untyped-call]
+        *_LinearScores.apply(  # type: ignore[no-untyped-call]
+            hidden, weight, task, chunk_tokens, reduce_hidden_grad, _keeps_logits(hidden, weight)
+        )
     )
+
+
+def _keeps_logits(hidden: Tensor, weight: Tensor) -> bool:
+    """A GPU's memory is scarcer than its products, a CPU's is not."""
+    num_bytes = hidden.shape[0] * weight.shape[0] * accumulation_dtype(hidden.dtype).itemsize
+    return torch.is_grad_enabled() and not hidden.is_cuda and num_bytes <= KEPT_BYTES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -239,19 +250,27 @@ class _LinearScores(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, task: ScoreTask, chunk_tokens: int, reduce_hidden_grad: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        task: ScoreTask,
+        chunk_tokens: int,
+        reduce_hidden_grad: bool,
+        keeps_logits: bool,
     ) -> tuple[Any, ...]:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight)
         ctx.task, ctx.chunk_tokens, ctx.reduce_hidden_grad = task, chunk_tokens, reduce_hidden_grad
+        ctx.kept = [] if keeps_logits else None
         with torch.autocast(hidden.device.type, enabled=False):
-            local = linear_partials(hidden, weight, task, chunk_tokens)
+            local = linear_partials(hidden, weight, task, chunk_tokens, ctx.kept)
         return _combine(ctx, local, task, accumulation_dtype(hidden.dtype))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight = ctx.saved_tensors
+        kept, ctx.kept = ctx.kept, None  # once: it is overwritten
         total = _weight_total(weight) if ctx.needs_input_grad[1] else None
         with torch.autocast(hidden.device.type, enabled=False):
             grad_hidden = linear_gradients(
@@ -264,8 +283,9 @@ class _LinearScores(torch.autograd.Function):
                 hidden_grad=ctx.needs_input_grad[0],
                 weight_grad=total,
                 reduce_hidden_grad=ctx.reduce_hidden_grad,
+                kept=kept,
             )
-        return grad_hidden, None if total is None else _hand_over(weight, total), None, None, None
+        return grad_hidden, None if total is None else _hand_over(weight, total), *[None] * 4
 
 
 def _main_grad(weight: Tensor) -> Tensor | None:

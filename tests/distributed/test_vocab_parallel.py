@@ -61,7 +61,8 @@ def _dense(case):
     return scores, hidden.grad, weight.grad, logits.grad
 
 
-def _score_all(rank, world_size, dtype):
+def _score_all(rank, world_size, dtype, kept_bytes):
+    vocab_parallel.KEPT_BYTES = kept_bytes
     results = []
     for number in range(len(CASES)):
         case = _case(number, dtype)
@@ -83,9 +84,10 @@ def _score_all(rank, world_size, dtype):
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-def test_split_vocabulary_equals_dense(tp_size, dtype):
+@pytest.mark.parametrize("kept_bytes", [0, vocab_parallel.KEPT_BYTES], ids=["made_again", "kept"])
+def test_split_vocabulary_equals_dense(tp_size, dtype, kept_bytes):
     tolerance = {"rtol": 1e-9, "atol": 1e-11} if dtype == torch.float64 else {"rtol": 2e-5, "atol": 5e-6}
-    ranks = run_ranks(_score_all, tp_size, dtype)
+    ranks = run_ranks(_score_all, tp_size, dtype, kept_bytes)
     for number in range(len(CASES)):
         expected, grad_hidden, grad_weight, grad_logits = _dense(_case(number, dtype))
         for rank in ranks:

@@ -3,8 +3,8 @@
 Two sets of kernels are known. ``te``: Transformer Engine's layers on a GPU, which
 ``actor/model/policy_model.py`` builds there.
 ``torch``: Megatron's local layers with torch's attention, as on a CPU. They differ: Transformer Engine fuses a norm
-with the projection behind it, rotates in one kernel, keeps no float32 copies, and keeps only the input of a gated MLP's
-activation; torch keeps the two factors of the gate too. docs/planning_reference.md says which has been measured.
+with the projection behind it, rotates in one kernel, and keeps only the input of a gated MLP's activation; torch keeps
+the two factors of the gate too. docs/planning_reference.md says which has been measured.
 """
 
 import itertools
@@ -81,20 +81,20 @@ def saved_by_layer(
     if recompute == "full":
         return (Saved("layer input", shape.hidden_size, weight_bytes, "sequence"),)
     if kind.has_delta_net:
-        attention = _delta_net(shape, kernels, weight_bytes, recompute)
+        attention = _delta_net(shape, weight_bytes, recompute)
     elif shape.latents is None:
         attention = _attention(shape, kernels, weight_bytes, recompute, tensor)
     else:
         attention = _latent_attention(shape, kernels, weight_bytes, recompute)
     if not kind.has_experts:
         return (*attention, *_mlp(shape, kernels, weight_bytes))
-    mlp = _expert_input(shape, kernels, weight_bytes)
+    mlp = _expert_input(shape, weight_bytes)
     return (*attention, *mlp) if recompute == "experts" else (*attention, *mlp, *_experts(shape, kernels, weight_bytes))
 
 
-def saved_by_final_norm(shape: ModelShape, kernels: Kernels, weight_bytes: int) -> tuple[Saved, ...]:
+def saved_by_final_norm(shape: ModelShape, weight_bytes: int) -> tuple[Saved, ...]:
     """Tensors that the norm after the last layer keeps; its output is counted with the output layer."""
-    return _norm("final norm", shape.hidden_size, 1, kernels, weight_bytes, "sequence")
+    return _norm("final norm", shape.hidden_size, 1, weight_bytes, "sequence")
 
 
 def layer_bytes_per_token(layout: Layout, saved: tuple[Saved, ...], imbalance: float = 1.0) -> float:
@@ -102,23 +102,28 @@ def layer_bytes_per_token(layout: Layout, saved: tuple[Saved, ...], imbalance: f
     return sum(tensor.bytes_per_token(layout, imbalance) for tensor in saved)
 
 
-def _norm(what: str, width: float, rows: float, kernels: Kernels, weight_bytes: int, split: str) -> tuple[Saved, ...]:
+def _norm(what: str, width: float, rows: float, weight_bytes: int, split: str) -> tuple[Saved, ...]:
     """Input and factors of an RMSNorm; its output is counted with the module that reads it."""
     place: Literal["tensor", "sequence"] = "tensor" if split == "tensor" else "sequence"
-    factor = Saved(f"{what}: factors", rows, FLOAT32_BYTES, place)
-    if kernels == "te":
-        return (Saved(f"{what}: input", width, weight_bytes, place), factor)
     return (
-        Saved(f"{what}: input in float32", width, FLOAT32_BYTES, place),
-        Saved(f"{what}: normalised in float32", width, FLOAT32_BYTES, place),
-        factor,
+        Saved(f"{what}: input", width, weight_bytes, place),
+        Saved(f"{what}: factors", rows, FLOAT32_BYTES, place),
     )
 
 
-def _layer_norms(shape: ModelShape, names: tuple[str, str], kernels: Kernels, weight_bytes: int) -> tuple[Saved, ...]:
+def _norm_over_heads(what: str, width: float) -> tuple[Saved, ...]:
+    """The same in plain torch, whatever the kernels."""
+    return (
+        Saved(f"{what}: input in float32", width, FLOAT32_BYTES, "tensor"),
+        Saved(f"{what}: normalised in float32", width, FLOAT32_BYTES, "tensor"),
+        Saved(f"{what}: factors", 1, FLOAT32_BYTES, "tensor"),
+    )
+
+
+def _layer_norms(shape: ModelShape, names: tuple[str, str], weight_bytes: int) -> tuple[Saved, ...]:
     """Norms of hidden states, before attention or MLP and behind."""
     here = {"pre": names[:1], "post": names[1:], "sandwich": names}[shape.norm_placement]
-    norms = (_norm(name, shape.hidden_size, 1, kernels, weight_bytes, "sequence") for name in here)
+    norms = (_norm(name, shape.hidden_size, 1, weight_bytes, "sequence") for name in here)
     return tuple(itertools.chain.from_iterable(norms))
 
 
@@ -127,20 +132,20 @@ def _attention(
 ) -> tuple[Saved, ...]:
     query, key_value = shape.query_width, shape.key_value_width
     saved = [
-        *_layer_norms(shape, ("input norm", "norm behind attention"), kernels, weight_bytes),
+        *_layer_norms(shape, ("input norm", "norm behind attention"), weight_bytes),
         Saved("input of the qkv projection", shape.hidden_size, weight_bytes, "sequence"),
         Saved("queries", query, weight_bytes, "tensor"),
         Saved("keys", key_value, weight_bytes, "tensor"),
         Saved("input of the output projection", query, weight_bytes, "tensor"),
     ]
     if shape.qk_norm:
-        # over all heads it is plain torch, whatever the kernels
-        of_norm = "torch" if shape.qk_norm_spans_heads else kernels
-        heads = (1, 1) if shape.qk_norm_spans_heads else (shape.num_heads, shape.num_query_groups)
-        query_norm = _norm("query norm", query, heads[0], of_norm, weight_bytes, "tensor")
-        key_norm = _norm("key norm", key_value, heads[1], of_norm, weight_bytes, "tensor")
+        if shape.qk_norm_spans_heads:
+            query_norm, key_norm = _norm_over_heads("query norm", query), _norm_over_heads("key norm", key_value)
+        else:
+            query_norm = _norm("query norm", query, shape.num_heads, weight_bytes, "tensor")
+            key_norm = _norm("key norm", key_value, shape.num_query_groups, weight_bytes, "tensor")
         # without a float32 copy, a norm's input is a view of qkv: keys always, queries unless several groups are joined
-        is_view = kernels == "torch" and weight_bytes == FLOAT32_BYTES
+        is_view = kernels == "torch" and (weight_bytes == FLOAT32_BYTES or not shape.qk_norm_spans_heads)
         saved += query_norm[1:] if is_view and shape.num_query_groups == tensor else query_norm
         saved += key_norm[1:] if is_view else key_norm
     gate = query if shape.has_output_gate else 0
@@ -152,7 +157,7 @@ def _attention(
     else:
         saved += [
             # not fused: cosine and sine, made anew for queries and for keys
-            Saved("rotary factors", 4 * shape.head_size, weight_bytes, "whole"),
+            Saved("rotary factors", 2 * shape.head_size, weight_bytes, "whole"),
             Saved("qkv, of which values are a view", query + gate + 2 * key_value, weight_bytes, "tensor"),
         ]
     if recompute != "selective":
@@ -162,13 +167,13 @@ def _attention(
     return tuple(saved)
 
 
-def _delta_net(shape: ModelShape, kernels: Kernels, weight_bytes: int, recompute: Recompute) -> tuple[Saved, ...]:
+def _delta_net(shape: ModelShape, weight_bytes: int, recompute: Recompute) -> tuple[Saved, ...]:
     """``actor/model/delta_net.py``: plain torch whatever the kernels; the delta rule itself is in float32."""
     delta = shape.delta
     assert delta is not None
     value, heads = delta.value_width, delta.num_value_heads
     saved = [
-        *_norm("input norm", shape.hidden_size, 1, kernels, weight_bytes, "sequence"),
+        *_norm("input norm", shape.hidden_size, 1, weight_bytes, "sequence"),
         Saved("input of the projections", shape.hidden_size, weight_bytes, "sequence"),
         Saved("decays and strengths, as they are made", 3 * heads, FLOAT32_BYTES, "tensor"),
         Saved(
@@ -225,26 +230,26 @@ def _latent_attention(
     """Of queries, keys and values only what attention reads is kept: the projections behind them keep latents."""
     latents = shape.latents
     assert latents is not None
-    rank, is_view = latents.key_value_rank, kernels == "te" or weight_bytes == FLOAT32_BYTES
+    rank = latents.key_value_rank
     # torch's kernels take values that are filled up to the width of keys, and give such an output
     padded = kernels == "torch" and recompute != "selective"
     saved = [
-        *_norm("input norm", shape.hidden_size, 1, kernels, weight_bytes, "sequence"),
+        *_norm("input norm", shape.hidden_size, 1, weight_bytes, "sequence"),
         Saved("input of the projections to latents", shape.hidden_size, weight_bytes, "sequence"),
-        *_norm("latent norm", rank, 1, kernels, weight_bytes, "sequence"),
+        *_norm("latent norm", rank, 1, weight_bytes, "sequence"),
+        # of whose tensor the norm's input is a part
+        Saved("rotated key, beside the latent", latents.rotated_size, weight_bytes, "sequence"),
         Saved("latent, normalised", rank, weight_bytes, "sequence"),
         Saved("queries", shape.query_width, weight_bytes, "tensor"),
         Saved("keys", shape.key_value_width, weight_bytes, "tensor"),
         Saved("values", shape.key_value_width if padded else shape.value_width, weight_bytes, "tensor"),
         Saved("input of the output projection", shape.output_width, weight_bytes, "tensor"),
     ]
-    if is_view:  # the latent norm's input is a part of a tensor
-        saved.append(Saved("rotated key, beside the latent", latents.rotated_size, weight_bytes, "sequence"))
     if latents.query_rank is not None:
-        saved += _norm("query latent norm", latents.query_rank, 1, kernels, weight_bytes, "sequence")
+        saved += _norm("query latent norm", latents.query_rank, 1, weight_bytes, "sequence")
         saved.append(Saved("query latent, normalised", latents.query_rank, weight_bytes, "sequence"))
     if kernels == "torch":
-        saved.append(Saved("rotary factors", 4 * latents.rotated_size, weight_bytes, "whole"))
+        saved.append(Saved("rotary factors", 2 * latents.rotated_size, weight_bytes, "whole"))
     if recompute != "selective":
         saved.append(Saved("attention: log-sum-exp", shape.num_heads, FLOAT32_BYTES, "tensor"))
         if kernels == "torch":
@@ -254,7 +259,7 @@ def _latent_attention(
 
 def _mlp(shape: ModelShape, kernels: Kernels, weight_bytes: int) -> tuple[Saved, ...]:
     return (
-        *_layer_norms(shape, ("MLP norm", "norm behind the MLP"), kernels, weight_bytes),
+        *_layer_norms(shape, ("MLP norm", "norm behind the MLP"), weight_bytes),
         Saved("input of gate and up", shape.hidden_size, weight_bytes, "sequence"),
         *_gated(shape.ffn_size, kernels, weight_bytes, "tensor"),
     )
@@ -271,10 +276,10 @@ def _gated(width: float, kernels: Kernels, weight_bytes: int, split: Literal["te
     return [*saved, Saved("input of down", width, weight_bytes, split)]
 
 
-def _expert_input(shape: ModelShape, kernels: Kernels, weight_bytes: int) -> tuple[Saved, ...]:
+def _expert_input(shape: ModelShape, weight_bytes: int) -> tuple[Saved, ...]:
     """The norm before router and experts, and what they read."""
     return (
-        *_norm("MLP norm", shape.hidden_size, 1, kernels, weight_bytes, "sequence"),
+        *_norm("MLP norm", shape.hidden_size, 1, weight_bytes, "sequence"),
         Saved("input of router and shared expert", shape.hidden_size, weight_bytes, "sequence"),
     )
 

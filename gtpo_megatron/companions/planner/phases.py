@@ -297,7 +297,7 @@ def _forward_and_backward(
     # of chunks with different layers, as many of the one that keeps most
     activations = chunks * tokens * max(sum(count * kept[kind] for kind, count in counts) for counts in layers)
     if stage == layout.pipeline - 1:
-        final = saved_by_final_norm(shape, request.kernels, request.weight_bytes)
+        final = saved_by_final_norm(shape, request.weight_bytes)
         activations += layer_bytes_per_token(layout, final) * tokens
     width = max(_work_width(request, layout, kind) for kind in kinds)
     backward = (2 * shape.hidden_size + width) * request.weight_bytes * tokens

