@@ -263,7 +263,7 @@ class _LinearScores(torch.autograd.Function):
         ctx.task, ctx.chunk_tokens, ctx.reduce_hidden_grad = task, chunk_tokens, reduce_hidden_grad
         ctx.kept = [] if keeps_logits else None
         with torch.autocast(hidden.device.type, enabled=False):
-            local = linear_partials(hidden, weight, task, chunk_tokens, ctx.kept)
+            local = linear_partials(hidden, weight, task, chunk_tokens, kept=ctx.kept)
         return _combine(ctx, local, task, accumulation_dtype(hidden.dtype))
 
     @staticmethod

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 from unittest import mock
 
 from torch import Tensor
@@ -36,9 +36,18 @@ class Candidate:
 
 @contextlib.contextmanager
 def adopted(candidate: Candidate) -> Iterator[None]:
-    """`vocab_parallel.linear_token_scores` computes by the candidate."""
+    """`vocab_parallel.linear_token_scores` computes by the candidate, which keeps no logits, as on a GPU."""
     with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(vocab_parallel, "KEPT_BYTES", 0))
         for name, function in (("linear_partials", candidate.partials), ("linear_gradients", candidate.gradients)):
             if function is not None:
-                stack.enter_context(mock.patch.object(vocab_parallel, name, function))
+                stack.enter_context(mock.patch.object(vocab_parallel, name, _without_kept(function)))
         yield
+
+
+def _without_kept(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*inputs: Any, kept: None, **options: Any) -> Any:
+        assert kept is None, "logits were kept"
+        return function(*inputs, **options)
+
+    return call
