@@ -2,8 +2,8 @@
 
 Megatron-core (0.16.1 and 0.19.2) asks for the current CUDA device, names ``device="cuda"`` in places, and keeps its
 random states on the GPU. Each function below answers one of those questions for the CPU, ``cpu_experts.py`` those of
-a mixture of experts; none changes a number, but ``_rotate_by_tiles`` some roundings. Other files choose a device for their own tensors, but tell Megatron
-nothing. docs/adr/0006 names all changes made to another library at run time.
+a mixture of experts; none changes a number, but ``_rotate_by_tiles`` some roundings. Other files choose a device for
+their own tensors, but tell Megatron nothing. docs/adr/0006 names all changes made to another library at run time.
 """
 
 import contextlib
