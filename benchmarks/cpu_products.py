@@ -5,7 +5,7 @@
 Tables of one thread: GFLOP/s of the products of a layer (forward, both gradients) by MKL, by oneDNN and in bfloat16;
 milliseconds of attention over sequences of one length, forward and backward, by torch's kernel for each dtype, with the
 products of both libraries, and as ``actor/model/core_attention.py`` does it; milliseconds of norms and rotations,
-forward and backward, in torch's and Megatron's passes over all tokens and by the tiles of ``actor/model/cpu_tiles.py``,
+forward and backward, in torch's and Megatron's passes over all tokens and by the tiles of ``actor/cpu_tiles.py``,
 where freed memory is kept as a rank keeps it; seconds of forward and backward of a model of SmolLM2-135M's sizes with
 random weights, and the memory of that rank after it, before and after what is free goes back. All ways of a row take
 turns, and a figure is the median over the rounds.
@@ -36,7 +36,7 @@ cpu_platform.install()
 
 from megatron.core.models.common.embeddings import rope_utils  # noqa: E402, TID251 - after that line; Megatron's own way
 
-from gtpo_megatron.actor.model import cpu_tiles  # noqa: E402
+from gtpo_megatron.actor import cpu_tiles  # noqa: E402
 from gtpo_megatron.actor.model.core_attention import CPUAttention  # noqa: E402
 
 LAYERS = ((128, 512), (256, 1024), (384, 1024), (576, 1536), (1024, 2816))

@@ -40,7 +40,7 @@ from gtpo_megatron.data.shaped_tokens import ShapedTokens, shaped_tokens_of
 from gtpo_megatron.distributed.advantage_reducer import reduction_over
 from gtpo_megatron.errors import StageOrderError
 from gtpo_megatron.mismatch.gap_report import GapReport, gap_report, merge_gaps
-from gtpo_megatron.observability.memory import keep_free_memory, return_scarce_memory
+from gtpo_megatron.observability.memory import keep_free_memory, return_free_memory, return_scarce_memory
 from gtpo_megatron.observability.metrics import Metric
 from gtpo_megatron.observability.profiling import StepProfiler
 from gtpo_megatron.weights.checksum import Checksums
@@ -175,6 +175,8 @@ class MegatronActor:
         self.batch: RolloutShard | None = None
         self._last_stage = self._scored_by = "nothing"
         self._host_copies = HostCopies()
+        if cpu_platform.is_cpu():
+            return_free_memory()  # an engine that starts asks how much is free
 
     def _routing_replay(self) -> RoutingReplay | None:
         """None if nothing is replayed or compared: routers are then left as they are."""
@@ -281,6 +283,8 @@ class MegatronActor:
         metrics = self._supervised.run(batch, num_tokens=num_tokens, step=step)
         self._policy_version = step
         self._report.profiler.step_done(step)
+        if cpu_platform.is_cpu():
+            return_scarce_memory()
         return metrics
 
     def heldout_loss(self, batch: RolloutBatch) -> Metrics:

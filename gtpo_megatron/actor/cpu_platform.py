@@ -264,6 +264,6 @@ def _rotate_by_tiles() -> None:
     """Rotary embeddings, which Megatron fuses on a GPU and otherwise makes in nine passes over all tokens."""
     from megatron.core.models.common.embeddings import rope_utils
 
-    from gtpo_megatron.actor.model import cpu_tiles
+    from gtpo_megatron.actor import cpu_tiles
 
     rope_utils._apply_rotary_pos_emb_bshd = cpu_tiles.rotating(rope_utils._apply_rotary_pos_emb_bshd)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from gtpo_megatron.actor import cpu_platform
+from gtpo_megatron.distributed import vocab_parallel
 from tests.te_on_cpu import device, extension
 
 FOLDER = Path(sys.prefix) / "transformer-engine"
@@ -41,9 +42,13 @@ def install() -> type:
     ring: Any = importlib.import_module(_RING)
     exchange = ring.flash_attn_p2p_communicate
     ring.flash_attn_p2p_communicate = lambda *args: [_AwaitedOnce(work) for work in exchange(*args)]
-    # with Transformer Engine's Adam Megatron's own loading of an optimizer is what a GPU runs
-    with mock.patch.object(cpu_platform, "_fix_distributed_optimizer_loading"):
+    # with Transformer Engine's Adam Megatron's own loading of an optimizer is what a GPU runs, and its own rotation
+    with (
+        mock.patch.object(cpu_platform, "_fix_distributed_optimizer_loading"),
+        mock.patch.object(cpu_platform, "_rotate_by_tiles"),
+    ):
         cpu_platform.install()
+    vocab_parallel.KEPT_BYTES = 0
     from gtpo_megatron.actor import actor, trained_model
 
     trained_model.transformer_config = _on_gloo(trained_model.transformer_config)  # type: ignore[attr-defined]

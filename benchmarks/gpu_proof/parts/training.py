@@ -81,7 +81,7 @@ def _activations(section: Section, actor: Any, arch: Architecture, size: ModelSi
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         run_micro_batches(actor._model, [micro], finish, forward_only=False)
     layout, kernels = Layout(num_ranks=1), _kernels()
-    planned = layer_bytes_per_token(layout, saved_by_final_norm(arch, kernels, 2))
+    planned = layer_bytes_per_token(layout, saved_by_final_norm(arch, 2))
     for kind, count in arch.layers_between(0, arch.num_layers):
         saved = saved_by_layer(arch, kernels, 2, size.recompute, kind)
         if size.adapter.is_on and size.recompute == "none":

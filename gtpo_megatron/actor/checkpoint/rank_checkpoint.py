@@ -49,6 +49,7 @@ from gtpo_megatron.actor.model.adapters import Adapters
 from gtpo_megatron.actor.optimizer_step import OptimizerStep
 from gtpo_megatron.actor.reference import FrozenReference, ReferencePolicy
 from gtpo_megatron.errors import CheckpointError
+from gtpo_megatron.observability.memory import return_free_memory, return_scarce_memory
 from gtpo_megatron.weights.megatron.adapters import ADAPTERS, SCALE
 from gtpo_megatron.weights.megatron.checkpoint_files import first_trouble
 from gtpo_megatron.weights.megatron.restricted_pickle import load_index, load_object
@@ -153,6 +154,7 @@ class RankCheckpoint:
             write.finish()
         except (OSError, RuntimeError, CheckpointException) as error:
             raise self._not_written(reason(error)) from error
+        return_scarce_memory()
         return checksums
 
     def close(self) -> None:
@@ -209,6 +211,7 @@ class RankCheckpoint:
         if random_states is not None:
             _restore_random_states(random_states)
         self._optimizer_step.load_state_dict(state["counters"])
+        return_free_memory()
 
     def _state(self, *, is_loading: bool) -> dict[str, Any]:
         if self._adapters is not None:

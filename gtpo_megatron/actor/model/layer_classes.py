@@ -7,8 +7,7 @@ import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from gtpo_megatron.actor import cpu_platform
-from gtpo_megatron.actor.model import cpu_tiles
+from gtpo_megatron.actor import cpu_platform, cpu_tiles
 from gtpo_megatron.actor.model.core_attention import PackedSDPA
 
 

@@ -9,6 +9,7 @@ from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from gtpo_megatron.actor import cpu_tiles
 from gtpo_megatron.weights.architecture import Architecture
 
 
@@ -28,6 +29,8 @@ class HeadNorm(torch.nn.Module):
         parallelism.
         """
         weight = self.weight if self._is_summed else copy_to_tensor_model_parallel_region(self.weight)
+        if not heads.is_cuda:
+            return cpu_tiles.rms_norm(heads, weight, self._eps)
         return torch.nn.functional.rms_norm(heads, heads.shape[-1:], weight, self._eps)
 
 

@@ -2,7 +2,7 @@
 
 Two sets of kernels are known. ``te``: Transformer Engine's layers on a GPU, which
 ``actor/model/policy_model.py`` builds there.
-``torch``: Megatron's local layers with torch's attention, as on a CPU. They differ: Transformer Engine fuses a norm
+``torch``: Megatron's local layers with torch's attention, on a CPU. They differ: Transformer Engine fuses a norm
 with the projection behind it, rotates in one kernel, and keeps only the input of a gated MLP's activation; torch keeps
 the two factors of the gate too. docs/planning_reference.md says which has been measured.
 """

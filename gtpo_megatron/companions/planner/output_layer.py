@@ -5,6 +5,9 @@ from dataclasses import dataclass
 GPU_TILE_ELEMENTS, CPU_TILE_ELEMENTS = 1 << 25, 1 << 22
 """Elements of a tile of logits; ``kernels/tiles.py`` has the same numbers."""
 
+KEPT_BYTES = 1 << 29
+"""Of logits that are kept for the backward pass on a CPU; ``distributed/vocab_parallel.py`` has the same number."""
+
 MIN_TILE_COLUMNS = 512
 """A tile is at least this wide, and a multiple of it."""
 
@@ -37,6 +40,7 @@ def output_layer(
     weight_bytes: int,
     gathers: bool,
     tile_elements: int = GPU_TILE_ELEMENTS,
+    kept_bytes: int = 0,
 ) -> OutputLayerMemory:
     """Bytes of the fused output layer.
 
@@ -48,6 +52,7 @@ def output_layer(
         weight_bytes: per element of hidden states and weights.
         gathers: sequence parallelism splits hidden states, which are gathered here.
         tile_elements: logits of one tile.
+        kept_bytes: if all logits take no more, they are kept for the backward pass.
     """
     chunk = min(chunk_tokens, tokens)
     whole = tile_elements // max(1, chunk) // MIN_TILE_COLUMNS
@@ -58,9 +63,11 @@ def output_layer(
     low_precision_tile = chunk * columns * weight_bytes if weight_bytes < FLOAT32_BYTES else 0
     # autograd is handed zeros of the weight's size, so that Megatron's hook fires
     zeros = vocab_rows * hidden_size * weight_bytes
+    logits = tokens * vocab_rows * FLOAT32_BYTES
+    kept = logits if logits <= kept_bytes else 0
     hidden_chunk = 2 * chunk * hidden_size * FLOAT32_BYTES
     return OutputLayerMemory(
         saved=hidden + tokens * SUMS_BYTES,
         scoring=gathered + tile,
-        training=hidden + gathered + max(zeros, tile + low_precision_tile + hidden_chunk),
+        training=kept + hidden + gathered + max(zeros, tile + low_precision_tile + hidden_chunk),
     )

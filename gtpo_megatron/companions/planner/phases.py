@@ -28,6 +28,7 @@ from gtpo_megatron.companions.planner.layout import Layout, Recompute, layers_of
 from gtpo_megatron.companions.planner.output_layer import (
     CPU_TILE_ELEMENTS,
     GPU_TILE_ELEMENTS,
+    KEPT_BYTES,
     OutputLayerMemory,
     output_layer,
 )
@@ -275,6 +276,7 @@ def _head(request: PlanRequest, layout: Layout) -> OutputLayerMemory:
         weight_bytes=request.weight_bytes,
         gathers=layout.sequence_parallel,
         tile_elements=CPU_TILE_ELEMENTS if request.kernels == "torch" else GPU_TILE_ELEMENTS,
+        kept_bytes=KEPT_BYTES if request.kernels == "torch" else 0,
     )
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from gtpo_megatron.batch import RolloutShard
+from gtpo_megatron.distributed import vocab_parallel
 from gtpo_megatron.observability.metrics import merge, to_scalars
 from tests.dist_utils import run_processes
 from tests.distributed.tiny_world import dense_step, make_config, make_model, make_rewards, make_rollouts
@@ -22,7 +23,9 @@ def pretend_gpu():
     """For the rest of this process."""
     from gtpo_megatron.actor import cpu_platform
 
-    cpu_platform.install()
+    with mock.patch.object(cpu_platform, "_rotate_by_tiles"):
+        cpu_platform.install()
+    vocab_parallel.KEPT_BYTES = 0
     cpu_platform.is_cpu = lambda: False
     cpu_platform.device = lambda: torch.device("cpu")
     torch.cuda.set_device = lambda _: None

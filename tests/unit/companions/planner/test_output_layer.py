@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gtpo_megatron.companions.planner import output_layer as module
 from gtpo_megatron.companions.planner.output_layer import output_layer
+from gtpo_megatron.distributed import vocab_parallel
 from gtpo_megatron.distributed.vocab_parallel import linear_token_scores
 from gtpo_megatron.kernels import tiles, torch_tiles
 
@@ -47,6 +48,7 @@ class LiveBytes(TorchDispatchMode):
 def test_the_kernels_constants_are_ours():
     assert module.GPU_TILE_ELEMENTS == tiles.GPU_TILE_ELEMENTS
     assert module.CPU_TILE_ELEMENTS == tiles.CPU_TILE_ELEMENTS
+    assert module.KEPT_BYTES == vocab_parallel.KEPT_BYTES
     assert module.MIN_TILE_COLUMNS == tiles.MIN_TILE_COLUMNS
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gtpo_megatron.actor.model import cpu_tiles
+from gtpo_megatron.actor import cpu_tiles
 
 ROWS = [(0, 1), (1, 1), (7, 1), (5, 3)]
 """Of tokens and what is between them and the last dimension; a tile below has two or three rows."""
@@ -69,7 +69,7 @@ def turned(heads, angles, factor):
     return torch.cat([pairs.real, pairs.imag, heads[..., 2 * half :].double()], dim=-1)
 
 
-def refuse(*_):
+def refuse(t, freqs, mscale=1.0):
     raise AssertionError("it is for other pairs")
 
 
@@ -91,12 +91,37 @@ def test_rotation(rows, dtype, limit, rotary_size):
         torch.testing.assert_close(ours.double(), exact, rtol=limit, atol=4 * limit)
 
 
-@pytest.mark.parametrize("other", [{"rotary_interleaved": True}, {"multi_latent_attention": True}])
-def test_other_pairs_are_rotated_as_before(other):
+def megatron_0_16(t, freqs, rotary_interleaved=False, multi_latent_attention=False, mscale=1.0):
+    return "as before"
+
+
+def megatron_0_19(
+    t, freqs, rotary_interleaved=False, mla_rotary_interleaved=False, mscale=1.0, multi_latent_attention=None
+):
+    return "as before"
+
+
+@pytest.mark.parametrize(
+    ("function", "switches"),
+    [
+        (megatron_0_16, {"rotary_interleaved": True}),
+        (megatron_0_16, {"multi_latent_attention": True}),
+        (megatron_0_19, {"rotary_interleaved": True, "mla_rotary_interleaved": False}),
+        (megatron_0_19, {"mla_rotary_interleaved": True}),
+        (megatron_0_19, {"multi_latent_attention": True}),
+    ],
+)
+def test_other_pairs_are_rotated_as_before(function, switches):
     heads, angles = torch.randn(2, 1, 1, 4), torch.zeros(2, 1, 1, 4)
-    rotate = cpu_tiles.rotating(lambda *options: options)
-    flags = (other.get("rotary_interleaved", False), other.get("multi_latent_attention", False))
-    assert rotate(heads, angles, **other) == (heads, angles, *flags, 1.0)
+    rotate = cpu_tiles.rotating(function)
+    assert rotate(heads, angles, **switches) == "as before"
+    off = dict.fromkeys(switches, False)
+    assert torch.equal(rotate(heads, angles, **off, mscale=2.0), 2 * heads)
+
+
+def test_angles_that_are_not_one_a_token_are_broadcast_as_before():
+    rotate = cpu_tiles.rotating(megatron_0_16)
+    assert rotate(torch.randn(3, 1, 1, 4), torch.zeros(1, 1, 1, 4)) == "as before"
 
 
 @pytest.mark.megatron

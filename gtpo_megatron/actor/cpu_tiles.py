@@ -6,6 +6,7 @@ them has left the cache. Here all passes are made over a tile that stays in it, 
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,22 +36,19 @@ def rotating(otherwise: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Megatron's ``_apply_rotary_pos_emb_bshd`` by tiles; other pairs than those of two halves are rotated as before.
 
     Args:
-        otherwise: the function itself.
+        otherwise: the function itself. Versions of Megatron have other switches, and a factor ``mscale``.
     """
+    signature = inspect.signature(otherwise)
 
     @functools.wraps(otherwise)
-    def rotate(
-        heads: Tensor,
-        angles: Tensor,
-        rotary_interleaved: bool = False,
-        multi_latent_attention: bool = False,
-        mscale: float = 1.0,
-    ) -> Tensor:
-        if rotary_interleaved or multi_latent_attention:
-            return otherwise(heads, angles, rotary_interleaved, multi_latent_attention, mscale)
+    def rotate(heads: Tensor, angles: Tensor, *options: Any, **named: Any) -> Tensor:
+        given = signature.bind(heads, angles, *options, **named).arguments
+        factor, switches = given.get("mscale", 1.0), [name for name in list(given)[2:] if name != "mscale"]
+        if any(given[name] for name in switches) or len(angles) != len(heads):
+            return otherwise(heads, angles, *options, **named)
         half = angles[..., : angles.shape[-1] // 2]  # Megatron has each angle twice
         rotated: Tensor = _Rotation.apply(  # type: ignore[no-untyped-call]
-            heads, (half.cos() * mscale).to(heads.dtype), (half.sin() * mscale).to(heads.dtype)
+            heads, (half.cos() * factor).to(heads.dtype), (half.sin() * factor).to(heads.dtype)
         )
         return rotated
 
@@ -75,13 +73,14 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         """``dx = r (w g - x r mean(w g x r))`` and ``dw = sum over tokens of g x r``."""
         hidden, weight, inverse = ctx.saved_tensors
-        wide, of_weight = weight.float(), torch.zeros(weight.shape)
+        wide, of_weight = weight.float(), torch.zeros(weight.shape, dtype=torch.float32)
         of_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format)
         tensors = (hidden.flatten(0, -2), gradient.flatten(0, -2), of_hidden.flatten(0, -2), inverse)
         for x, g, out, r in _tiles(*tensors):
             wide_g, unscaled = g.float(), x.float() * r
             products = wide_g * unscaled
-            of_weight.addmv_(products.T, products.new_ones(len(products)))
+            if ctx.needs_input_grad[1]:
+                of_weight.addmv_(products.T, products.new_ones(len(products)))
             mean = torch.mv(products, wide).div_(len(wide))[:, None]
             torch.mul((wide_g * wide).addcmul_(unscaled, mean, value=-1), r, out=out)
         return of_hidden, of_weight.to(weight.dtype), None
