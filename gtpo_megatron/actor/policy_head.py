@@ -25,7 +25,7 @@ class PolicyHead:
         sequence_parallel: hidden states are sharded over tp.
         temperature: temperature of the sampling distribution.
         vocab_size: rows of the output layer at or past it only pad the vocabulary.
-        chunk_tokens: tokens whose logits are in memory at a time.
+        chunk_tokens: tokens whose logits are made at a time.
         frozen: the output layer's weights are among these, which replicas share; None: the rank has them.
     """
 

@@ -1,4 +1,4 @@
-"""Scores tile by tile: of given logits, or of the output layer's input, with one tile of logits in memory at a time.
+"""Scores tile by tile: of given logits, or of the output layer's input.
 
 Given logits are read tile by tile and not changed. For the output layer, each chunk of tokens takes the vocabulary in
 tiles of a few megabytes. The forward pass keeps a few numbers per token; the backward pass recomputes every tile, if
@@ -218,7 +218,7 @@ def linear_gradients(  # noqa: PLR0913 - tensors of one backward pass, each used
     reduce_hidden_grad: bool,
     kept: list[Tensor] | None = None,
 ) -> Tensor | None:
-    """Recomputes each tile of logits and adds its gradient to those of hidden and weight.
+    """Recomputes each tile of logits, unless it was kept, and adds its gradient to those of hidden and weight.
 
     Args:
         hidden: ``[P, H]``.

@@ -1,6 +1,6 @@
 """Log-probability and entropy of tokens under a vocabulary that is split over tensor-parallel ranks.
 
-`token_scores` reads logits; `linear_token_scores` fuses the output layer, so that logits are never all in memory.
+`token_scores` reads logits; `linear_token_scores` fuses the output layer, so that many logits are never all in memory.
 Both score the distribution ``softmax(z / T)`` over the first ``vocab_size`` columns:
 
 ``log p_y = z_y / T - log sum_v exp(z_v / T)``, ``H = -sum_v p_v log p_v``, in nats (arXiv 2508.04349v6, Eq. 3-4 use H).
@@ -106,7 +106,7 @@ def linear_token_scores(  # noqa: PLR0913 - the public contract
     reduce_hidden_grad: bool = True,
     check_inputs: bool = True,
 ) -> TokenScores:
-    """Log-probability and entropy from the output layer's input; ``logits = hidden @ weight.T`` is never all in memory.
+    """Log-probability and entropy from the output layer's input, whose ``logits = hidden @ weight.T`` are made in tiles.
 
     Backward recomputes the logits tile by tile; on a CPU those of at most ``KEPT_BYTES`` are kept. The gradient
     of ``weight`` is summed in float32: into ``weight.main_grad`` if it exists (Megatron's DDP), and autograd gets
