@@ -106,7 +106,7 @@ def linear_token_scores(  # noqa: PLR0913 - the public contract
     reduce_hidden_grad: bool = True,
     check_inputs: bool = True,
 ) -> TokenScores:
-    """Log-probability and entropy from the output layer's input, whose ``logits = hidden @ weight.T`` are made in tiles.
+    """Log-probability and entropy from the output layer's input; its ``logits = hidden @ weight.T`` are made in tiles.
 
     Backward recomputes the logits tile by tile; on a CPU those of at most ``KEPT_BYTES`` are kept. The gradient
     of ``weight`` is summed in float32: into ``weight.main_grad`` if it exists (Megatron's DDP), and autograd gets

@@ -6,7 +6,8 @@ Clip-Cov draws its tokens by the bits of their old log-probs. So what every stac
 norms and entropies of updates that move no weight, from old log-probs that are whole nats (``updates_at_rest``).
 
 ``make golden`` rewrites both: a stack that the files do not have is added, a curve that has changed takes the place of
-all others. Say why in the commit.
+all others. On a stack that the files do not have, remove ``curve_*.txt`` first if the curves have changed. Say why in
+the commit.
 """
 
 import dataclasses
