@@ -38,7 +38,7 @@ class Candidate:
 def adopted(candidate: Candidate) -> Iterator[None]:
     """`vocab_parallel.linear_token_scores` computes by the candidate, which keeps no logits, as on a GPU."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(vocab_parallel, "KEPT_BYTES", 0))
+        stack.enter_context(mock.patch.object(vocab_parallel, "KEPT_BYTES", -1))
         for name, function in (("linear_partials", candidate.partials), ("linear_gradients", candidate.gradients)):
             if function is not None:
                 stack.enter_context(mock.patch.object(vocab_parallel, name, _without_kept(function)))
