@@ -160,7 +160,8 @@ def linear_token_scores(  # noqa: PLR0913 - the public contract
 def _keeps_logits(hidden: Tensor, weight: Tensor) -> bool:
     """A GPU's memory is scarcer than its products, a CPU's is not."""
     num_bytes = hidden.shape[0] * weight.shape[0] * accumulation_dtype(hidden.dtype).itemsize
-    return torch.is_grad_enabled() and not hidden.is_cuda and num_bytes <= KEPT_BYTES
+    has_backward = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    return has_backward and not hidden.is_cuda and num_bytes <= KEPT_BYTES
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -56,9 +56,11 @@ def test_norm_of_a_slice_and_of_a_wider_weight():
 
 
 def test_norm_of_frozen_weights_has_the_gradient_of_its_input():
-    hidden = torch.randn(3, 8, dtype=torch.float32, requires_grad=True)
-    cpu_tiles.rms_norm(hidden, torch.ones(8), 1e-6).sum().backward()
-    assert hidden.grad is not None
+    hidden, weight, upstream = torch.randn(3, 8, requires_grad=True), torch.rand(8), torch.randn(3, 8)
+    found = gradients(cpu_tiles.rms_norm(hidden, weight, 1e-6), hidden, upstream)[0]
+    wide = hidden.detach().double().requires_grad_()
+    exact = gradients(exact_norm(wide, weight.double(), 1e-6), wide, upstream.double())[0]
+    torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=4e-6)
 
 
 def turned(heads, angles, factor):

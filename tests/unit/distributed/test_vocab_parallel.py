@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gtpo_megatron.distributed import vocab_parallel
+from gtpo_megatron.distributed import tiled_scores, vocab_parallel
 from gtpo_megatron.distributed.vocab_parallel import linear_token_scores, token_scores
 from gtpo_megatron.errors import ConfigError, DataError, GTPOError, ShapeError
 from gtpo_megatron.kernels import partials, tiles, torch_tiles
@@ -328,13 +328,22 @@ def test_kept_logits_give_the_gradients_of_those_made_again(monkeypatch):
     w.requires_grad_()
 
     def gradients():
+        """Of two backward passes, and the products of logits that each made."""
         scores = linear_token_scores(h, w, targets, None, 0.9, 21, True, 4)
         loss = scores.logprobs.sum() + scores.entropy.sum()
-        return [*torch.autograd.grad(loss, (h, w), retain_graph=True), *torch.autograd.grad(loss, (h, w))]
+        found, products = [], []
+        for _ in range(2):
+            with mock.patch.object(tiled_scores, "_matmul", wraps=tiled_scores._matmul) as matmul:
+                found += torch.autograd.grad(loss, (h, w), retain_graph=True)
+            products.append(matmul.call_count)
+        return found, products
 
-    kept = gradients()
+    kept, (first, second) = gradients()
+    assert first == 0 < second
     monkeypatch.setattr(vocab_parallel, "KEPT_BYTES", 0)
-    for one, again in zip(kept, gradients(), strict=True):
+    made_again, products = gradients()
+    assert products == [second, second]
+    for one, again in zip(kept, made_again, strict=True):
         assert torch.equal(one, again)
 
 
