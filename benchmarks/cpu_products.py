@@ -37,7 +37,7 @@ cpu_platform.install()
 from megatron.core.models.common.embeddings import rope_utils  # noqa: E402, TID251 - after that line; Megatron's own way
 
 from gtpo_megatron.actor import cpu_tiles  # noqa: E402
-from gtpo_megatron.actor.model.core_attention import CPUAttention  # noqa: E402
+from gtpo_megatron.actor.model.core_attention import CPUAttention, Run  # noqa: E402
 
 LAYERS = ((128, 512), (256, 1024), (384, 1024), (576, 1536), (1024, 2816))
 """Hidden units and those of the MLP."""
@@ -113,15 +113,16 @@ def products(hidden: int, ffn: int, rounds: int) -> dict[str, float]:
 
 def attention(length: int, number: int, rounds: int) -> dict[str, float]:
     """Milliseconds of causal attention, forward and backward."""
-    shapes = [(number, length, heads, HEAD_SIZE) for heads in (HEADS, GROUPS, GROUPS)]
+    shapes = [(number * length, heads, HEAD_SIZE) for heads in (HEADS, GROUPS, GROUPS)]
+    whole = (0, number * length)
     singles = [torch.randn(shape).requires_grad_() for shape in shapes]
     halves = [tensor.detach().bfloat16().requires_grad_() for tensor in singles]
 
     def attend(inputs: list[Tensor], *, is_ours: bool) -> None:
-        query, key, value = (tensor.transpose(1, 2) for tensor in inputs)
         if is_ours:
-            output = CPUAttention.apply(query, key, value, None, HEAD_SIZE**-0.5)
+            output = CPUAttention.apply(*inputs, None, [Run(whole, whole, number)], 0, HEAD_SIZE**-0.5)
         else:
+            query, key, value = (tensor.unflatten(0, (number, length)).transpose(1, 2) for tensor in inputs)
             output = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         output.backward(torch.ones_like(output))
 

@@ -107,13 +107,6 @@ class MegatronActor:
             collective_timeout_s=COLLECTIVE_TIMEOUT_FRACTION * config.cluster.stage_deadline_s,
         )
         self._groups = megatron_init.parallel_groups(config.parallel)
-        self._micro_batching = MicroBatching.of(
-            config.parallel,
-            self._groups,
-            context_index=self.coordinates.context_index,
-            budget_tokens=config.update.micro_batch_tokens,
-            share_weights=config.adapter.shard_frozen,
-        )
         profiler = StepProfiler(config.profile, rank=global_rank, run_folder=run_folder)
         self._report = StageReport(self._arch, config, profiler)
         self._trained = trained_model(config, self._arch, global_rank=global_rank)
@@ -131,6 +124,14 @@ class MegatronActor:
             frozen=self._trained.frozen,
         )
         teacher = load_teacher(config, self._model, self._head, self._trained.adapters, global_rank=global_rank)
+        self._micro_batching = MicroBatching.of(
+            config.parallel,
+            self._groups,
+            context_index=self.coordinates.context_index,
+            budget_tokens=config.update.micro_batch_tokens,
+            models=[self._arch] if teacher is None else [self._arch, teacher.arch],
+            share_weights=config.adapter.shard_frozen,
+        )
         self._optimizer_step = OptimizerStep(self._optimizer, self._trained.schedule)
         self.balance = ExpertBalance(config.balance, self._arch.experts, self._chunks, self._groups)
         self._replay = self._routing_replay()

@@ -15,13 +15,18 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from gtpo_megatron.actor import cpu_platform
+from gtpo_megatron.actor.model.core_attention import SHARED
 from gtpo_megatron.actor.model.replayed_router import NUMBER
 from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.data.packing import PackedMicroBatch, PackLayout, micro_batches, pack
 from gtpo_megatron.distributed.groups import ParallelGroups
+from gtpo_megatron.weights.architecture import Architecture
 
 R = TypeVar("R")
+
+MIN_SHARED = 16
+"""Tokens: fewer cost more calls of the attention than they save of everything else."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,16 +51,17 @@ class MicroBatching:
         *,
         context_index: int,
         budget_tokens: int,
+        models: Sequence[Architecture],
         share_weights: bool = False,
     ) -> "MicroBatching":
-        """Micro-batching for a layout of ranks.
+        """Micro-batching for a layout of ranks, and for all models that will run them.
 
         If replicas share experts or frozen weights, every pass of one is a pass of the other. The maximum is taken over
         all replicas rather than those that share experts: a step waits for the slowest of all in any case.
         """
         return cls(
             budget_tokens=budget_tokens,
-            layout=PackLayout.of(parallel, context_index),
+            layout=PackLayout.of(parallel, context_index, min_shared=min_shared(parallel, models)),
             even_group=groups.dp if parallel.replicas_share_experts or share_weights else None,
         )
 
@@ -77,6 +83,17 @@ class MicroBatching:
             dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self.even_group)
             batches += [pack(rollouts, [], layout=self.layout)] * (int(most) - len(batches))
         return batches
+
+
+def min_shared(parallel: ParallelConfig, models: Sequence[Architecture]) -> int:
+    """Fewest tokens at the beginnings of sequences that are run once; 0: every sequence has its own.
+
+    ``PackedSDPA`` reads shared keys and values, on a CPU; Transformer Engine's attention is given sequences one behind
+    the other. A delta net has a state in the place of keys, and a mixture's balance counts the tokens of all sequences.
+    """
+    can_share = cpu_platform.is_cpu() and not cpu_platform.has_transformer_engine()
+    can_share &= parallel.context_parallel_size == 1
+    return MIN_SHARED if can_share and all(one.delta is None and one.experts is None for one in models) else 0
 
 
 FinishMicroBatch = Callable[[Tensor, PackedMicroBatch], tuple[Tensor, R]]
@@ -121,6 +138,7 @@ def run_micro_batches(
             max_seqlen_kv=batch.max_sequence_tokens,
         )
         setattr(packed, NUMBER, number)
+        setattr(packed, SHARED, batch.shared)
         hidden = chunk(
             batch.input_ids.to(device, non_blocking=True)[None],
             batch.position_ids.to(device, non_blocking=True)[None],

@@ -136,7 +136,7 @@ class PolicyUpdate:
             kept = run_micro_batches(self._chunks, batches, loss, forward_only=False)
             if self._replay is not None:
                 self._replay.end_update()
-        self._stages.add_work("update", batch.rollouts, rows, with_backward=True)
+        self._stages.add_work("update", batch.rollouts, rows, batches, with_backward=True)
         with self._stages.stage("optimizer"):
             metrics = self._optimizer_step.apply()
             if metrics["optimizer/skipped_count"] == Max(0.0):

@@ -77,7 +77,7 @@ class Scoring:
         loads = self._balance.end()
         if self._replay is not None:
             loads |= self._replay.end_scoring(batches, mine)
-        self._stages.add_work("score", mine, range(mine.num_responses), with_backward=False)
+        self._stages.add_work("score", mine, range(mine.num_responses), batches, with_backward=False)
         scored = self._scored(shard, logprobs, entropy, batches, version)
         metrics = score_metrics(scored) if isinstance(scored, ScoredBatch) else {}
         return scored, metrics | loads | self._stages.take()

@@ -9,6 +9,7 @@ import torch
 from gtpo_megatron.actor.model.flops import backward_flops, forward_flops
 from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.run import RunConfig
+from gtpo_megatron.data.packing import PackedMicroBatch, num_places
 from gtpo_megatron.observability.memory import GIB
 from gtpo_megatron.observability.metrics import Max, Mean, Metric
 from gtpo_megatron.observability.profiling import StepProfiler
@@ -70,8 +71,19 @@ class StageReport:
             peak = torch.cuda.max_memory_allocated() / GIB
             self._gpu_peaks[name] = max(peak, self._gpu_peaks.get(name, 0.0))
 
-    def add_work(self, part: str, batch: RolloutBatch, rows: Sequence[int], *, with_backward: bool) -> None:
-        """Counts a pass of this rank's replica over some rows to ``score`` or ``update``."""
+    def add_work(
+        self,
+        part: str,
+        batch: RolloutBatch,
+        rows: Sequence[int],
+        packed: Sequence[PackedMicroBatch],
+        *,
+        with_backward: bool,
+    ) -> None:
+        """Counts a pass of this rank's replica over some rows to ``score`` or ``update``.
+
+        Tokens are those of all sequences, operations those that were made: of tokens that sequences share, once.
+        """
         sequences: list[tuple[int, int]] = []  # tokens that are read only, and those that may be scored
         for row in rows:
             for path, length in zip(batch.paths(row), batch.sequence_lengths(row), strict=True):
@@ -79,9 +91,11 @@ class StageReport:
                 sequences.append((length - num_new, num_new))
         work = self._work.setdefault(part, _Work())
         work.tokens += sum(map(sum, sequences))
-        work.flops += forward_flops(self._arch, sequences)
+        spared = [(num_places(stretches), 0) for one in packed for stretches in one.shared]
+        work.flops += forward_flops(self._arch, sequences) - forward_flops(self._arch, spared)
         if with_backward:
             work.flops += backward_flops(self._arch, sequences, self._adapter)
+            work.flops -= backward_flops(self._arch, spared, self._adapter)
 
     def take(self) -> dict[str, Metric]:
         """The metrics since the last call."""

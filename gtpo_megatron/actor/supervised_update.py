@@ -73,7 +73,7 @@ class SupervisedUpdate:
             self._optimizer_step.zero_grad()
             batches = self._micro_batching.cut(batch, rows)
             kept = run_micro_batches(self._chunks, batches, loss, forward_only=False)
-        self._stages.add_work("update", batch, rows, with_backward=True)
+        self._stages.add_work("update", batch, rows, batches, with_backward=True)
         with self._stages.stage("optimizer"):
             metrics = self._optimizer_step.apply()
         return metrics | self._balance.end() | {"sft/loss": _mean(kept)} | self._stages.take()

@@ -21,6 +21,7 @@ from gtpo_megatron.actor.reference import folder_checksums
 from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.packing import PackedMicroBatch
+from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.weight_checks import teacher_architecture
 
 logger = logging.getLogger(__name__)
@@ -37,14 +38,14 @@ class Teacher:
         chunks: its parts of the model, in order.
         head: its output layer, at the temperature at which the student samples.
         at_hand: its weights are where it computes within a block of this; elsewhere they may be on the host.
-        vocab_size: rows of its vocabulary.
+        arch: its architecture.
         files: checksum by name of the files that its weights came from.
     """
 
     chunks: Sequence[Any]
     head: PolicyHead
     at_hand: Callable[[], AbstractContextManager[None]]
-    vocab_size: int
+    arch: Architecture
     files: Mapping[str, str]
 
     def readable(self, batches: Sequence[PackedMicroBatch]) -> list[PackedMicroBatch]:
@@ -55,7 +56,7 @@ class Teacher:
         """
 
         def known(ids: Tensor) -> Tensor:
-            return torch.where(ids < self.vocab_size, ids, 0)
+            return torch.where(ids < self.arch.vocab_size, ids, 0)
 
         return [
             replace(batch, input_ids=known(batch.input_ids), target_ids=known(batch.target_ids)) for batch in batches
@@ -63,7 +64,7 @@ class Teacher:
 
     def with_absent(self, logprobs: Tensor, rollouts: RolloutBatch) -> Tensor:
         """``[B, T]`` log-probs, ``ABSENT_LOGPROB`` at the student's tokens that the teacher has no row for."""
-        is_absent = rollouts.loss_mask & (rollouts.response_ids >= self.vocab_size)
+        is_absent = rollouts.loss_mask & (rollouts.response_ids >= self.arch.vocab_size)
         return torch.where(is_absent, ABSENT_LOGPROB, logprobs)
 
 
@@ -99,7 +100,7 @@ def load_teacher(
     arch = teacher_architecture(folder, parallel, num_tokens=config.model.max_sequence_tokens)
     files = folder_checksums(folder)
     if adapters is not None and not config.has_own_teacher:
-        return Teacher(student, head, adapters.switched_off, arch.vocab_size, files)
+        return Teacher(student, head, adapters.switched_off, arch, files)
     model = replace(config.model, recompute="none")  # without a backward pass
     chunks = build_chunks(arch, model, parallel, transformer_config(arch, model, parallel))
     load_model_folder(folder, arch, parallel, chunks, None, global_rank=global_rank)
@@ -109,7 +110,7 @@ def load_teacher(
         chunks,
         replace(head, model=chunks[-1], vocab_size=arch.vocab_size, frozen=None),
         _parked(chunks),
-        arch.vocab_size,
+        arch,
         files,
     )
 

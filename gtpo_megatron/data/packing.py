@@ -4,6 +4,10 @@ A row is one sequence, or several if its response has branches; each token is sc
 Sequences are concatenated in one dim of ``P`` tokens; ``cu_seqlens`` has their starts. A token is predicted at the
 position before it, so a response of length L after a prompt of length Q is scored at positions ``Q - 1 ... Q + L - 2``.
 
+What a transformer with causal attention makes of a token depends on that token and those before it. So of sequences
+that begin alike, which are the responses to one prompt and the branches of one episode, the first has those tokens, and
+the others read its keys and values: the tokens are run once, and their gradient is the sum of what all ask for.
+
 Under context parallelism the ranks of a group share every sequence: it is cut into ``2 c`` chunks of equal length and
 rank ``r`` of ``c`` holds chunks ``r`` and ``2 c - 1 - r``, which balances the cost of causal attention.
 """
@@ -16,7 +20,6 @@ import torch
 from torch import Tensor
 
 from gtpo_megatron.batch import RolloutBatch
-from gtpo_megatron.branches import Path
 from gtpo_megatron.config.parallel import ParallelConfig
 
 
@@ -30,6 +33,8 @@ class PackLayout:
         document_multiple: every sequence is padded to a multiple of this.
         multiple: the packed length is padded to a multiple of this.
         min_micro_batches: empty micro-batches are added up to this; an interleaved pipeline needs one per stage.
+        min_shared: fewest tokens that sequences must have in common at their beginnings for these to be packed once;
+            0: every sequence has all of its tokens, as it must where ``context_size`` is not 1.
     """
 
     context_size: int = 1
@@ -37,11 +42,13 @@ class PackLayout:
     document_multiple: int = 1
     multiple: int = 1
     min_micro_batches: int = 1
+    min_shared: int = 0
 
     @classmethod
-    def of(cls, config: ParallelConfig, context_index: int) -> "PackLayout":
+    def of(cls, config: ParallelConfig, context_index: int, *, min_shared: int = 0) -> "PackLayout":
         """The layout that a parallel configuration requires."""
         return cls(
+            min_shared=min_shared,
             context_size=config.context_parallel_size,
             context_index=context_index,
             document_multiple=config.document_multiple,
@@ -54,6 +61,15 @@ class PackLayout:
         return -(-length // self.document_multiple) * self.document_multiple
 
 
+Stretches = tuple[tuple[int, int], ...]
+"""First and last-plus-one places."""
+
+
+def num_places(stretches: Stretches) -> int:
+    """Of all stretches together."""
+    return sum(end - start for start, end in stretches)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedMicroBatch:
     """Some rows of a rank, packed: ``P`` tokens, of which this rank holds ``p = P / context_size``.
@@ -62,11 +78,13 @@ class PackedMicroBatch:
         rows: ``n`` indices into the rank's batch.
         sequences: row, and number of the path in it, of each of its ``m`` sequences.
         input_ids: ``[p]`` int64.
-        position_ids: ``[p]`` int64, restarting at 0 for every sequence.
+        position_ids: ``[p]`` int64, places in the sequences.
         is_padding: ``[p]`` bool, tokens of no sequence; what they are in a transformer reaches no token of one.
         cu_seqlens: ``[m + 1]`` int32, starts of the sequences over all context ranks; the last entry is ``P``. Padding
             belongs to the sequence before it; causal attention hides it.
-        max_sequence_tokens: length of the longest sequence with padding.
+        shared: of every sequence, the packed stretches of its first tokens that earlier ones have, in their order; its
+            own part follows them. () of one that has all of its tokens.
+        max_sequence_tokens: length of the longest sequence, with what it shares and with padding.
         score_positions: ``[r]`` int64, indices into ``input_ids`` of the positions that predict a response token.
         target_ids: ``[r]`` int64, the tokens predicted there.
         scored: ``[r]`` int64, their indices among all ``R`` response tokens that are scored here, of all or some
@@ -81,6 +99,7 @@ class PackedMicroBatch:
     position_ids: Tensor
     is_padding: Tensor
     cu_seqlens: Tensor
+    shared: tuple[Stretches, ...]
     max_sequence_tokens: int
     score_positions: Tensor
     target_ids: Tensor
@@ -132,7 +151,10 @@ def micro_batches(
     parts = [[one] for one in sequences]
     if are_together:
         parts = [list(of_row) for _, of_row in itertools.groupby(sequences, key=lambda one: one.row)]
-    lengths = [sum(layout.padded(one.num_tokens) for one in part) for part in parts]
+    if layout.min_shared:
+        parts, lengths = _together(parts, budget_tokens, layout.min_shared)
+    else:
+        lengths = [sum(layout.padded(one.num_tokens) for one in part) for part in parts]
     bins = plan_micro_batches(lengths, budget_tokens)
     bins += [[]] * (layout.min_micro_batches - len(bins))
     return [_packed(batch, [one for i in chosen for one in parts[i]], layout) for chosen in bins]
@@ -150,57 +172,145 @@ def pack(batch: RolloutBatch, rows: Sequence[int], *, layout: PackLayout | None 
     return _packed(batch, _sequences(batch, rows), layout or PackLayout())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Sequence:
-    """A sequence of a row."""
+    """A sequence of a row.
+
+    Attributes:
+        row: index into the rank's batch.
+        number: of the path in the row.
+        ids: ``[n]`` int64, its tokens.
+        columns: ``[n - num_prompt_tokens]`` int64, places in the response of those behind the prompt.
+        num_known: of these, the first ones that an earlier path of the row has scored.
+    """
 
     row: int
     number: int
-    path: Path
-    num_prompt_tokens: int
+    ids: Tensor
+    columns: Tensor
+    num_known: int
 
     @property
     def num_tokens(self) -> int:
-        return self.num_prompt_tokens + self.path.num_tokens
+        return len(self.ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.ids) - len(self.columns)
+
+    @property
+    def prompt(self) -> Tensor:
+        return self.ids[: self.num_prompt_tokens]
 
 
 def _sequences(batch: RolloutBatch, rows: Sequence[int]) -> list[_Sequence]:
-    prompts = batch.prompt_lengths.tolist()
-    return [
-        _Sequence(row, number, path, prompts[row] if path.has_prompt else 0)
-        for row in rows
-        for number, path in enumerate(batch.paths(row))
-    ]
+    prompts, found = batch.prompt_lengths.tolist(), []
+    for row in rows:
+        for number, path in enumerate(batch.paths(row)):
+            columns = _concatenate([torch.arange(first, last) for first, last in path.stretches])
+            prompt = batch.prompt_ids[row, : prompts[row] if path.has_prompt else 0]
+            ids = torch.cat([prompt, batch.response_ids[row, columns]])
+            found.append(_Sequence(row, number, ids, columns, path.num_known))
+    return found
+
+
+class _Beginnings:
+    """Says of sequences, one after the other, how many of their first tokens an earlier one has, and which.
+
+    Rows have prompts in common, or their beginnings; the sequences of one row also what was said.
+    """
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+        self._of_row: list[tuple[int, _Sequence]] = []
+        self._with_prompt: tuple[int, _Sequence] | None = None
+        self._count = 0
+
+    def add(self, one: _Sequence) -> tuple[int, int]:
+        """The number of tokens, 0 if there are fewer than ``least``, and the number of the earlier sequence."""
+        if not self._least:
+            return 0, 0
+        if self._of_row and self._of_row[0][1].row != one.row:
+            self._of_row = []
+        found = [(_num_common(one.ids, other.ids), number) for number, other in self._of_row]
+        if self._with_prompt is not None:
+            number, other = self._with_prompt
+            found.append((_num_common(one.prompt, other.prompt), number))
+        most = max(found, default=(0, 0))
+        self._of_row.append((self._count, one))
+        if one.num_prompt_tokens:
+            self._with_prompt = (self._count, one)
+        self._count += 1
+        return most if most[0] >= self._least else (0, 0)
+
+
+def _num_common(one: Tensor, other: Tensor) -> int:
+    length = min(len(one), len(other))
+    differs = (one[:length] != other[:length]).nonzero()
+    return int(differs[0]) if len(differs) else length
+
+
+def _together(
+    parts: Sequence[Sequence[_Sequence]], budget_tokens: int, least: int
+) -> tuple[list[list[_Sequence]], list[int]]:
+    """Joins parts with one prompt, as many as the budget allows; also the tokens that each of those has when packed."""
+    families: dict[bytes, list[Sequence[_Sequence]]] = {}
+    for part in parts:
+        families.setdefault(part[0].prompt.numpy().tobytes(), []).append(part)
+    joined: list[list[_Sequence]] = []
+    lengths: list[int] = []
+    for family in families.values():
+        beginnings = None
+        for part in family:
+            length = 0 if beginnings is None else sum(one.num_tokens - beginnings.add(one)[0] for one in part)
+            if beginnings is None or lengths[-1] + length > budget_tokens:
+                beginnings = _Beginnings(least)
+                length = sum(one.num_tokens - beginnings.add(one)[0] for one in part)
+                joined.append([])
+                lengths.append(0)
+            joined[-1] += part
+            lengths[-1] += length
+    return joined, lengths
 
 
 def _packed(batch: RolloutBatch, sequences: Sequence[_Sequence], layout: PackLayout) -> PackedMicroBatch:
-    bounds = _bounds([one.num_tokens for one in sequences], layout)
+    beginnings = _Beginnings(layout.min_shared)
+    begun = [beginnings.add(one) for one in sequences]
+    bounds = _bounds([one.num_tokens - num for one, (num, _) in zip(sequences, begun, strict=True)], layout)
     rows = tuple(dict.fromkeys(one.row for one in sequences))
     index_of = {row: index for index, row in enumerate(rows)}
     input_ids = torch.zeros(bounds[-1], dtype=torch.int64)
     is_padding = torch.ones(bounds[-1], dtype=torch.bool)
-    scored, token_rows, token_columns = [], [], []
-    for one, start in zip(sequences, bounds, strict=False):
-        row, prompt = one.row, one.num_prompt_tokens
-        columns = _concatenate([torch.arange(first, last) for first, last in one.path.stretches])
-        input_ids[start : start + prompt] = batch.prompt_ids[row, :prompt]
-        input_ids[start + prompt : start + one.num_tokens] = batch.response_ids[row, columns]
-        is_padding[start : start + one.num_tokens] = False
-        own = batch.loss_mask[row, columns].nonzero().flatten()
-        own = own[own >= one.path.num_known]
-        scored.append(start + prompt - 1 + own)
-        token_rows.append(torch.full((len(own),), index_of[row]))
-        token_columns.append(columns[own])
-    positions = _concatenate([torch.arange(end - start) for start, end in itertools.pairwise(bounds)])
-    score_positions = _concatenate(scored)
-    targets = input_ids[score_positions + 1]
+    places: list[Tensor] = []  # of every sequence, where its tokens are
+    scored, targets, token_rows, token_columns = [], [], [], []
+    for one, (num_shared, earlier), start in zip(sequences, begun, bounds, strict=False):
+        end = start + one.num_tokens - num_shared
+        input_ids[start:end] = one.ids[num_shared:]
+        is_padding[start:end] = False
+        own_part = torch.arange(start, end)
+        places.append(torch.cat([places[earlier][:num_shared], own_part]) if num_shared else own_part)
+        own = batch.loss_mask[one.row, one.columns].nonzero().flatten()
+        own = own[own >= one.num_known]
+        scored.append(places[-1][one.num_prompt_tokens - 1 + own])
+        targets.append(one.ids[one.num_prompt_tokens + own])
+        token_rows.append(torch.full((len(own),), index_of[one.row]))
+        token_columns.append(one.columns[own])
+    behind = [num for num, _ in begun] or [0]
+    positions = _concatenate(
+        [
+            torch.arange(num, num + end - start)
+            for num, (start, end) in zip(behind, itertools.pairwise(bounds), strict=True)
+        ]
+    )
+    longest = int(positions.max()) + 1
+    score_positions, target_ids = _concatenate(scored), _concatenate(targets)
     which = torch.arange(len(score_positions))
     if layout.context_size > 1:
         held = held_positions(bounds, layout.context_size, layout.context_index)
         place = torch.full((bounds[-1],), -1).index_copy(0, held, torch.arange(len(held)))[score_positions]
         which = (place >= 0).nonzero()[:, 0]
         input_ids, positions, is_padding = input_ids[held], positions[held], is_padding[held]
-        score_positions, targets = place[which], targets[which]
+        score_positions, target_ids = place[which], target_ids[which]
     return PackedMicroBatch(
         rows=rows,
         sequences=tuple((one.row, one.number) for one in sequences),
@@ -208,13 +318,21 @@ def _packed(batch: RolloutBatch, sequences: Sequence[_Sequence], layout: PackLay
         position_ids=positions,
         is_padding=is_padding,
         cu_seqlens=torch.tensor(bounds, dtype=torch.int32),
-        max_sequence_tokens=max(end - start for start, end in itertools.pairwise(bounds)),
+        shared=tuple(_stretches(places[earlier][:num]) if num else () for num, earlier in begun) or ((),),
+        max_sequence_tokens=longest,
         score_positions=score_positions,
-        target_ids=targets,
+        target_ids=target_ids,
         scored=which,
         token_rows=_concatenate(token_rows),
         token_columns=_concatenate(token_columns),
     )
+
+
+def _stretches(places: Tensor) -> Stretches:
+    """Places as stretches of neighbours; there is at least one."""
+    breaks = (places.diff() != 1).nonzero().flatten() + 1
+    edges = [0, *breaks.tolist(), len(places)]
+    return tuple((int(places[first]), int(places[last - 1]) + 1) for first, last in itertools.pairwise(edges))
 
 
 def held_positions(bounds: Sequence[int], context_size: int, context_index: int) -> Tensor:

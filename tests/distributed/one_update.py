@@ -29,10 +29,11 @@ GRADIENT_TOLERANCE = 2e-5
 """Of the largest element of the tensor, float32."""
 
 
-def one_update(rank, world_size, init_method, config, buffer_path, failed, dealing, rollouts):
+def one_update(rank, world_size, init_method, config, buffer_path, failed, dealing, rollouts, min_shared):
     """What every rank does in a step, and what it can tell of it."""
     from megatron.core.tensor_parallel import mappings
 
+    from gtpo_megatron.actor import forward_backward
     from gtpo_megatron.actor.actor import MegatronActor  # ranks have it already
     from gtpo_megatron.actor.model.policy_model import parameters_by_name
 
@@ -44,6 +45,7 @@ def one_update(rank, world_size, init_method, config, buffer_path, failed, deali
         return reduce(tensor, group)
 
     mappings._reduce = watched
+    forward_backward.MIN_SHARED = min_shared
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     rows = DEALINGS[dealing, config.parallel.data_parallel_size][actor.coordinates.data_index]
     scored = actor.score_tokens(RolloutShard.of(rollouts, rows))
@@ -92,11 +94,13 @@ def compare(
     norm_rtol=1e-5,
     ref_model=None,
     teacher_model=None,
+    min_shared=16,
 ):
     """Runs the layout and holds everything it computed against the answer of one process of transformers.
 
     Args:
         rollouts: None: eight of different lengths, in which somebody else wrote some tokens.
+        min_shared: fewest tokens at the beginnings of sequences that are run once.
 
     Returns:
         The merged metrics.
@@ -109,7 +113,7 @@ def compare(
     path = tmp_path / "buffer"
     dealing = dealing or ("one" if config.parallel.data_parallel_size == 1 else "split")
     ranks = run_processes(
-        one_update, config.parallel.num_ranks, config, str(path), failed, dealing, rollouts, timeout_s=120
+        one_update, config.parallel.num_ranks, config, str(path), failed, dealing, rollouts, min_shared, timeout_s=120
     )
     for found in ranks:
         assert_full_precision(found)

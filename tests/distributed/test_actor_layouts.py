@@ -326,6 +326,56 @@ def test_responses_that_branch(models, tmp_path, layout, algorithm):
     compare(tmp_path, model, config, rollouts=branching_rollouts())
 
 
+def rollouts_of_prompts():
+    """Four responses to each of two prompts, of which the first begins the second; one of them has no token."""
+    lengths = torch.tensor([9, 4, 12, 1, 7, 0, 7, 7])
+    rollouts = make_rollouts(response_lengths=lengths, loss_mask=mask_of_lengths(lengths, 12))
+    prompts = rollouts.prompt_ids[[7] * 8]
+    return dataclasses.replace(rollouts, prompt_ids=prompts, prompt_lengths=torch.tensor([5] * 4 + [8] * 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "micro_batch_tokens"),
+    [
+        ("one", 1000),
+        ("tp2_sp_pp2_vpp2", 20),
+        *(pytest.param(name, 20, marks=pytest.mark.nightly) for name in ("one", "dp2", "tp2", "pp2", "cp2")),
+    ],
+)
+def test_a_prompt_is_run_once_for_all_its_responses(models, tmp_path, layout, micro_batch_tokens):
+    folder, model = models[False]
+    config = make_config(folder, LAYOUTS[layout], micro_batch_tokens=micro_batch_tokens)
+    compare(tmp_path, model, config, rollouts=rollouts_of_prompts(), min_shared=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gemma3",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in (*OTHERS, "deepseek_dense") if name != "gemma3"),
+    ],
+)
+def test_families_run_a_prompt_once(tmp_path, family):
+    """Among them windows, two rotary embeddings, norms behind the rotation and multi-latent attention."""
+    model = make_family_model(tmp_path / "model", FAMILIES[family])
+    config = make_config(tmp_path / "model", LAYOUTS["one"], micro_batch_tokens=1000)
+    compare(tmp_path, model, config, rollouts=rollouts_of_prompts(), min_shared=1, norm_rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("are_together", [False, True])
+def test_what_branches_have_in_common_is_run_once(models, tmp_path, are_together):
+    folder, model = models[False]
+    fields = {
+        "algorithm": GRPOSConfig() if are_together else GTPOConfig(),
+        "environment": EnvironmentConfig(name="recipes.calculator:Calculator"),
+    }
+    config = make_config(folder, LAYOUTS["one"], micro_batch_tokens=24, reward=RewardConfig(), **fields)
+    compare(tmp_path, model, config, rollouts=branching_rollouts(), min_shared=1)
+
+
 @pytest.mark.nightly
 def test_a_response_without_a_verdict_takes_no_part(models, tmp_path):
     folder, model = models[False]

@@ -105,7 +105,8 @@ def dense_scores(model, batch):
     logprobs, entropy = torch.zeros(shape), torch.zeros(shape)
     for row, prompt in enumerate(batch.prompt_lengths.tolist()):
         for path in batch.paths(row):
-            columns = torch.cat([torch.arange(first, last) for first, last in path.stretches])
+            places = [place for first, last in path.stretches for place in range(first, last)]
+            columns = torch.tensor(places, dtype=torch.int64)
             before = batch.prompt_ids[row, : prompt if path.has_prompt else 0]
             ids = torch.cat([before, batch.response_ids[row, columns]])
             scores = torch.log_softmax(model(ids[None]).logits[0].float(), -1)

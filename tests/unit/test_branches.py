@@ -85,6 +85,30 @@ def test_every_token_is_scored_once_behind_what_it_was_sampled_after(budget, are
     assert total == sum(len(one) for micro in micros for one in (micro.input_ids[~micro.is_padding],))
 
 
+@pytest.mark.parametrize("are_together", [False, True])
+@pytest.mark.parametrize("budget", [8, 40, 1000])
+def test_what_branches_have_in_common_is_packed_once(budget, are_together):
+    batch = batch_of(EPISODES)
+    layout = PackLayout(min_shared=1)
+    micros = micro_batches(batch, range(60), budget_tokens=budget, layout=layout, are_together=are_together)
+    scored = []
+    for micro in micros:
+        bounds, paths_of = micro.cu_seqlens.tolist(), []
+        for stretches, start, end in zip(micro.shared, bounds, bounds[1:], strict=False):
+            places = [place for first, last in (*stretches, (start, end)) for place in range(first, last)]
+            assert micro.position_ids[places].tolist() == list(range(len(places)))
+            paths_of.append(micro.input_ids[places].tolist())
+        for target, row in zip(micro.target_ids.tolist(), micro.token_rows.tolist(), strict=True):
+            episode = EPISODES[micro.rows[row]]
+            sequence = [token for token, _ in episode.sequence(episode.turn_of(target))]
+            assert any(path[: len(sequence)] == sequence for path in paths_of)
+            scored.append(target)
+        if are_together or budget == 1000:
+            # a micro-batch has every token of a row once, prompts included
+            assert len(set(micro.input_ids.tolist())) == len(micro.input_ids)
+    assert sorted(scored) == sorted(token for one in EPISODES for token in (t for turn in one.turns for t in turn.own))
+
+
 def credit_batch(batch):
     lengths = own_lengths(batch.loss_mask)
     rows = table_rows(torch.zeros(len(lengths)), batch.group_ids, lengths, success_threshold=0.5)

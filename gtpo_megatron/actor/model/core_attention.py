@@ -2,8 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +14,66 @@ from megatron.core.transformer.utils import is_layer_window_attention, make_shar
 from torch import Tensor
 
 from gtpo_megatron.actor.cpu_products import products_by_mkl
-from gtpo_megatron.data.packing import held_positions
+from gtpo_megatron.data.packing import Stretches, held_positions, num_places
 from gtpo_megatron.errors import ConfigError
+
+SHARED = "gtpo_shared"
+"""Attribute of ``packed_seq_params``: ``PackedMicroBatch.shared``; without it sequences have all of their tokens."""
+
+
+class Run(NamedTuple):
+    """Neighbouring sequences of one length that share the same tokens, or a part of one sequence.
+
+    Attributes:
+        queries: first and last-plus-one packed place of the sequences' queries.
+        keys: of their own keys. The last query of a sequence sees all of its keys, the one before all but the last.
+        count: sequences.
+        shared: packed stretches of the keys before each one's own.
+    """
+
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+    count: int = 1
+    shared: Stretches = ()
+
+    @property
+    def num_queries(self) -> int:
+        """Of one sequence."""
+        return (self.queries[1] - self.queries[0]) // self.count
+
+    @property
+    def num_keys(self) -> int:
+        """Of one sequence, with those that it shares."""
+        return num_places(self.shared) + (self.keys[1] - self.keys[0]) // self.count
+
+    def queries_of(self, packed: Tensor) -> Tensor:
+        """``[P, ...]`` -> ``[count, num_queries, ...]``."""
+        return packed[slice(*self.queries)].unflatten(0, (self.count, -1))
+
+    def keys_of(self, packed: Tensor) -> Tensor:
+        """``[P, ...]`` -> ``[count, num_keys, ...]``."""
+        own = packed[slice(*self.keys)].unflatten(0, (self.count, -1))
+        if not self.shared:
+            return own
+        before = torch.cat([packed[start:end] for start, end in self.shared])
+        return torch.cat([before.expand(self.count, *before.shape), own], dim=1)
+
+    def add_keys(self, packed: Tensor, gradients: Tensor) -> None:
+        """Adds ``[count, num_keys, ...]`` to ``[P, ...]``: the transpose of :meth:`keys_of`."""
+        before, own = gradients.split([num_places(self.shared), gradients.shape[1] - num_places(self.shared)], dim=1)
+        packed[slice(*self.keys)] += own.flatten(0, 1)
+        if self.shared:
+            parts = before.sum(0).split([end - start for start, end in self.shared])
+            for (start, end), part in zip(self.shared, parts, strict=True):
+                packed[start:end] += part
+
+    def mask(self, window: int) -> Tensor | None:
+        """``[num_queries, num_keys]`` bool, which keys a query sees; None if those up to its own place alone say it."""
+        before = self.num_keys - self.num_queries
+        if not before and not 0 < window < self.num_keys:
+            return None
+        everything = torch.ones(self.num_queries, self.num_keys, dtype=torch.bool)
+        return everything.tril(before).triu(before - (window or self.num_keys) + 1)
 
 
 class PackedSDPA(MegatronModule):
@@ -64,60 +122,54 @@ class PackedSDPA(MegatronModule):
         Collectives: under context parallelism one all-gather over cp, and in backward one reduce-scatter.
         """
         bounds: list[int] = packed_seq_params.cu_seqlens_q.tolist()
-        if self.context_size == 1:
-            # neighbours of one length go together; one split, not a slice a sequence, since the backward of every
-            # slice would fill a tensor of all tokens
-            lengths = [end - start for start, end in itertools.pairwise(bounds)]
-            runs = [(length, len(list(run))) for length, run in itertools.groupby(lengths)]
-            parts = (torch.split(whole, [length * count for length, count in runs]) for whole in (query, key, value))
-            outputs = [
-                self._attend(*(part.unflatten(0, (count, length)) for part in sequences))
-                for (length, count), *sequences in zip(runs, *parts, strict=True)
-            ]
-            return torch.cat([output.flatten(0, 1) for output in outputs]).flatten(1)
-        return torch.cat(self._attend_shared(query, key, value, bounds)).flatten(1)
-
-    def _attend_shared(self, query: Tensor, key: Tensor, value: Tensor, bounds: Sequence[int]) -> list[Tensor]:
-        """This rank's two chunks of every sequence, over the keys of all ranks."""
-        whole = self._gather(torch.cat([key, value], dim=-1), bounds)
-        key, value = torch.split(whole, [key.shape[-1], value.shape[-1]], dim=-1)
-        chunks_held = (self.context_index, 2 * self.context_size - 1 - self.context_index)
-        outputs = []
-        for start, end in itertools.pairwise(bounds):
-            chunk = (end - start) // (2 * self.context_size)
-            held = query[start // self.context_size : end // self.context_size]
-            for part, index in zip((held[:chunk], held[chunk:]), chunks_held, strict=True):
-                seen = start + (index + 1) * chunk
-                outputs.append(self._attend(part[None], key[None, start:seen], value[None, start:seen])[0])
-        return outputs
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The queries of the last positions to all keys up to their own, or the window's, in every sequence of a batch.
-
-        Args:
-            query: ``[b, q, heads / tp, head_size]``.
-            key: ``[b, k, query groups / tp, head_size]``, ``k >= q``.
-            value: as ``key``, but of any head size: it is filled up with zeros, since the kernels know one size only.
-
-        Returns:
-            As ``query``, with the value's head size.
-        """
-        num_queries, num_keys, value_size = query.shape[1], key.shape[1], value.shape[-1]
-        if value_size < key.shape[-1]:
+        value_size = value.shape[-1]
+        if value_size < key.shape[-1]:  # the kernels know one size only
             value = F.pad(value, (0, key.shape[-1] - value_size))
-        window, before, mask = self.window or num_keys, num_keys - num_queries, None
-        if before or window < num_keys:
-            mask = query.new_ones(num_queries, num_keys, dtype=torch.bool).tril(before).triu(before - window + 1)
-        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+        if self.context_size == 1:
+            runs = _runs(bounds, getattr(packed_seq_params, SHARED, ()))
+        else:
+            runs = self._held_runs(bounds)
+            whole = self._gather(torch.cat([key, value], dim=-1), bounds)
+            key, value = torch.split(whole, [key.shape[-1], value.shape[-1]], dim=-1)
         if query.is_cuda:
-            if self.softmax_offset is not None:
-                raise ConfigError("attention sinks need Transformer Engine on a GPU; install it")
+            attended = self._by_torch(query, key, value, runs)
+        else:
+            attended = CPUAttention.apply(  # type: ignore[no-untyped-call]
+                query, key, value, self.softmax_offset, runs, self.window, self.scale
+            )
+        return attended[..., :value_size].flatten(1)
+
+    def _held_runs(self, bounds: Sequence[int]) -> list[Run]:
+        """This rank's two chunks of every sequence, over the keys of all ranks."""
+        runs = []
+        for start, end in itertools.pairwise(bounds):
+            chunk, first = (end - start) // (2 * self.context_size), start // self.context_size
+            for index in (self.context_index, 2 * self.context_size - 1 - self.context_index):
+                runs.append(Run((first, first + chunk), (start, start + (index + 1) * chunk)))
+                first += chunk
+        return runs
+
+    def _by_torch(self, query: Tensor, key: Tensor, value: Tensor, runs: Sequence[Run]) -> Tensor:
+        """``[p, heads / tp, head_size]``, where nothing is shared."""
+        if self.softmax_offset is not None:
+            raise ConfigError("attention sinks need Transformer Engine on a GPU; install it")
+        queries = torch.split(query, [run.queries[1] - run.queries[0] for run in runs])
+        if self.context_size == 1:
+            # one split, not a slice a run, since the backward of every slice would fill a tensor of all tokens
+            keys, values = (torch.split(whole, [len(part) for part in queries]) for whole in (key, value))
+        else:
+            keys, values = ([whole[slice(*run.keys)] for run in runs] for whole in (key, value))
+        outputs = []
+        for run, *parts in zip(runs, queries, keys, values, strict=True):
+            q, k, v = (part.unflatten(0, (run.count, -1)).transpose(1, 2) for part in parts)
+            mask = run.mask(self.window)
+            if mask is not None:
+                mask = mask.to(query.device)
             attended = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=self.grouped
             )
-        else:
-            attended = CPUAttention.apply(q, k, v, mask, self.scale, self.softmax_offset)  # type: ignore[no-untyped-call]
-        return attended.transpose(1, 2)[..., :value_size]
+            outputs.append(attended.transpose(1, 2).flatten(0, 1))
+        return torch.cat(outputs)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
@@ -144,11 +196,26 @@ class PackedSDPA(MegatronModule):
         return whole
 
 
+def _runs(bounds: Sequence[int], shared: Sequence[Stretches]) -> list[Run]:
+    """The sequences, neighbours of one length that share the same tokens together."""
+    parts = list(itertools.pairwise(bounds))
+    alike = itertools.groupby(
+        zip(parts, shared or [()] * len(parts), strict=True), lambda one: (one[0][1] - one[0][0], one[1])
+    )
+    runs = []
+    for (length, stretches), group in alike:
+        places = [part for part, _ in group]
+        if length:
+            whole = (places[0][0], places[-1][1])
+            runs.append(Run(whole, whole, len(places), stretches))
+    return runs
+
+
 class CPUAttention(torch.autograd.Function):
     """torch's kernel for CPUs, in float32 and with MKL's products, whatever the dtype and the library of the model's.
 
     Its products are small: in bfloat16, or by oneDNN, they take up to six times as long (docs/performance.md). What is
-    kept for backward has the model's dtype, as the kernel itself would keep it.
+    kept for backward has the model's dtype, as the kernel itself would keep it, and each token once, also a shared one.
 
     The kernel knows no sinks. With ``l`` the logarithm of a query's softmax's sum, ``l' = log(exp(l) + exp(sink))`` is
     that with the sink, and the output is ``exp(l - l')`` of the kernel's. Its backward pass asks for output and ``l``
@@ -162,40 +229,74 @@ class CPUAttention(torch.autograd.Function):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        mask: Tensor | None,
+        sinks: Tensor | None,
+        runs: Sequence[Run],
+        window: int,
         scale: float,
-        sinks: Tensor | None = None,
     ) -> Tensor:
-        """``[b, heads, q, head_size]``, twice ``[b, groups, k, head_size]``, ``[q, k]`` bool -> as ``query``."""
-        ctx.scale = scale
-        ctx.bias = None if mask is None else torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+        """Attends.
+
+        Args:
+            ctx: torch's.
+            query: ``[p, heads, head_size]``.
+            key: ``[P, groups, head_size]``.
+            value: as ``key``.
+            sinks: ``[heads]``.
+            runs: all queries, in their order.
+            window: keys that a query sees; 0: all up to its own place.
+            scale: of the scores.
+
+        Returns:
+            As ``query``.
+        """
+        ctx.runs, ctx.window, ctx.scale = runs, window, scale
+        output, sums = torch.empty_like(query, memory_format=torch.contiguous_format), []
         with products_by_mkl():
-            output, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                query.float(), key.float(), value.float(), 0.0, mask is None, attn_mask=ctx.bias, scale=scale
-            )
-        if sinks is not None:
-            with_sinks = torch.logaddexp(logsumexp, sinks.float()[:, None])
-            output = output * (logsumexp - with_sinks).exp()[..., None]
-            logsumexp = with_sinks
-        output = output.to(query.dtype)
-        ctx.save_for_backward(query, key, value, output, logsumexp, sinks)
+            for run, bias in _biases(runs, window):
+                heads = (run.queries_of(query), run.keys_of(key), run.keys_of(value))
+                attended, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                    *(one.transpose(1, 2).float() for one in heads), 0.0, bias is None, attn_mask=bias, scale=scale
+                )
+                if sinks is not None:
+                    with_sinks = torch.logaddexp(logsumexp, sinks.float()[:, None])
+                    attended = attended * (logsumexp - with_sinks).exp()[..., None]
+                    logsumexp = with_sinks
+                run.queries_of(output).copy_(attended.transpose(1, 2))
+                sums.append(logsumexp)
+        ctx.save_for_backward(query, key, value, output, sinks, *sums)
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of query, key, value and sinks."""
-        *kept, logsumexp, sinks = ctx.saved_tensors
-        of_sinks = None
-        if sinks is not None:
-            products = (gradient.float() * kept[-1].float()).sum(-1)
-            of_sinks = -((sinks.float()[:, None] - logsumexp).exp() * products).sum((0, 2)).to(sinks.dtype)
+        """Gradients of query, key, value and sinks; of shared keys and values the sum over all who read them."""
+        query, key, value, output, sinks, *sums = ctx.saved_tensors
+        of_query = torch.empty_like(query, memory_format=torch.contiguous_format)
+        of_key, of_value = (torch.zeros(one.shape, dtype=torch.float32) for one in (key, value))
+        of_sinks = None if sinks is None else torch.zeros(sinks.shape)
         with products_by_mkl():
-            gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                *(tensor.float() for tensor in (gradient, *kept)),
-                logsumexp,
-                0.0,
-                ctx.bias is None,
-                attn_mask=ctx.bias,
-                scale=ctx.scale,
-            )
-        return (*(found.to(gradient.dtype) for found in gradients), None, None, of_sinks)
+            for (run, bias), logsumexp in zip(_biases(ctx.runs, ctx.window), sums, strict=True):
+                packed = (run.queries_of(gradient), run.queries_of(query), run.keys_of(key), run.keys_of(value))
+                heads = [one.transpose(1, 2).float() for one in (*packed, run.queries_of(output))]
+                if of_sinks is not None:
+                    products = (heads[0] * heads[-1]).sum(-1)
+                    of_sinks -= ((sinks.float()[:, None] - logsumexp).exp() * products).sum((0, 2))
+                q, k, v = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                    *heads, logsumexp, 0.0, bias is None, attn_mask=bias, scale=ctx.scale
+                )
+                run.queries_of(of_query).copy_(q.transpose(1, 2))
+                run.add_keys(of_key, k.transpose(1, 2))
+                run.add_keys(of_value, v.transpose(1, 2))
+        if of_sinks is not None:
+            of_sinks = of_sinks.to(sinks.dtype)
+        return of_query, of_key.to(key.dtype), of_value.to(value.dtype), of_sinks, None, None, None
+
+
+def _biases(runs: Sequence[Run], window: int) -> Iterator[tuple[Run, Tensor | None]]:
+    """Each run with what is added to its scores; None: the kernel's own causal mask is enough."""
+    made: dict[tuple[int, int], Tensor | None] = {}
+    for run in runs:
+        shape = run.num_queries, run.num_keys
+        if shape not in made:
+            mask = run.mask(window)
+            made[shape] = None if mask is None else torch.zeros(shape).masked_fill_(~mask, -torch.inf)
+        yield run, made[shape]

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from gtpo_megatron.actor import cpu_platform
 from gtpo_megatron.actor.model import rotary, router
+from gtpo_megatron.actor.model.core_attention import SHARED
 from gtpo_megatron.actor.model.frozen_shards import emptied
 from gtpo_megatron.actor.model.layer_specs import layer_specs
 from gtpo_megatron.actor.model.transformer_config import padded_vocab_size, torch_dtype
 from gtpo_megatron.config.model import ModelConfig
 from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.data.packing import num_places
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.reshard import chunk_prefix, table_name
 
@@ -110,7 +112,8 @@ class PolicyModel(GPTModel):
         if self.local_rotary is not None:
             angles = rotary.with_local_angles(angles, self.local_rotary)
         if self.packs_angles and angles is not None:
-            angles = rotary.packed_angles(angles, packed_seq_params.cu_seqlens_q.tolist())
+            num_shared = [num_places(stretches) for stretches in getattr(packed_seq_params, SHARED, ())]
+            angles = rotary.packed_angles(angles, packed_seq_params.cu_seqlens_q.tolist(), num_shared)
         return hidden, angles, *others
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:

@@ -62,12 +62,12 @@ def rank_report(config, arch, place, monkeypatch):
             now[0] += SECONDS[name] * (1 + place.data_index)
 
     spend("score")
-    report.add_work("score", batch(), ROWS[place.data_index], with_backward=False)
+    report.add_work("score", batch(), ROWS[place.data_index], [], with_backward=False)
     metrics = report.take()
     for row in ROWS[place.data_index]:
         for name in ("prepare", "forward_backward", "optimizer"):
             spend(name)
-        report.add_work("update", batch(), [row], with_backward=True)
+        report.add_work("update", batch(), [row], [], with_backward=True)
     return metrics | report.take()
 
 

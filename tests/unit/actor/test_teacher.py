@@ -1,5 +1,7 @@
 """Where a teacher's weights are, and what it makes of tokens that it has no row for."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -50,7 +52,7 @@ def test_tokens_without_a_row_are_read_as_another_and_have_next_to_no_probabilit
     from gtpo_megatron.actor.teacher import Teacher
 
     rollouts, rows = make_rollouts(), VOCAB - 9
-    teacher = Teacher(chunks=[], head=None, at_hand=None, vocab_size=rows, files={})
+    teacher = Teacher(chunks=[], head=None, at_hand=None, arch=SimpleNamespace(vocab_size=rows), files={})
     layout = PackLayout()
     batches = micro_batches(rollouts, range(8), budget_tokens=40, layout=layout)
     for batch, read in zip(batches, teacher.readable(batches), strict=True):

@@ -1,5 +1,7 @@
 """Packing loses nothing and adds nothing but the padding it was asked for."""
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -109,6 +111,101 @@ def test_context_parallel_ranks_share_every_sequence_evenly(lengths, budget, con
             assert torch.equal(part.is_padding, whole.is_padding[held])
             assert torch.equal(held[part.score_positions], whole.score_positions[part.scored])
             assert torch.equal(part.target_ids, whole.target_ids[part.scored])
+
+
+def sequence_places(micro):
+    """Of every sequence of a micro-batch, where its tokens are, those that it shares first."""
+    bounds = micro.cu_seqlens.tolist()
+    return [
+        [place for first, last in stretches for place in range(first, last)] + list(range(start, end))
+        for stretches, start, end in zip(micro.shared, bounds, bounds[1:], strict=False)
+    ]
+
+
+def batch_of_prompts(groups, *, beginning=0):
+    """Groups of a prompt's length and its responses' lengths; prompts have their first ``beginning`` tokens in common.
+
+    Of responses only the first three tokens are alike.
+    """
+    lengths = [(prompt, response) for prompt, responses in groups for response in responses]
+    batch = batch_of(lengths)
+    numbers = torch.tensor([i for i, (_, responses) in enumerate(groups) for _ in responses])
+    prompts = torch.arange(batch.prompt_ids.shape[1]) + 1
+    prompts = torch.where(prompts > beginning, prompts + 100 * numbers[:, None], prompts)
+    responses = batch.response_ids.clone()
+    responses[:, :3] = 7
+    return dataclasses.replace(batch, prompt_ids=prompts, response_ids=responses, group_ids=numbers)
+
+
+GROUPS = st.lists(
+    st.tuples(st.integers(1, 9), st.lists(st.integers(0, 12), min_size=1, max_size=4)), min_size=1, max_size=4
+)
+
+
+@settings(max_examples=80)
+@given(
+    groups=GROUPS,
+    budget=st.integers(1, 60),
+    multiple=st.sampled_from([1, 4]),
+    least=st.integers(1, 6),
+    beginning=st.integers(0, 9),
+    are_together=st.booleans(),
+)
+def test_what_sequences_have_in_common_is_packed_once(groups, budget, multiple, least, beginning, are_together):
+    batch = batch_of_prompts(groups, beginning=beginning)
+    layout = PackLayout(multiple=multiple, min_shared=least)
+    scored = torch.zeros(batch.response_ids.shape, dtype=torch.int64)
+    micros = micro_batches(
+        batch, range(batch.num_responses), budget_tokens=budget, layout=layout, are_together=are_together
+    )
+    for micro in micros:
+        tokens, positions = micro.input_ids.tolist(), micro.position_ids.tolist()
+        assert len(tokens) % multiple == 0
+        assert len(tokens) <= budget + multiple - 1 or len(micro.sequences) == 1
+        whole = {}
+        for (row, _), places in zip(micro.sequences, sequence_places(micro), strict=True):
+            prompt, response = int(batch.prompt_lengths[row]), int(batch.response_lengths[row])
+            sequence = [*batch.prompt_ids[row, :prompt].tolist(), *batch.response_ids[row, :response].tolist()]
+            assert [tokens[place] for place in places[: len(sequence)]] == sequence
+            assert [positions[place] for place in places] == list(range(len(places)))
+            assert all(micro.is_padding[place] for place in places[len(sequence) :])
+            whole[row] = places
+        rows = [micro.rows[row] for row in micro.token_rows.tolist()]
+        found = zip(rows, micro.token_columns.tolist(), micro.score_positions.tolist(), strict=True)
+        assert [whole[row][int(batch.prompt_lengths[row]) + column - 1] for row, column, _ in found] == (
+            micro.score_positions.tolist()
+        )
+        assert torch.equal(batch.response_ids[rows, micro.token_columns], micro.target_ids)
+        scored[rows, micro.token_columns] += 1
+        # a prompt is there once, if it is long enough to be worth it
+        for number, (prompt, _) in enumerate(groups):
+            own = [
+                places
+                for (row, _), places in zip(micro.sequences, sequence_places(micro), strict=True)
+                if batch.group_ids[row] == number
+            ]
+            assert len({tuple(places[:prompt]) for places in own}) <= (1 if prompt >= least else len(own))
+    assert torch.equal(scored, batch.loss_mask.long())
+
+
+def test_responses_to_one_prompt_go_together_as_far_as_the_budget_allows():
+    batch = batch_of_prompts([(6, [3, 4, 5]), (8, [2, 2])])
+    (micro,) = micro_batches(batch, [3, 0, 1, 4, 2], budget_tokens=30, layout=PackLayout(min_shared=4))
+    assert micro.rows == (3, 4, 0, 1, 2)
+    assert micro.cu_seqlens.tolist() == [0, 10, 12, 21, 25, 30]
+    assert micro.shared == ((), ((0, 8),), (), ((12, 18),), ((12, 18),))
+    assert micro.max_sequence_tokens == 11
+    parts = micro_batches(batch, range(5), budget_tokens=14, layout=PackLayout(min_shared=4))
+    assert [one.rows for one in parts] == [(0, 1), (3, 4), (2,)]
+    apart = micro_batches(batch, range(5), budget_tokens=100, layout=PackLayout(min_shared=9))
+    assert [int(one.cu_seqlens[-1]) for one in apart] == [52]
+
+
+def test_the_beginning_of_prompts_is_shared_too():
+    """As the system prompt that a chat template gives all of them."""
+    batch = batch_of_prompts([(9, [2, 2]), (8, [3])], beginning=5)
+    (micro,) = micro_batches(batch, range(3), budget_tokens=100, layout=PackLayout(min_shared=4))
+    assert micro.shared == ((), ((0, 9),), ((0, 5),))
 
 
 def test_a_rank_holds_a_chunk_from_either_end_of_every_sequence():

@@ -38,9 +38,9 @@ def config_of(**changes):
     )
 
 
-def reference(query, key, value, window, sinks=None):
+def reference(query, key, value, window, sinks=None, bounds=BOUNDS):
     outputs = []
-    for start, end in itertools.pairwise(BOUNDS):
+    for start, end in itertools.pairwise(bounds):
         q, k, v = (x[start:end].double().transpose(0, 1) for x in (query, key, value))
         k, v = (x.repeat_interleave(HEADS // GROUPS, 0) for x in (k, v))
         scores = q @ k.transpose(1, 2) / SIZE**0.5
@@ -86,6 +86,60 @@ def test_every_sequence_attends_to_itself(dtype, bound, window, has_sinks):
     for found, wanted in pairs:
         # relative to the largest: bfloat16 rounds once, at the end
         assert float((found.double() - wanted).abs().max() / wanted.abs().max()) < bound
+
+
+SHARED = ((), ((0, 5),), ((0, 5),), ((0, 3), (5, 7)), ((0, 5),), (), ((0, 5), (8, 12)))
+"""Of the sequences below: two neighbours that are run together, a branch of a branch, one without a token."""
+SHARED_BOUNDS = [0, 8, 12, 16, 30, 30, 37, 50]
+
+
+@pytest.mark.parametrize("window", [None, 2, 7])
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 2.0**-6)])
+def test_shared_keys_are_those_of_whole_sequences(dtype, bound, window, has_sinks):
+    """Outputs, and the gradients of tokens that several sequences read, against sequences that have all tokens."""
+    from gtpo_megatron.actor.model import core_attention
+
+    config = config_of(
+        params_dtype=dtype,
+        softmax_type="learnable" if has_sinks else "vanilla",
+        window_size=(window - 1, 0) if window else None,
+    )
+    attention = core_attention.PackedSDPA(config, 1)
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(SHARED_BOUNDS[-1], heads, SIZE) for heads in (HEADS, GROUPS, GROUPS)]
+    ours = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+    if has_sinks:
+        ours.append(attention.softmax_offset)
+        attention.softmax_offset.data.copy_(torch.tensor([-2.0, 0.0, 1.0, 4.0]))
+    exact = [x.detach().double().requires_grad_() for x in ours]
+    weights = torch.randn(SHARED_BOUNDS[-1], HEADS * SIZE, generator=generator).to(dtype)
+    packed = SimpleNamespace(cu_seqlens_q=torch.tensor(SHARED_BOUNDS), **{core_attention.SHARED: SHARED})
+    output = attention(*ours[:3], packed_seq_params=packed)
+    outputs = []
+    for stretches, (start, end) in zip(SHARED, itertools.pairwise(SHARED_BOUNDS), strict=True):
+        places = [place for first, last in (*stretches, (start, end)) for place in range(first, last)]
+        bounds = [0, len(places)]
+        whole = reference(*(one[places] for one in exact[:3]), window or len(places), *exact[3:], bounds=bounds)
+        outputs.append(whole[len(places) - (end - start) :])
+    expected = torch.cat(outputs)
+    (output * weights).sum().backward()
+    (expected * weights.double()).sum().backward()
+    for found, wanted in [(output, expected), *((x.grad, y.grad) for x, y in zip(ours, exact, strict=True))]:
+        assert float((found.double() - wanted).abs().max() / wanted.abs().max()) < bound
+
+
+def test_neighbours_of_one_length_are_one_run():
+    from gtpo_megatron.actor.model.core_attention import Run, _runs
+
+    shared = ((), ((0, 2),), ((0, 2),), ((0, 3),), (), ())
+    assert _runs([0, 4, 6, 8, 10, 10, 13], shared) == [
+        Run((0, 4), (0, 4)),
+        Run((4, 8), (4, 8), 2, ((0, 2),)),
+        Run((8, 10), (8, 10), 1, ((0, 3),)),
+        Run((10, 13), (10, 13)),
+    ]
+    assert _runs([0, 4, 8, 9], ()) == [Run((0, 8), (0, 8), 2), Run((8, 9), (8, 9))]
 
 
 def test_sinks_by_loops():

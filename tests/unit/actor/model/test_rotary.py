@@ -30,6 +30,14 @@ def test_every_sequence_begins_at_position_0():
         assert torch.equal(packed[start : start + length], angles[:length])
 
 
+def test_a_sequence_begins_behind_what_it_shares():
+    from gtpo_megatron.actor.model.rotary import packed_angles
+
+    angles = angles_to(20)
+    packed = packed_angles(angles, [0, 5, 8, 8], [0, 4, 3])
+    assert torch.equal(packed, torch.cat([angles[:5], angles[4:7]]))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("size", "index"), [(1, 0), (2, 0), (2, 1)])
 def test_megatron_turns_packed_tokens_as_one_sequence_after_the_other(dtype, size, index):
