@@ -37,7 +37,7 @@ cpu_platform.install()
 from megatron.core.models.common.embeddings import rope_utils  # noqa: E402, TID251 - after that line; Megatron's own way
 
 from gtpo_megatron.actor import cpu_tiles  # noqa: E402
-from gtpo_megatron.actor.model.core_attention import CPUAttention, Run  # noqa: E402
+from gtpo_megatron.actor.model.core_attention import Block, CPUAttention  # noqa: E402
 
 LAYERS = ((128, 512), (256, 1024), (384, 1024), (576, 1536), (1024, 2816))
 """Hidden units and those of the MLP."""
@@ -120,7 +120,7 @@ def attention(length: int, number: int, rounds: int) -> dict[str, float]:
 
     def attend(inputs: list[Tensor], *, is_ours: bool) -> None:
         if is_ours:
-            output = CPUAttention.apply(*inputs, None, [Run(whole, whole, number)], 0, HEAD_SIZE**-0.5)
+            output = CPUAttention.apply(*inputs, None, [Block(whole, (whole,), number)], 0, HEAD_SIZE**-0.5)
         else:
             query, key, value = (tensor.unflatten(0, (number, length)).transpose(1, 2) for tensor in inputs)
             output = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)

@@ -21,59 +21,46 @@ SHARED = "gtpo_shared"
 """Attribute of ``packed_seq_params``: ``PackedMicroBatch.shared``; without it sequences have all of their tokens."""
 
 
-class Run(NamedTuple):
-    """Neighbouring sequences of one length that share the same tokens, or a part of one sequence.
+class Block(NamedTuple):
+    """Queries and keys that are multiplied with one another.
 
     Attributes:
-        queries: first and last-plus-one packed place of the sequences' queries.
-        keys: of their own keys. The last query of a sequence sees all of its keys, the one before all but the last.
-        count: sequences.
-        shared: packed stretches of the keys before each one's own.
+        queries: first and last-plus-one packed place.
+        keys: their packed stretches, one behind the other.
+        num_sequences: that the block has; neighbours of one length, each with its share of queries and keys.
+        sees_all: every query sees every key. Else the last one of a sequence does, the one before all but the last, and
+            so on: queries are the last tokens of what the keys are of.
     """
 
     queries: tuple[int, int]
-    keys: tuple[int, int]
-    count: int = 1
-    shared: Stretches = ()
-
-    @property
-    def num_queries(self) -> int:
-        """Of one sequence."""
-        return (self.queries[1] - self.queries[0]) // self.count
-
-    @property
-    def num_keys(self) -> int:
-        """Of one sequence, with those that it shares."""
-        return num_places(self.shared) + (self.keys[1] - self.keys[0]) // self.count
+    keys: Stretches
+    num_sequences: int = 1
+    sees_all: bool = False
 
     def queries_of(self, packed: Tensor) -> Tensor:
-        """``[P, ...]`` -> ``[count, num_queries, ...]``."""
-        return packed[slice(*self.queries)].unflatten(0, (self.count, -1))
+        """``[p, ...]`` -> ``[num_sequences, queries of one, ...]``, a view."""
+        return torch.unflatten(packed[slice(*self.queries)], 0, (self.num_sequences, -1))
 
     def keys_of(self, packed: Tensor) -> Tensor:
-        """``[P, ...]`` -> ``[count, num_keys, ...]``."""
-        own = packed[slice(*self.keys)].unflatten(0, (self.count, -1))
-        if not self.shared:
-            return own
-        before = torch.cat([packed[start:end] for start, end in self.shared])
-        return torch.cat([before.expand(self.count, *before.shape), own], dim=1)
+        """``[P, ...]`` -> ``[num_sequences, keys of one, ...]``."""
+        parts = [packed[start:end] for start, end in self.keys]
+        return torch.unflatten(parts[0] if len(parts) == 1 else torch.cat(parts), 0, (self.num_sequences, -1))
 
-    def add_keys(self, packed: Tensor, gradients: Tensor) -> None:
-        """Adds ``[count, num_keys, ...]`` to ``[P, ...]``: the transpose of :meth:`keys_of`."""
-        before, own = gradients.split([num_places(self.shared), gradients.shape[1] - num_places(self.shared)], dim=1)
-        packed[slice(*self.keys)] += own.flatten(0, 1)
-        if self.shared:
-            parts = before.sum(0).split([end - start for start, end in self.shared])
-            for (start, end), part in zip(self.shared, parts, strict=True):
-                packed[start:end] += part
+    def add_keys(self, packed: Tensor, values: Tensor) -> None:
+        """Adds ``[num_sequences, keys of one, ...]`` to ``[P, ...]`` at the keys' places."""
+        parts = torch.split(values.flatten(0, 1), [end - start for start, end in self.keys])
+        for (start, end), part in zip(self.keys, parts, strict=True):
+            packed[start:end] += part
 
     def mask(self, window: int) -> Tensor | None:
-        """``[num_queries, num_keys]`` bool, which keys a query sees; None if those up to its own place alone say it."""
-        before = self.num_keys - self.num_queries
-        if not before and not 0 < window < self.num_keys:
+        """``[queries, keys]`` of a sequence, which a query sees; None: all, or as the kernels' own causal mask says."""
+        num_queries = (self.queries[1] - self.queries[0]) // self.num_sequences
+        num_keys = num_places(self.keys) // self.num_sequences
+        before = num_keys - num_queries
+        if self.sees_all or (not before and not 0 < window < num_keys):
             return None
-        everything = torch.ones(self.num_queries, self.num_keys, dtype=torch.bool)
-        return everything.tril(before).triu(before - (window or self.num_keys) + 1)
+        everything = torch.ones(num_queries, num_keys, dtype=torch.bool)
+        return everything.tril(before).triu(before - (window or num_keys) + 1)
 
 
 class PackedSDPA(MegatronModule):
@@ -126,47 +113,52 @@ class PackedSDPA(MegatronModule):
         if value_size < key.shape[-1]:  # the kernels know one size only
             value = F.pad(value, (0, key.shape[-1] - value_size))
         if self.context_size == 1:
-            runs = _runs(bounds, getattr(packed_seq_params, SHARED, ()))
+            blocks = _blocks(bounds, getattr(packed_seq_params, SHARED, ()), self.window)
         else:
-            runs = self._held_runs(bounds)
+            blocks = self._held_blocks(bounds)
             whole = self._gather(torch.cat([key, value], dim=-1), bounds)
             key, value = torch.split(whole, [key.shape[-1], value.shape[-1]], dim=-1)
         if query.is_cuda:
-            attended = self._by_torch(query, key, value, runs)
+            attended = self._by_torch(query, key, value, blocks)
         else:
             attended = CPUAttention.apply(  # type: ignore[no-untyped-call]
-                query, key, value, self.softmax_offset, runs, self.window, self.scale
+                query, key, value, self.softmax_offset, blocks, self.window, self.scale
             )
         return attended[..., :value_size].flatten(1)
 
-    def _held_runs(self, bounds: Sequence[int]) -> list[Run]:
+    def _held_blocks(self, bounds: Sequence[int]) -> list[Block]:
         """This rank's two chunks of every sequence, over the keys of all ranks."""
-        runs = []
+        blocks = []
         for start, end in itertools.pairwise(bounds):
             chunk, first = (end - start) // (2 * self.context_size), start // self.context_size
             for index in (self.context_index, 2 * self.context_size - 1 - self.context_index):
-                runs.append(Run((first, first + chunk), (start, start + (index + 1) * chunk)))
+                blocks.append(Block((first, first + chunk), ((start, start + (index + 1) * chunk),)))
                 first += chunk
-        return runs
+        return blocks
 
-    def _by_torch(self, query: Tensor, key: Tensor, value: Tensor, runs: Sequence[Run]) -> Tensor:
-        """``[p, heads / tp, head_size]``, where nothing is shared."""
+    def _by_torch(self, query: Tensor, key: Tensor, value: Tensor, blocks: Sequence[Block]) -> Tensor:
+        """``[p, heads / tp, head_size]``, where nothing is shared; torch's kernels, which know no sinks."""
         if self.softmax_offset is not None:
             raise ConfigError("attention sinks need Transformer Engine on a GPU; install it")
-        queries = torch.split(query, [run.queries[1] - run.queries[0] for run in runs])
+        lengths = [block.queries[1] - block.queries[0] for block in blocks]
+        wholes: list[Sequence[Tensor]] = [torch.split(query, lengths)]
         if self.context_size == 1:
-            # one split, not a slice a run, since the backward of every slice would fill a tensor of all tokens
-            keys, values = (torch.split(whole, [len(part) for part in queries]) for whole in (key, value))
+            # one split, not a slice a block, since the backward of every slice would fill a tensor of all tokens
+            wholes += [torch.split(whole, lengths) for whole in (key, value)]
         else:
-            keys, values = ([whole[slice(*run.keys)] for run in runs] for whole in (key, value))
+            wholes += [[block.keys_of(whole)[0] for block in blocks] for whole in (key, value)]
         outputs = []
-        for run, *parts in zip(runs, queries, keys, values, strict=True):
-            q, k, v = (part.unflatten(0, (run.count, -1)).transpose(1, 2) for part in parts)
-            mask = run.mask(self.window)
-            if mask is not None:
-                mask = mask.to(query.device)
+        for block, *parts in zip(blocks, *wholes, strict=True):
+            q, k, v = (torch.unflatten(part, 0, (block.num_sequences, -1)).transpose(1, 2) for part in parts)
+            mask = block.mask(self.window)
             attended = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=self.grouped
+                q,
+                k,
+                v,
+                attn_mask=None if mask is None else mask.to(query.device),
+                is_causal=mask is None,
+                scale=self.scale,
+                enable_gqa=self.grouped,
             )
             outputs.append(attended.transpose(1, 2).flatten(0, 1))
         return torch.cat(outputs)
@@ -196,31 +188,45 @@ class PackedSDPA(MegatronModule):
         return whole
 
 
-def _runs(bounds: Sequence[int], shared: Sequence[Stretches]) -> list[Run]:
-    """The sequences, neighbours of one length that share the same tokens together."""
-    parts = list(itertools.pairwise(bounds))
-    alike = itertools.groupby(
-        zip(parts, shared or [()] * len(parts), strict=True), lambda one: (one[0][1] - one[0][0], one[1])
-    )
-    runs = []
-    for (length, stretches), group in alike:
+def _blocks(bounds: Sequence[int], shared: Sequence[Stretches], window: int) -> list[Block]:
+    """All sequences over their own keys, then those that share tokens over these.
+
+    Neighbours of one length are a block, as are neighbours that share the same tokens. With a window, what a query sees
+    of shared tokens depends on its place, so that each such sequence is a block over all of its keys.
+
+    Args:
+        bounds: where sequences start, and at last the number of tokens.
+        shared: ``PackedMicroBatch.shared``; (): nothing.
+        window: keys that a query sees; 0: all up to its own place.
+    """
+    shared = shared or [()] * (len(bounds) - 1)
+    parts = [one for one in zip(itertools.pairwise(bounds), shared, strict=True) if one[0][0] < one[0][1]]
+    blocks = []
+    for (_, is_apart), group in itertools.groupby(parts, lambda one: (one[0][1] - one[0][0], bool(window and one[1]))):
+        alike = list(group)
+        if is_apart:
+            blocks += [Block(part, (*stretches, part)) for part, stretches in alike]
+        else:
+            whole = (alike[0][0][0], alike[-1][0][1])
+            blocks.append(Block(whole, (whole,), len(alike)))
+    for stretches, group in itertools.groupby(parts, lambda one: () if window else one[1]):
         places = [part for part, _ in group]
-        if length:
-            whole = (places[0][0], places[-1][1])
-            runs.append(Run(whole, whole, len(places), stretches))
-    return runs
+        if stretches:
+            blocks.append(Block((places[0][0], places[-1][1]), stretches, sees_all=True))
+    return blocks
 
 
 class CPUAttention(torch.autograd.Function):
     """torch's kernel for CPUs, in float32 and with MKL's products, whatever the dtype and the library of the model's.
 
     Its products are small: in bfloat16, or by oneDNN, they take up to six times as long (docs/performance.md). What is
-    kept for backward has the model's dtype, as the kernel itself would keep it, and each token once, also a shared one.
+    kept for backward has the model's dtype, as the kernel itself would keep it, and every token once.
 
-    The kernel knows no sinks. With ``l`` the logarithm of a query's softmax's sum, ``l' = log(exp(l) + exp(sink))`` is
-    that with the sink, and the output is ``exp(l - l')`` of the kernel's. Its backward pass asks for output and ``l``
-    only, so that ``l'`` gives it the probabilities with the sink. The sink's own is ``p = exp(sink - l')``, it has no
-    value, and so its gradient is the sum over queries of ``-p (output . gradient)``.
+    The kernel gives the output ``o`` and, with ``l``, the logarithm of the softmax's sum of every query. Of two blocks
+    of keys that a query sees, ``l = log(exp(l1) + exp(l2))`` and ``o = exp(l1 - l) o1 + exp(l2 - l) o2`` are those of
+    both together; a sink is a block of one key with ``l2 = sink`` and ``o2 = 0``. The kernel's backward pass asks for
+    ``o`` and ``l`` only, so that those of all blocks give it each block's probabilities. The sink's own is
+    ``p = exp(sink - l)``, and its gradient the sum over queries of ``-p (o . gradient)``.
     """
 
     @staticmethod
@@ -230,7 +236,7 @@ class CPUAttention(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         sinks: Tensor | None,
-        runs: Sequence[Run],
+        blocks: Sequence[Block],
         window: int,
         scale: float,
     ) -> Tensor:
@@ -242,61 +248,81 @@ class CPUAttention(torch.autograd.Function):
             key: ``[P, groups, head_size]``.
             value: as ``key``.
             sinks: ``[heads]``.
-            runs: all queries, in their order.
+            blocks: each query is in one or more of them.
             window: keys that a query sees; 0: all up to its own place.
             scale: of the scores.
 
         Returns:
             As ``query``.
         """
-        ctx.runs, ctx.window, ctx.scale = runs, window, scale
-        output, sums = torch.empty_like(query, memory_format=torch.contiguous_format), []
+        ctx.blocks, ctx.window, ctx.scale = blocks, window, scale
+        output = torch.empty(query.shape, dtype=torch.float32)
+        sums = torch.full(query.shape[:2], -torch.inf)
         with products_by_mkl():
-            for run, bias in _biases(runs, window):
-                heads = (run.queries_of(query), run.keys_of(key), run.keys_of(value))
-                attended, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                    *(one.transpose(1, 2).float() for one in heads), 0.0, bias is None, attn_mask=bias, scale=scale
+            for block, bias in _biases(blocks, window):
+                heads = (block.queries_of(query), block.keys_of(key), block.keys_of(value))
+                found, found_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                    *(one.transpose(1, 2).float() for one in heads),
+                    0.0,
+                    bias is None and not block.sees_all,
+                    attn_mask=bias,
+                    scale=scale,
                 )
-                if sinks is not None:
-                    with_sinks = torch.logaddexp(logsumexp, sinks.float()[:, None])
-                    attended = attended * (logsumexp - with_sinks).exp()[..., None]
-                    logsumexp = with_sinks
-                run.queries_of(output).copy_(attended.transpose(1, 2))
-                sums.append(logsumexp)
-        ctx.save_for_backward(query, key, value, output, sinks, *sums)
+                _merge(block.queries_of(output), block.queries_of(sums), found.transpose(1, 2), found_sums.mT)
+        if sinks is not None:
+            with_sinks = torch.logaddexp(sums, sinks.float())
+            output *= (sums - with_sinks).exp()[..., None]
+            sums = with_sinks
+        output = output.to(query.dtype)
+        ctx.save_for_backward(query, key, value, output, sums, sinks)
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of query, key, value and sinks; of shared keys and values the sum over all who read them."""
-        query, key, value, output, sinks, *sums = ctx.saved_tensors
-        of_query = torch.empty_like(query, memory_format=torch.contiguous_format)
-        of_key, of_value = (torch.zeros(one.shape, dtype=torch.float32) for one in (key, value))
-        of_sinks = None if sinks is None else torch.zeros(sinks.shape)
+        """Gradients of query, key, value and sinks; of what several sequences read, the sum over them."""
+        query, key, value, output, sums, sinks = ctx.saved_tensors
+        of_query, of_key, of_value = (torch.zeros(one.shape, dtype=torch.float32) for one in (query, key, value))
         with products_by_mkl():
-            for (run, bias), logsumexp in zip(_biases(ctx.runs, ctx.window), sums, strict=True):
-                packed = (run.queries_of(gradient), run.queries_of(query), run.keys_of(key), run.keys_of(value))
-                heads = [one.transpose(1, 2).float() for one in (*packed, run.queries_of(output))]
-                if of_sinks is not None:
-                    products = (heads[0] * heads[-1]).sum(-1)
-                    of_sinks -= ((sinks.float()[:, None] - logsumexp).exp() * products).sum((0, 2))
+            for block, bias in _biases(ctx.blocks, ctx.window):
+                packed = (block.queries_of(gradient), block.queries_of(query), block.keys_of(key), block.keys_of(value))
                 q, k, v = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                    *heads, logsumexp, 0.0, bias is None, attn_mask=bias, scale=ctx.scale
+                    *(one.transpose(1, 2).float() for one in (*packed, block.queries_of(output))),
+                    block.queries_of(sums).mT.contiguous(),
+                    0.0,
+                    bias is None and not block.sees_all,
+                    attn_mask=bias,
+                    scale=ctx.scale,
                 )
-                run.queries_of(of_query).copy_(q.transpose(1, 2))
-                run.add_keys(of_key, k.transpose(1, 2))
-                run.add_keys(of_value, v.transpose(1, 2))
-        if of_sinks is not None:
-            of_sinks = of_sinks.to(sinks.dtype)
-        return of_query, of_key.to(key.dtype), of_value.to(value.dtype), of_sinks, None, None, None
+                block.queries_of(of_query).add_(q.transpose(1, 2))
+                block.add_keys(of_key, k.transpose(1, 2))
+                block.add_keys(of_value, v.transpose(1, 2))
+        of_sinks = None
+        if sinks is not None:
+            products = (gradient.float() * output.float()).sum(-1)
+            of_sinks = -((sinks.float() - sums).exp() * products).sum(0).to(sinks.dtype)
+        gradients = (one.to(query.dtype) for one in (of_query, of_key, of_value))
+        return (*gradients, of_sinks, None, None, None)
 
 
-def _biases(runs: Sequence[Run], window: int) -> Iterator[tuple[Run, Tensor | None]]:
-    """Each run with what is added to its scores; None: the kernel's own causal mask is enough."""
-    made: dict[tuple[int, int], Tensor | None] = {}
-    for run in runs:
-        shape = run.num_queries, run.num_keys
+def _merge(output: Tensor, sums: Tensor, found: Tensor, found_sums: Tensor) -> None:
+    """Outputs ``[..., head_size]`` and logarithms ``[...]`` of one more block of keys, in place.
+
+    Before a query's first block its logarithm is -inf, and so its output's share nothing.
+    """
+    both = torch.logaddexp(sums, found_sums)
+    if torch.isneginf(sums).all():
+        output.copy_(found)
+    else:
+        output.mul_((sums - both).exp()[..., None]).addcmul_(found, (found_sums - both).exp()[..., None])
+    sums.copy_(both)
+
+
+def _biases(blocks: Sequence[Block], window: int) -> Iterator[tuple[Block, Tensor | None]]:
+    """Each block with what is added to its scores; None: nothing, but what the kernel's own mask says."""
+    made: dict[tuple[int, ...], Tensor | None] = {}
+    for block in blocks:
+        shape = (block.queries[1] - block.queries[0], num_places(block.keys), block.num_sequences, block.sees_all)
         if shape not in made:
-            mask = run.mask(window)
-            made[shape] = None if mask is None else torch.zeros(shape).masked_fill_(~mask, -torch.inf)
-        yield run, made[shape]
+            mask = block.mask(window)
+            made[shape] = None if mask is None else torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+        yield block, made[shape]

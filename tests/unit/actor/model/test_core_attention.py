@@ -129,17 +129,37 @@ def test_shared_keys_are_those_of_whole_sequences(dtype, bound, window, has_sink
         assert float((found.double() - wanted).abs().max() / wanted.abs().max()) < bound
 
 
-def test_neighbours_of_one_length_are_one_run():
-    from gtpo_megatron.actor.model.core_attention import Run, _runs
+def test_neighbours_are_one_block():
+    from gtpo_megatron.actor.model.core_attention import Block, _blocks
 
     shared = ((), ((0, 2),), ((0, 2),), ((0, 3),), (), ())
-    assert _runs([0, 4, 6, 8, 10, 10, 13], shared) == [
-        Run((0, 4), (0, 4)),
-        Run((4, 8), (4, 8), 2, ((0, 2),)),
-        Run((8, 10), (8, 10), 1, ((0, 3),)),
-        Run((10, 13), (10, 13)),
+    bounds = [0, 4, 6, 8, 10, 10, 13]
+    own = [Block((0, 4), ((0, 4),)), Block((4, 10), ((4, 10),), 3), Block((10, 13), ((10, 13),))]
+    assert _blocks(bounds, shared, 0) == [
+        *own,
+        Block((4, 8), ((0, 2),), sees_all=True),
+        Block((8, 10), ((0, 3),), sees_all=True),
     ]
-    assert _runs([0, 4, 8, 9], ()) == [Run((0, 8), (0, 8), 2), Run((8, 9), (8, 9))]
+    assert _blocks(bounds, shared, 3) == [
+        own[0],
+        Block((4, 6), ((0, 2), (4, 6))),
+        Block((6, 8), ((0, 2), (6, 8))),
+        Block((8, 10), ((0, 3), (8, 10))),
+        own[2],
+    ]
+    assert _blocks([0, 4, 8, 9], (), 0) == [Block((0, 8), ((0, 8),), 2), Block((8, 9), ((8, 9),))]
+
+
+@pytest.mark.parametrize("window", [0, 5])
+def test_torch_s_own_kernels(window):
+    """Which a GPU without Transformer Engine takes."""
+    from gtpo_megatron.actor.model.core_attention import PackedSDPA, _blocks
+
+    attention = PackedSDPA(config_of(window_size=(window - 1, 0) if window else None), 1)
+    generator = torch.Generator().manual_seed(0)
+    heads = [torch.randn(BOUNDS[-1], num, SIZE, generator=generator) for num in (HEADS, GROUPS, GROUPS)]
+    found = attention._by_torch(*heads, _blocks(BOUNDS, (), window)).flatten(1)
+    torch.testing.assert_close(found.double(), reference(*heads, window or BOUNDS[-1]), rtol=0, atol=1e-5)
 
 
 def test_sinks_by_loops():
