@@ -2,12 +2,14 @@
 
     python -m benchmarks.actor --json actor.json
 
-Two questions: what the actor takes for the log-probs of a batch and the gradient of their mean, in multiples of what
+Three questions: what the actor takes for the log-probs of a batch and the gradient of their mean, in multiples of what
 ``transformers`` takes for the same weights, tokens and threads (all responses equally long, so nobody pads; the actor
-makes the entropies as well, which ``transformers`` is not asked for); and how much faster it is to pack a batch whose
-lengths differ than to pad every sequence to the longest. Every round measures all of them, one after the other; a ratio
-is the median over rounds of the ratio within a round. One thread is measured in CPU time of the process, so that
-neighbours on the machine do not count; several in time on the wall, since threads that wait for each other burn CPU.
+makes the entropies as well, which ``transformers`` is not asked for); how much faster it is to pack a batch whose
+lengths differ than to pad every sequence to the longest; and what it takes to run a prompt once for its eight
+responses, in multiples of what it takes to run it with each (``--prompt-tokens`` of ``--max-tokens``). Every round
+measures all of them, one after the other; a ratio is the median over rounds of the ratio within a round. One thread is
+measured in CPU time of the process, so that neighbours on the machine do not count; several in time on the wall, since
+threads that wait for each other burn CPU.
 """
 
 import json
@@ -29,10 +31,10 @@ from torch import Tensor
 
 from gtpo_megatron.batch import RolloutBatch, mask_of_lengths
 from gtpo_megatron.config.parallel import ParallelConfig
-from gtpo_megatron.data.packing import PackedMicroBatch, PackLayout, micro_batches
+from gtpo_megatron.data.packing import PackedMicroBatch, PackLayout, micro_batches, pack
 from recipes import tiny_cpu
 
-PROMPT_TOKENS = 32
+PROMPT_TOKENS, GROUP_SIZE = 32, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,7 @@ class Options:
     Attributes:
         responses: sequences of a batch.
         max_tokens: longest sequence, prompt included.
+        prompt_tokens: of every prompt.
         threads: of torch, for all.
         rounds: repetitions.
         json: file to write; empty: standard output only.
@@ -50,24 +53,26 @@ class Options:
 
     responses: int = 32
     max_tokens: int = 128
+    prompt_tokens: int = PROMPT_TOKENS
     threads: int = 1
     rounds: int = 9
     json: str = ""
     profile: bool = False
 
 
-def make_batch(lengths: list[int]) -> RolloutBatch:
-    """Seeded responses of the given lengths."""
+def make_batch(lengths: list[int], *, prompt_tokens: int = PROMPT_TOKENS) -> RolloutBatch:
+    """Seeded responses of the given lengths, each group to one prompt."""
     generator = torch.Generator().manual_seed(0)
     rows, longest = len(lengths), max(lengths)
+    prompts = torch.randint(3, 339, (-(-rows // GROUP_SIZE), prompt_tokens), generator=generator)
     return RolloutBatch(
-        prompt_ids=torch.randint(3, 339, (rows, PROMPT_TOKENS), generator=generator),
-        prompt_lengths=torch.full((rows,), PROMPT_TOKENS),
+        prompt_ids=prompts.repeat_interleave(GROUP_SIZE, 0)[:rows],
+        prompt_lengths=torch.full((rows,), prompt_tokens),
         response_ids=torch.randint(3, 339, (rows, longest), generator=generator),
         response_lengths=torch.tensor(lengths),
         loss_mask=mask_of_lengths(torch.tensor(lengths), longest),
         rollout_logprobs=torch.zeros(rows, longest),
-        group_ids=torch.zeros(rows, dtype=torch.int64),
+        group_ids=torch.arange(rows) // GROUP_SIZE,
         truncated=torch.zeros(rows, dtype=torch.bool),
         policy_version=0,
     )
@@ -75,7 +80,7 @@ def make_batch(lengths: list[int]) -> RolloutBatch:
 
 def skewed(options: Options) -> list[int]:
     """Response lengths as reasoning models make them: most are short, a few reach the limit."""
-    longest = options.max_tokens - PROMPT_TOKENS
+    longest = options.max_tokens - options.prompt_tokens
     return [longest if row % 8 == 0 else max(1, longest // 8 + row % 13) for row in range(options.responses)]
 
 
@@ -98,11 +103,11 @@ class Actor:
             config = replace(base, model=settings, parallel=ParallelConfig(num_ranks=1))
             self.actor = MegatronActor(config, global_rank=0, init_method=f"file://{folder}/store")
 
-    def step(self, batch: RolloutBatch, *, padded_to: int = 1) -> float:
+    def step(self, batch: RolloutBatch, *, padded_to: int = 1, min_prefix_tokens: int = 0) -> float:
         """Gradient of the mean negative log-prob; its value."""
         from gtpo_megatron.actor.forward_backward import run_micro_batches
 
-        layout = PackLayout(document_multiple=padded_to, multiple=padded_to)
+        layout = PackLayout(document_multiple=padded_to, multiple=padded_to, min_prefix_tokens=min_prefix_tokens)
         cut = micro_batches(batch, range(batch.num_responses), budget_tokens=1 << 20, layout=layout)
         count = int(batch.response_lengths.sum())
 
@@ -119,7 +124,7 @@ def transformers_step(model: Any, batch: RolloutBatch) -> float:
     """The same by ``transformers``; all rows equally long."""
     ids = torch.cat([batch.prompt_ids, batch.response_ids], dim=1)
     model.zero_grad(set_to_none=True)
-    logits = model(ids, use_cache=False).logits[:, PROMPT_TOKENS - 1 : -1]
+    logits = model(ids, use_cache=False).logits[:, batch.prompt_ids.shape[1] - 1 : -1]
     loss = F.cross_entropy(logits.flatten(0, 1), batch.response_ids.flatten())
     loss.backward()
     return float(loss.detach())
@@ -137,8 +142,10 @@ def measure(options: Options) -> dict[str, Any]:
     """Seconds and ratios."""
     torch.set_num_threads(options.threads)
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny_cpu.gtpo().model.path, dtype=torch.float32)
-    even = make_batch([options.max_tokens - PROMPT_TOKENS] * options.responses)
-    uneven = make_batch(skewed(options))
+    even, uneven = (
+        make_batch(lengths, prompt_tokens=options.prompt_tokens)
+        for lengths in ([options.max_tokens - options.prompt_tokens] * options.responses, skewed(options))
+    )
     with tempfile.TemporaryDirectory() as folder:
         actor = Actor(folder)
         torch.set_num_threads(options.threads)
@@ -150,6 +157,7 @@ def measure(options: Options) -> dict[str, Any]:
             "transformers": lambda: transformers_step(model, even),
             "packed": lambda: actor.step(uneven),
             "padded": lambda: actor.step(uneven, padded_to=options.max_tokens),
+            "shared": lambda: actor.step(even, min_prefix_tokens=1),
         }
         for candidate in candidates.values():
             candidate()
@@ -165,9 +173,11 @@ def measure(options: Options) -> dict[str, Any]:
     return {
         "seconds": {name: statistics.median(one[name] for one in rounds) for name in candidates},
         "actor_over_transformers": statistics.median(one["actor"] / one["transformers"] for one in rounds),
+        "shared_over_own_prompts": statistics.median(one["shared"] / one["actor"] for one in rounds),
         "padded_over_packed": statistics.median(one["padded"] / one["packed"] for one in rounds),
         "tokens": {
             "even": options.responses * options.max_tokens,
+            "even_shared": len(pack(even, range(options.responses), layout=PackLayout(min_prefix_tokens=1)).input_ids),
             "uneven_packed": int((uneven.prompt_lengths + uneven.response_lengths).sum()),
             "uneven_padded": options.responses * options.max_tokens,
         },

@@ -178,15 +178,16 @@ def compiled(actor: Any, call: Call) -> Switch:
 
 def _attention_of_equal_lengths(attention: Any, bounds: Sequence[int]) -> Any:
     """The trainer's attention of packed sequences without its search for equal neighbours, which cannot be traced."""
+    from gtpo_megatron.actor.model.core_attention import Block
+
     count, length = len(bounds) - 1, bounds[1]
     if list(bounds) != list(range(0, count * length + 1, length)):
         raise ValueError(f"sequences start at {bounds}: all must have the length of the first")
-    attend = attention._attend
+    whole = (0, count * length)
+    blocks = [Block(whole, (whole,), count)]
 
     def forward(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
-        shape = (count, length)
-        output = attend(query.unflatten(0, shape), key.unflatten(0, shape), value.unflatten(0, shape))
-        return output.flatten(0, 1).flatten(1)  # type: ignore[no-any-return]
+        return attention._by_torch(query, key, value, blocks).flatten(1)  # type: ignore[no-any-return]
 
     return forward
 

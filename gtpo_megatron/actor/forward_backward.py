@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from gtpo_megatron.actor import cpu_platform
-from gtpo_megatron.actor.model.core_attention import SHARED
+from gtpo_megatron.actor.model.core_attention import PREFIXES
 from gtpo_megatron.actor.model.replayed_router import NUMBER
 from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.parallel import ParallelConfig
@@ -25,7 +25,7 @@ from gtpo_megatron.weights.architecture import Architecture
 
 R = TypeVar("R")
 
-MIN_SHARED = 16
+MIN_PREFIX_TOKENS = 16
 """Tokens: fewer cost more calls of the attention than they save of everything else."""
 
 
@@ -61,7 +61,7 @@ class MicroBatching:
         """
         return cls(
             budget_tokens=budget_tokens,
-            layout=PackLayout.of(parallel, context_index, min_shared=min_shared(parallel, models)),
+            layout=PackLayout.of(parallel, context_index, min_prefix_tokens=min_prefix_tokens(parallel, models)),
             even_group=groups.dp if parallel.replicas_share_experts or share_weights else None,
         )
 
@@ -85,15 +85,15 @@ class MicroBatching:
         return batches
 
 
-def min_shared(parallel: ParallelConfig, models: Sequence[Architecture]) -> int:
-    """Fewest tokens at the beginnings of sequences that are run once; 0: every sequence has its own.
+def min_prefix_tokens(parallel: ParallelConfig, models: Sequence[Architecture]) -> int:
+    """Fewest tokens of a prefix that sequences share; 0: every sequence has all of its tokens.
 
-    ``PackedSDPA`` reads shared keys and values, on a CPU; Transformer Engine's attention is given sequences one behind
-    the other. A delta net has a state in the place of keys, and a mixture's balance counts the tokens of all sequences.
+    ``PackedSDPA`` reads the keys and values of a shared prefix, on a CPU and with all tokens on a rank; other kernels
+    are given whole sequences. A delta net has a state in the place of keys, and a mixture's balance counts the tokens
+    of all sequences.
     """
-    can_share = cpu_platform.is_cpu() and not cpu_platform.has_transformer_engine()
-    can_share &= parallel.context_parallel_size == 1
-    return MIN_SHARED if can_share and all(one.delta is None and one.experts is None for one in models) else 0
+    can_share = cpu_platform.is_cpu() and parallel.context_parallel_size == 1
+    return MIN_PREFIX_TOKENS if can_share and all(one.delta is None and one.experts is None for one in models) else 0
 
 
 FinishMicroBatch = Callable[[Tensor, PackedMicroBatch], tuple[Tensor, R]]
@@ -138,7 +138,7 @@ def run_micro_batches(
             max_seqlen_kv=batch.max_sequence_tokens,
         )
         setattr(packed, NUMBER, number)
-        setattr(packed, SHARED, batch.shared)
+        setattr(packed, PREFIXES, batch.prefixes)
         hidden = chunk(
             batch.input_ids.to(device, non_blocking=True)[None],
             batch.position_ids.to(device, non_blocking=True)[None],

@@ -82,7 +82,7 @@ class StageReport:
     ) -> None:
         """Counts a pass of this rank's replica over some rows to ``score`` or ``update``.
 
-        Tokens are those of all sequences, operations those that were made: of tokens that sequences share, once.
+        Tokens are those of all sequences, operations those that were made: of a prefix that sequences share, once.
         """
         sequences: list[tuple[int, int]] = []  # tokens that are read only, and those that may be scored
         for row in rows:
@@ -91,7 +91,7 @@ class StageReport:
                 sequences.append((length - num_new, num_new))
         work = self._work.setdefault(part, _Work())
         work.tokens += sum(map(sum, sequences))
-        spared = [(num_places(stretches), 0) for one in packed for stretches in one.shared]
+        spared = [(num_places(prefix), 0) for one in packed for prefix in one.prefixes]
         work.flops += forward_flops(self._arch, sequences) - forward_flops(self._arch, spared)
         if with_backward:
             work.flops += backward_flops(self._arch, sequences, self._adapter)

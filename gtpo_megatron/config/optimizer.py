@@ -63,7 +63,7 @@ class UpdateConfig:
         mini_batch_prompts: prompts (whole groups) an update uses; 0 means all of the batch. Successive updates take
             successive mini-batches of a seeded order of the prompts and start over when it is used up.
         micro_batch_tokens: largest number of packed tokens (prompt plus response) in one forward pass; a longer single
-            sequence gets a micro-batch of its own.
+            sequence gets a micro-batch of its own. Those that sequences share (docs/parallelism.md) count once.
         mask_truncated: give responses cut by the length limit no part in the loss; their rewards still enter the
             group's statistics.
         routing_replay: mixtures of experts: whose choice of experts an update takes. ``none``: its own routers choose.

@@ -96,7 +96,7 @@ class SftConfig:
             read.
         heldout_every_steps: steps between measurements of the held-out loss; 0 measures before and after only.
         micro_batch_tokens: largest number of packed tokens in one forward pass; a longer conversation gets one of its
-            own.
+            own. What conversations share (docs/parallelism.md) counts once.
     """
 
     name: str

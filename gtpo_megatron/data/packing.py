@@ -4,9 +4,9 @@ A row is one sequence, or several if its response has branches; each token is sc
 Sequences are concatenated in one dim of ``P`` tokens; ``cu_seqlens`` has their starts. A token is predicted at the
 position before it, so a response of length L after a prompt of length Q is scored at positions ``Q - 1 ... Q + L - 2``.
 
-What a transformer with causal attention makes of a token depends on that token and those before it. So of sequences
-that begin alike, which are the responses to one prompt and the branches of one episode, the first has those tokens, and
-the others read its keys and values: the tokens are run once, and their gradient is the sum of what all ask for.
+What a transformer with causal attention makes of a token depends on that token and those before it. So sequences may
+share a prefix, as the responses to one prompt and the branches of one episode do: the first of a micro-batch has its
+tokens, and the others read their keys and values. They are run once, and their gradient is the sum of what all ask for.
 
 Under context parallelism the ranks of a group share every sequence: it is cut into ``2 c`` chunks of equal length and
 rank ``r`` of ``c`` holds chunks ``r`` and ``2 c - 1 - r``, which balances the cost of causal attention.
@@ -33,8 +33,7 @@ class PackLayout:
         document_multiple: every sequence is padded to a multiple of this.
         multiple: the packed length is padded to a multiple of this.
         min_micro_batches: empty micro-batches are added up to this; an interleaved pipeline needs one per stage.
-        min_shared: fewest tokens that sequences must have in common at their beginnings for these to be packed once;
-            0: every sequence has all of its tokens, as it must where ``context_size`` is not 1.
+        min_prefix_tokens: fewest tokens of a prefix that sequences share; 0: every sequence has all of its tokens.
     """
 
     context_size: int = 1
@@ -42,13 +41,19 @@ class PackLayout:
     document_multiple: int = 1
     multiple: int = 1
     min_micro_batches: int = 1
-    min_shared: int = 0
+    min_prefix_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.min_prefix_tokens and (self.context_size, self.document_multiple) != (1, 1):
+            raise ValueError(
+                f"{self}: prefixes are shared on one context-parallel rank, without padding between sequences"
+            )
 
     @classmethod
-    def of(cls, config: ParallelConfig, context_index: int, *, min_shared: int = 0) -> "PackLayout":
+    def of(cls, config: ParallelConfig, context_index: int, *, min_prefix_tokens: int = 0) -> "PackLayout":
         """The layout that a parallel configuration requires."""
         return cls(
-            min_shared=min_shared,
+            min_prefix_tokens=min_prefix_tokens,
             context_size=config.context_parallel_size,
             context_index=context_index,
             document_multiple=config.document_multiple,
@@ -80,11 +85,11 @@ class PackedMicroBatch:
         input_ids: ``[p]`` int64.
         position_ids: ``[p]`` int64, places in the sequences.
         is_padding: ``[p]`` bool, tokens of no sequence; what they are in a transformer reaches no token of one.
-        cu_seqlens: ``[m + 1]`` int32, starts of the sequences over all context ranks; the last entry is ``P``. Padding
-            belongs to the sequence before it; causal attention hides it.
-        shared: of every sequence, the packed stretches of its first tokens that earlier ones have, in their order; its
-            own part follows them. () of one that has all of its tokens.
-        max_sequence_tokens: length of the longest sequence, with what it shares and with padding.
+        cu_seqlens: ``[m + 1]`` int32, starts of the sequences behind their prefixes, over all context ranks; the last
+            entry is ``P``. Padding belongs to the sequence before it; causal attention hides it.
+        prefixes: of every sequence, the packed stretches of its first tokens that earlier ones have, in their order; ()
+            of one that has all of its tokens.
+        max_sequence_tokens: length of the longest sequence with prefix and padding.
         score_positions: ``[r]`` int64, indices into ``input_ids`` of the positions that predict a response token.
         target_ids: ``[r]`` int64, the tokens predicted there.
         scored: ``[r]`` int64, their indices among all ``R`` response tokens that are scored here, of all or some
@@ -99,7 +104,7 @@ class PackedMicroBatch:
     position_ids: Tensor
     is_padding: Tensor
     cu_seqlens: Tensor
-    shared: tuple[Stretches, ...]
+    prefixes: tuple[Stretches, ...]
     max_sequence_tokens: int
     score_positions: Tensor
     target_ids: Tensor
@@ -151,8 +156,8 @@ def micro_batches(
     parts = [[one] for one in sequences]
     if are_together:
         parts = [list(of_row) for _, of_row in itertools.groupby(sequences, key=lambda one: one.row)]
-    if layout.min_shared:
-        parts, lengths = _together(parts, budget_tokens, layout.min_shared)
+    if layout.min_prefix_tokens:
+        parts, lengths = _joined_families(parts, budget_tokens, layout.min_prefix_tokens)
     else:
         lengths = [sum(layout.padded(one.num_tokens) for one in part) for part in parts]
     bins = plan_micro_batches(lengths, budget_tokens)
@@ -214,21 +219,22 @@ def _sequences(batch: RolloutBatch, rows: Sequence[int]) -> list[_Sequence]:
     return found
 
 
-class _Beginnings:
+class _SharedPrefixes:
     """Says of sequences, one after the other, how many of their first tokens an earlier one has, and which.
 
-    Rows have prompts in common, or their beginnings; the sequences of one row also what was said.
+    Rows share prompts, or prefixes of them; the sequences of one row also what was said, for which each is compared
+    with all earlier ones of its row.
     """
 
-    def __init__(self, least: int) -> None:
-        self._least = least
+    def __init__(self, min_tokens: int) -> None:
+        self._min_tokens = min_tokens
         self._of_row: list[tuple[int, _Sequence]] = []
         self._with_prompt: tuple[int, _Sequence] | None = None
         self._count = 0
 
     def add(self, one: _Sequence) -> tuple[int, int]:
-        """The number of tokens, 0 if there are fewer than ``least``, and the number of the earlier sequence."""
-        if not self._least:
+        """The number of tokens, 0 if there are fewer than ``min_tokens``, and the number of the earlier sequence."""
+        if not self._min_tokens:
             return 0, 0
         if self._of_row and self._of_row[0][1].row != one.row:
             self._of_row = []
@@ -241,7 +247,7 @@ class _Beginnings:
         if one.num_prompt_tokens:
             self._with_prompt = (self._count, one)
         self._count += 1
-        return most if most[0] >= self._least else (0, 0)
+        return most if most[0] >= self._min_tokens else (0, 0)
 
 
 def _num_common(one: Tensor, other: Tensor) -> int:
@@ -250,8 +256,8 @@ def _num_common(one: Tensor, other: Tensor) -> int:
     return int(differs[0]) if len(differs) else length
 
 
-def _together(
-    parts: Sequence[Sequence[_Sequence]], budget_tokens: int, least: int
+def _joined_families(
+    parts: Sequence[Sequence[_Sequence]], budget_tokens: int, min_prefix_tokens: int
 ) -> tuple[list[list[_Sequence]], list[int]]:
     """Joins parts with one prompt, as many as the budget allows; also the tokens that each of those has when packed."""
     families: dict[bytes, list[Sequence[_Sequence]]] = {}
@@ -260,12 +266,12 @@ def _together(
     joined: list[list[_Sequence]] = []
     lengths: list[int] = []
     for family in families.values():
-        beginnings = None
+        prefixes = None
         for part in family:
-            length = 0 if beginnings is None else sum(one.num_tokens - beginnings.add(one)[0] for one in part)
-            if beginnings is None or lengths[-1] + length > budget_tokens:
-                beginnings = _Beginnings(least)
-                length = sum(one.num_tokens - beginnings.add(one)[0] for one in part)
+            length = 0 if prefixes is None else sum(one.num_tokens - prefixes.add(one)[0] for one in part)
+            if prefixes is None or lengths[-1] + length > budget_tokens:
+                prefixes = _SharedPrefixes(min_prefix_tokens)
+                length = sum(one.num_tokens - prefixes.add(one)[0] for one in part)
                 joined.append([])
                 lengths.append(0)
             joined[-1] += part
@@ -274,16 +280,16 @@ def _together(
 
 
 def _packed(batch: RolloutBatch, sequences: Sequence[_Sequence], layout: PackLayout) -> PackedMicroBatch:
-    beginnings = _Beginnings(layout.min_shared)
-    begun = [beginnings.add(one) for one in sequences]
-    bounds = _bounds([one.num_tokens - num for one, (num, _) in zip(sequences, begun, strict=True)], layout)
+    prefixes = _SharedPrefixes(layout.min_prefix_tokens)
+    shared = [prefixes.add(one) for one in sequences]
+    bounds = _bounds([one.num_tokens - num for one, (num, _) in zip(sequences, shared, strict=True)], layout)
     rows = tuple(dict.fromkeys(one.row for one in sequences))
     index_of = {row: index for index, row in enumerate(rows)}
     input_ids = torch.zeros(bounds[-1], dtype=torch.int64)
     is_padding = torch.ones(bounds[-1], dtype=torch.bool)
     places: list[Tensor] = []  # of every sequence, where its tokens are
     scored, targets, token_rows, token_columns = [], [], [], []
-    for one, (num_shared, earlier), start in zip(sequences, begun, bounds, strict=False):
+    for one, (num_shared, earlier), start in zip(sequences, shared, bounds, strict=False):
         end = start + one.num_tokens - num_shared
         input_ids[start:end] = one.ids[num_shared:]
         is_padding[start:end] = False
@@ -295,11 +301,11 @@ def _packed(batch: RolloutBatch, sequences: Sequence[_Sequence], layout: PackLay
         targets.append(one.ids[one.num_prompt_tokens + own])
         token_rows.append(torch.full((len(own),), index_of[one.row]))
         token_columns.append(one.columns[own])
-    behind = [num for num, _ in begun] or [0]
+    starts = [num for num, _ in shared] or [0]
     positions = _concatenate(
         [
             torch.arange(num, num + end - start)
-            for num, (start, end) in zip(behind, itertools.pairwise(bounds), strict=True)
+            for num, (start, end) in zip(starts, itertools.pairwise(bounds), strict=True)
         ]
     )
     longest = int(positions.max()) + 1
@@ -318,7 +324,7 @@ def _packed(batch: RolloutBatch, sequences: Sequence[_Sequence], layout: PackLay
         position_ids=positions,
         is_padding=is_padding,
         cu_seqlens=torch.tensor(bounds, dtype=torch.int32),
-        shared=tuple(_stretches(places[earlier][:num]) if num else () for num, earlier in begun) or ((),),
+        prefixes=tuple(_stretches(places[earlier][:num]) if num else () for num, earlier in shared) or ((),),
         max_sequence_tokens=longest,
         score_positions=score_positions,
         target_ids=target_ids,

@@ -61,6 +61,7 @@ class RoutingLayout:
             ``[P, M, k]``, and ``[P]`` bool: which tokens have routing. Padding has none, nor has a sequence's last
             token if the routing is the sampler's, which has not run it.
         """
+        assert not any(batch.prefixes)  # forward_backward.min_prefix_tokens says so of mixtures
         num_tokens = int(batch.cu_seqlens[-1])
         packed = torch.zeros(num_tokens, self.num_routers, self.experts_per_token, dtype=self.dtype)
         has_routing = torch.zeros(num_tokens, dtype=torch.bool)

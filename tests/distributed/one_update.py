@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gtpo_megatron.batch import RolloutShard
+from gtpo_megatron.data.packing import num_places
 from gtpo_megatron.observability.metrics import merge, to_scalars
 from tests.dist_utils import run_processes
 from tests.distributed.model_file import read_tensors, write_slices
@@ -29,7 +30,7 @@ GRADIENT_TOLERANCE = 2e-5
 """Of the largest element of the tensor, float32."""
 
 
-def one_update(rank, world_size, init_method, config, buffer_path, failed, dealing, rollouts, min_shared):
+def one_update(rank, world_size, init_method, config, buffer_path, failed, dealing, rollouts, min_prefix_tokens=16):
     """What every rank does in a step, and what it can tell of it."""
     from megatron.core.tensor_parallel import mappings
 
@@ -45,7 +46,7 @@ def one_update(rank, world_size, init_method, config, buffer_path, failed, deali
         return reduce(tensor, group)
 
     mappings._reduce = watched
-    forward_backward.MIN_SHARED = min_shared
+    forward_backward.MIN_PREFIX_TOKENS = min_prefix_tokens
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     rows = DEALINGS[dealing, config.parallel.data_parallel_size][actor.coordinates.data_index]
     scored = actor.score_tokens(RolloutShard.of(rollouts, rows))
@@ -55,7 +56,10 @@ def one_update(rank, world_size, init_method, config, buffer_path, failed, deali
     trained = {name: one for name, one in parameters_by_name(actor._chunks).items() if one.requires_grad}
     gradients = {name: parameter.main_grad for name, parameter in trained.items()}
     write_slices(f"{buffer_path}_gradients", actor, config, gradients)
+    mine = RolloutShard.of(rollouts, rows).rollouts
+    packed = actor._micro_batching.cut(mine, range(len(rows)))
     found = {
+        "num_shared": sum(num_places(prefix) for micro in packed for prefix in micro.prefixes),
         "coordinates": actor.coordinates,
         "metrics": metrics,
         "rows": rows,
@@ -94,13 +98,13 @@ def compare(
     norm_rtol=1e-5,
     ref_model=None,
     teacher_model=None,
-    min_shared=16,
+    min_prefix_tokens=16,
 ):
     """Runs the layout and holds everything it computed against the answer of one process of transformers.
 
     Args:
         rollouts: None: eight of different lengths, in which somebody else wrote some tokens.
-        min_shared: fewest tokens at the beginnings of sequences that are run once.
+        min_prefix_tokens: fewest tokens of a prefix that sequences share; if it is 1, some do.
 
     Returns:
         The merged metrics.
@@ -113,8 +117,18 @@ def compare(
     path = tmp_path / "buffer"
     dealing = dealing or ("one" if config.parallel.data_parallel_size == 1 else "split")
     ranks = run_processes(
-        one_update, config.parallel.num_ranks, config, str(path), failed, dealing, rollouts, min_shared, timeout_s=120
+        one_update,
+        config.parallel.num_ranks,
+        config,
+        str(path),
+        failed,
+        dealing,
+        rollouts,
+        min_prefix_tokens,
+        timeout_s=120,
     )
+    can_share = min_prefix_tokens == 1 and config.parallel.context_parallel_size == 1
+    assert any(found["num_shared"] for found in ranks) == can_share
     for found in ranks:
         assert_full_precision(found)
         for name in ("logprobs", "entropy", "advantages", "ref_logprobs", "teacher_logprobs"):

@@ -111,7 +111,7 @@ def compare(tmp_path, adapted, config, *, ref_model=None):
     expected = dense_step(adapted, config, rollouts, make_rewards(), ref_model)
     parallel, path = config.parallel, tmp_path / "buffer"
     dealing = "one" if parallel.data_parallel_size == 1 else "split"
-    ranks = run_processes(one_update, parallel.num_ranks, config, str(path), (), dealing, rollouts, 16, timeout_s=120)
+    ranks = run_processes(one_update, parallel.num_ranks, config, str(path), (), dealing, rollouts, timeout_s=120)
     seen = set()
     for found in ranks:
         for name in ("logprobs", "entropy", "advantages", "ref_logprobs"):
@@ -304,7 +304,7 @@ def test_over_bfloat16_weights(models, tmp_path, layout, dtype):
     rounded = dense_step(copy.deepcopy(adapted).bfloat16(), config, rollouts, make_rewards())["gradients"]
     expected = dense_step(adapted, config, rollouts, make_rewards())
     dealing = "one" if config.parallel.data_parallel_size == 1 else "split"
-    arguments = (config, str(tmp_path / "buffer"), (), dealing, rollouts, 16)
+    arguments = (config, str(tmp_path / "buffer"), (), dealing, rollouts)
     for found in run_processes(one_update, config.parallel.num_ranks, *arguments, timeout_s=120):
         tp, sides = TensorParallel(config.parallel.tensor_parallel_size, found["coordinates"].tensor_index), []
         for projection, pairs in found["adapters"].items():

@@ -192,7 +192,7 @@ def test_bfloat16(models, tmp_path, name):
     rollouts = make_rollouts(loss_mask=own_tokens())
     expected = dense_step(copy.deepcopy(model), config, rollouts, make_rewards())
     dealing, path = "one" if config.parallel.data_parallel_size == 1 else "split", str(tmp_path / "buffer")
-    ranks = run_processes(one_update, config.parallel.num_ranks, config, path, (), dealing, rollouts, 16, timeout_s=120)
+    ranks = run_processes(one_update, config.parallel.num_ranks, config, path, (), dealing, rollouts, timeout_s=120)
     gaps = [
         (found["logprobs"] - expected["logprobs"][found["rows"]][:, : found["logprobs"].shape[1]]).abs().flatten()
         for found in ranks

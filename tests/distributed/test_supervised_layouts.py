@@ -28,9 +28,11 @@ BEFORE_A_COMMIT = ("one", "tp2_sp", "pp2_vpp2_cp2", "dp2")
 
 def one_fit(rank, world_size, init_method, config, path, dealing, rollouts):
     """The loss before the update, the update, and what is left of it."""
+    from gtpo_megatron.actor import forward_backward
     from gtpo_megatron.actor.actor import MegatronActor
     from gtpo_megatron.actor.model.policy_model import parameters_by_name
 
+    forward_backward.MIN_PREFIX_TOKENS = 1
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     mine = rollouts.select(DEALINGS[dealing, config.parallel.data_parallel_size][actor.coordinates.data_index])
     before = actor.heldout_loss(mine)
@@ -100,6 +102,17 @@ def test_the_cut_into_micro_batches_changes_nothing(folder_and_model, tmp_path, 
     """Conversations of one trained token weigh what their token weighs, in whatever micro-batch."""
     folder, model = folder_and_model
     compare(tmp_path, model, make_config(folder, LAYOUTS["one"], micro_batch_tokens=micro_batch_tokens))
+
+
+@pytest.mark.slow
+def test_conversations_with_one_system_prompt(folder_and_model, tmp_path):
+    """Which is run once."""
+    folder, model = folder_and_model
+    rollouts = make_rollouts(loss_mask=own_tokens())
+    prompts = rollouts.prompt_ids.clone()
+    prompts[:, :3] = prompts[0, :3]
+    rollouts = dataclasses.replace(rollouts, prompt_ids=prompts)
+    compare(tmp_path, model, make_config(folder, LAYOUTS["one"], micro_batch_tokens=1000), rollouts=rollouts)
 
 
 @pytest.mark.nightly

@@ -57,7 +57,11 @@ def started(decoder, call: Call, bounds, angles) -> dict[str, float]:
         bounds: where sequences start; an array is what a tensor of the host is, which this mode cannot look into.
         angles: of every packed token, or by position.
     """
-    packed = dataclasses.replace(call.fixed["packed_seq_params"], cu_seqlens_q=bounds, cu_seqlens_kv=bounds)
+    from gtpo_megatron.actor.model.core_attention import PREFIXES
+
+    told = call.fixed["packed_seq_params"]
+    packed = dataclasses.replace(told, cu_seqlens_q=bounds, cu_seqlens_kv=bounds)
+    setattr(packed, PREFIXES, getattr(told, PREFIXES))  # which is not a field of Megatron's
     weights = {
         name: torch.nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="cuda"))
         for name, weight in decoder.named_parameters()

@@ -89,12 +89,12 @@ def test_every_token_is_scored_once_behind_what_it_was_sampled_after(budget, are
 @pytest.mark.parametrize("budget", [8, 40, 1000])
 def test_what_branches_have_in_common_is_packed_once(budget, are_together):
     batch = batch_of(EPISODES)
-    layout = PackLayout(min_shared=1)
+    layout = PackLayout(min_prefix_tokens=1)
     micros = micro_batches(batch, range(60), budget_tokens=budget, layout=layout, are_together=are_together)
     scored = []
     for micro in micros:
         bounds, paths_of = micro.cu_seqlens.tolist(), []
-        for stretches, start, end in zip(micro.shared, bounds, bounds[1:], strict=False):
+        for stretches, start, end in zip(micro.prefixes, bounds, bounds[1:], strict=False):
             places = [place for first, last in (*stretches, (start, end)) for place in range(first, last)]
             assert micro.position_ids[places].tolist() == list(range(len(places)))
             paths_of.append(micro.input_ids[places].tolist())

@@ -17,8 +17,8 @@ from gtpo_megatron.actor.cpu_products import products_by_mkl
 from gtpo_megatron.data.packing import Stretches, held_positions, num_places
 from gtpo_megatron.errors import ConfigError
 
-SHARED = "gtpo_shared"
-"""Attribute of ``packed_seq_params``: ``PackedMicroBatch.shared``; without it sequences have all of their tokens."""
+PREFIXES = "gtpo_prefixes"
+"""Attribute of ``packed_seq_params``: ``PackedMicroBatch.prefixes``."""
 
 
 class Block(NamedTuple):
@@ -52,14 +52,14 @@ class Block(NamedTuple):
         for (start, end), part in zip(self.keys, parts, strict=True):
             packed[start:end] += part
 
-    def mask(self, window: int) -> Tensor | None:
+    def mask(self, window: int, device: torch.device) -> Tensor | None:
         """``[queries, keys]`` of a sequence, which a query sees; None: all, or as the kernels' own causal mask says."""
         num_queries = (self.queries[1] - self.queries[0]) // self.num_sequences
         num_keys = num_places(self.keys) // self.num_sequences
         before = num_keys - num_queries
         if self.sees_all or (not before and not 0 < window < num_keys):
             return None
-        everything = torch.ones(num_queries, num_keys, dtype=torch.bool)
+        everything = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
         return everything.tril(before).triu(before - (window or num_keys) + 1)
 
 
@@ -101,7 +101,8 @@ class PackedSDPA(MegatronModule):
             query: ``[p, heads / tp, head_size]``.
             key: ``[p, query groups / tp, head_size]``.
             value: as ``key``, but of any head size.
-            packed_seq_params: ``cu_seqlens_q`` says where whole sequences start; its last entry is ``P = p * cp``.
+            packed_seq_params: ``cu_seqlens_q`` says where sequences start behind their prefixes; its last entry is
+                ``P = p * cp``.
 
         Returns:
             ``[p, heads / tp * value's head size]``.
@@ -113,7 +114,8 @@ class PackedSDPA(MegatronModule):
         if value_size < key.shape[-1]:  # the kernels know one size only
             value = F.pad(value, (0, key.shape[-1] - value_size))
         if self.context_size == 1:
-            blocks = _blocks(bounds, getattr(packed_seq_params, SHARED, ()), self.window)
+            prefixes: Sequence[Stretches] = getattr(packed_seq_params, PREFIXES)
+            blocks = _blocks(bounds, prefixes, self.window)
         else:
             blocks = self._held_blocks(bounds)
             whole = self._gather(torch.cat([key, value], dim=-1), bounds)
@@ -150,12 +152,12 @@ class PackedSDPA(MegatronModule):
         outputs = []
         for block, *parts in zip(blocks, *wholes, strict=True):
             q, k, v = (torch.unflatten(part, 0, (block.num_sequences, -1)).transpose(1, 2) for part in parts)
-            mask = block.mask(self.window)
+            mask = block.mask(self.window, query.device)
             attended = F.scaled_dot_product_attention(
                 q,
                 k,
                 v,
-                attn_mask=None if mask is None else mask.to(query.device),
+                attn_mask=mask,
                 is_causal=mask is None,
                 scale=self.scale,
                 enable_gqa=self.grouped,
@@ -188,31 +190,33 @@ class PackedSDPA(MegatronModule):
         return whole
 
 
-def _blocks(bounds: Sequence[int], shared: Sequence[Stretches], window: int) -> list[Block]:
-    """All sequences over their own keys, then those that share tokens over these.
+def _blocks(bounds: Sequence[int], prefixes: Sequence[Stretches], window: int) -> list[Block]:
+    """All sequences over their own keys, then those with a prefix over its keys.
 
-    Neighbours of one length are a block, as are neighbours that share the same tokens. With a window, what a query sees
-    of shared tokens depends on its place, so that each such sequence is a block over all of its keys.
+    Neighbours of one length are a block, as are neighbours with one prefix. Where a window ends within a sequence, what
+    a query sees of a prefix depends on its place, so that each sequence with a prefix is a block over all of its keys.
 
     Args:
-        bounds: where sequences start, and at last the number of tokens.
-        shared: ``PackedMicroBatch.shared``; (): nothing.
+        bounds: where sequences start behind their prefixes, and at last the number of tokens.
+        prefixes: ``PackedMicroBatch.prefixes``.
         window: keys that a query sees; 0: all up to its own place.
     """
-    shared = shared or [()] * (len(bounds) - 1)
-    parts = [one for one in zip(itertools.pairwise(bounds), shared, strict=True) if one[0][0] < one[0][1]]
+    parts = [one for one in zip(itertools.pairwise(bounds), prefixes, strict=True) if one[0][0] < one[0][1]]
+    ends_within = 0 < window < max(num_places(prefix) + end - start for (start, end), prefix in parts)
     blocks = []
-    for (_, is_apart), group in itertools.groupby(parts, lambda one: (one[0][1] - one[0][0], bool(window and one[1]))):
+    for (_, is_apart), group in itertools.groupby(
+        parts, lambda one: (one[0][1] - one[0][0], ends_within and bool(one[1]))
+    ):
         alike = list(group)
         if is_apart:
-            blocks += [Block(part, (*stretches, part)) for part, stretches in alike]
+            blocks += [Block(part, (*prefix, part)) for part, prefix in alike]
         else:
             whole = (alike[0][0][0], alike[-1][0][1])
             blocks.append(Block(whole, (whole,), len(alike)))
-    for stretches, group in itertools.groupby(parts, lambda one: () if window else one[1]):
+    for prefix, group in itertools.groupby(parts, lambda one: () if ends_within else one[1]):
         places = [part for part, _ in group]
-        if stretches:
-            blocks.append(Block((places[0][0], places[-1][1]), stretches, sees_all=True))
+        if prefix:
+            blocks.append(Block((places[0][0], places[-1][1]), prefix, sees_all=True))
     return blocks
 
 
@@ -247,8 +251,8 @@ class CPUAttention(torch.autograd.Function):
             query: ``[p, heads, head_size]``.
             key: ``[P, groups, head_size]``.
             value: as ``key``.
-            sinks: ``[heads]``.
-            blocks: each query is in one or more of them.
+            sinks: ``[heads]``; None: the model has none.
+            blocks: each query is in one that sees not all, and may then be in others that do.
             window: keys that a query sees; 0: all up to its own place.
             scale: of the scores.
 
@@ -256,8 +260,7 @@ class CPUAttention(torch.autograd.Function):
             As ``query``.
         """
         ctx.blocks, ctx.window, ctx.scale = blocks, window, scale
-        output = torch.empty(query.shape, dtype=torch.float32)
-        sums = torch.full(query.shape[:2], -torch.inf)
+        output, sums = torch.empty(query.shape, dtype=torch.float32), torch.empty(query.shape[:2])
         with products_by_mkl():
             for block, bias in _biases(blocks, window):
                 heads = (block.queries_of(query), block.keys_of(key), block.keys_of(value))
@@ -268,7 +271,8 @@ class CPUAttention(torch.autograd.Function):
                     attn_mask=bias,
                     scale=scale,
                 )
-                _merge(block.queries_of(output), block.queries_of(sums), found.transpose(1, 2), found_sums.mT)
+                merge = _merge if block.sees_all else _begin
+                merge(block.queries_of(output), block.queries_of(sums), found.transpose(1, 2), found_sums.mT)
         if sinks is not None:
             with_sinks = torch.logaddexp(sums, sinks.float())
             output *= (sums - with_sinks).exp()[..., None]
@@ -304,25 +308,21 @@ class CPUAttention(torch.autograd.Function):
         return (*gradients, of_sinks, None, None, None)
 
 
-def _merge(output: Tensor, sums: Tensor, found: Tensor, found_sums: Tensor) -> None:
-    """Outputs ``[..., head_size]`` and logarithms ``[...]`` of one more block of keys, in place.
+def _begin(output: Tensor, sums: Tensor, found: Tensor, found_sums: Tensor) -> None:
+    """Outputs ``[..., head_size]`` and logarithms ``[...]`` of the first block of keys, in place."""
+    output.copy_(found)
+    sums.copy_(found_sums)
 
-    Before a query's first block its logarithm is -inf, and so its output's share nothing.
-    """
+
+def _merge(output: Tensor, sums: Tensor, found: Tensor, found_sums: Tensor) -> None:
+    """Those of one more block."""
     both = torch.logaddexp(sums, found_sums)
-    if torch.isneginf(sums).all():
-        output.copy_(found)
-    else:
-        output.mul_((sums - both).exp()[..., None]).addcmul_(found, (found_sums - both).exp()[..., None])
+    output.mul_((sums - both).exp()[..., None]).addcmul_(found, (found_sums - both).exp()[..., None])
     sums.copy_(both)
 
 
 def _biases(blocks: Sequence[Block], window: int) -> Iterator[tuple[Block, Tensor | None]]:
     """Each block with what is added to its scores; None: nothing, but what the kernel's own mask says."""
-    made: dict[tuple[int, ...], Tensor | None] = {}
     for block in blocks:
-        shape = (block.queries[1] - block.queries[0], num_places(block.keys), block.num_sequences, block.sees_all)
-        if shape not in made:
-            mask = block.mask(window)
-            made[shape] = None if mask is None else torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
-        yield block, made[shape]
+        mask = block.mask(window, torch.device("cpu"))
+        yield block, None if mask is None else torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)

@@ -21,7 +21,7 @@ from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint, sharded_state_dict_default
 from torch import Tensor
 
-from gtpo_megatron.actor.model.core_attention import SHARED
+from gtpo_megatron.actor.model.core_attention import PREFIXES
 from gtpo_megatron.actor.model.head_exchange import HeadExchange
 from gtpo_megatron.actor.model.layer_classes import LayerClasses
 from gtpo_megatron.weights.architecture import Architecture
@@ -97,7 +97,7 @@ class GatedDeltaNet(MegatronModule):
         sequence parallelism in backward a last one, of the norm's weight. Over cp three exchanges of ``HeadExchange``.
         """
         del attention_mask
-        assert not any(getattr(packed_seq_params, SHARED, ()))  # forward_backward.min_shared says so
+        assert not any(getattr(packed_seq_params, PREFIXES))  # forward_backward.min_prefix_tokens says so
         bounds: list[int] = packed_seq_params.cu_seqlens_q.tolist()
         projected, _ = self.in_proj(hidden_states)
         query, key, value, gate = self._heads(projected.squeeze(1))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gtpo_megatron.actor import cpu_platform
 from gtpo_megatron.actor.model import rotary, router
-from gtpo_megatron.actor.model.core_attention import SHARED
+from gtpo_megatron.actor.model.core_attention import PREFIXES
 from gtpo_megatron.actor.model.frozen_shards import emptied
 from gtpo_megatron.actor.model.layer_specs import layer_specs
 from gtpo_megatron.actor.model.transformer_config import padded_vocab_size, torch_dtype
@@ -112,8 +112,8 @@ class PolicyModel(GPTModel):
         if self.local_rotary is not None:
             angles = rotary.with_local_angles(angles, self.local_rotary)
         if self.packs_angles and angles is not None:
-            num_shared = [num_places(stretches) for stretches in getattr(packed_seq_params, SHARED, ())]
-            angles = rotary.packed_angles(angles, packed_seq_params.cu_seqlens_q.tolist(), num_shared)
+            starts = [num_places(prefix) for prefix in getattr(packed_seq_params, PREFIXES)]
+            angles = rotary.packed_angles(angles, packed_seq_params.cu_seqlens_q.tolist(), starts)
         return hidden, angles, *others
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:

@@ -127,23 +127,21 @@ def with_local_angles(angles: Tensor, local: Any) -> Tensor:
     return torch.cat([angles, local(len(angles), packed_seq=True)], dim=2)
 
 
-def packed_angles(angles: Tensor, bounds: Sequence[int], num_shared: Sequence[int] = ()) -> Tensor:
+def packed_angles(angles: Tensor, bounds: Sequence[int], starts: Sequence[int]) -> Tensor:
     """Angles of every token of packed sequences.
 
     Megatron takes angles to be of packed tokens where there are as many of both.
 
     Args:
         angles: ``[at least the longest sequence, 1, 1 or 2, rotary_size]``, by position.
-        bounds: where sequences start, and at last the number of tokens ``P``.
-        num_shared: position of each one's first packed token, which is what it shares; (): all begin at 0.
+        bounds: where sequences start behind their prefixes, and at last the number of tokens ``P``.
+        starts: position of each one's first token behind its prefix.
 
     Returns:
         ``[P, 1, 1 or 2, rotary_size]``.
     """
-    starts = num_shared or [0] * (len(bounds) - 1)
-    return torch.cat(
-        [angles[at : at + end - start] for at, (start, end) in zip(starts, itertools.pairwise(bounds), strict=True)]
-    )
+    lengths = [end - start for start, end in itertools.pairwise(bounds)]
+    return torch.cat([angles[start : start + length] for start, length in zip(starts, lengths, strict=True)])
 
 
 def set_frequencies(policy: Any, arch: Architecture) -> None:

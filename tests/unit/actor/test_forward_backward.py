@@ -1,9 +1,15 @@
 """Sizes that an interleaved pipeline accepts, and where layers find what they ask for."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.data.packing import PackLayout, micro_batches
+from gtpo_megatron.weights.config_json import read_architecture
+from recipes import tiny_cpu
+from tests.distributed.family_models import FAMILIES, MIXTURES, make_family_model
 from tests.distributed.tiny_world import make_rollouts
 
 pytestmark = [
@@ -25,6 +31,31 @@ def test_every_number_of_micro_batches_has_a_group_size(num_stages):
         assert rest == 0 or rest >= num_stages
         # and not many more activations are held than with one micro-batch a stage
         assert size < 3 * num_stages
+
+
+@pytest.mark.parametrize(
+    ("others", "parallel", "is_cpu", "shares"),
+    [
+        ([], {}, True, True),
+        ([], {"num_ranks": 2, "tensor_parallel_size": 2}, True, True),
+        ([], {"num_ranks": 2, "context_parallel_size": 2}, True, False),
+        ([], {}, False, False),
+        (["qwen3"], {}, True, True),
+        (["qwen3_moe"], {}, True, False),
+        (["qwen3_5"], {}, True, False),
+    ],
+)
+def test_prefixes_are_shared_where_every_model_can_read_them(tmp_path, monkeypatch, others, parallel, is_cpu, shares):
+    """A teacher reads the student's micro-batches; experts, delta nets, context ranks and a GPU want all tokens."""
+    from gtpo_megatron.actor import cpu_platform, forward_backward
+
+    monkeypatch.setattr(cpu_platform, "is_cpu", lambda: is_cpu)
+    models = [read_architecture(Path(tiny_cpu.gtpo().model.path))]
+    for name in others:
+        make_family_model(tmp_path / name, (FAMILIES | MIXTURES)[name])
+        models.append(read_architecture(tmp_path / name))
+    wanted = forward_backward.MIN_PREFIX_TOKENS if shares else 0
+    assert forward_backward.min_prefix_tokens(ParallelConfig(**{"num_ranks": 1} | parallel), models) == wanted
 
 
 @pytest.mark.parametrize("has_transformer_engine", [False, True])

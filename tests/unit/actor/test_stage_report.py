@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from gtpo_megatron.actor import stage_report
-from gtpo_megatron.actor.model.flops import forward_flops
+from gtpo_megatron.actor.model.flops import _weights, forward_flops
 from gtpo_megatron.actor.stage_report import StageReport
 from gtpo_megatron.batch import RolloutBatch, mask_of_lengths
 from gtpo_megatron.config.output import ProfileConfig
 from gtpo_megatron.config.parallel import ParallelConfig
+from gtpo_megatron.data.packing import PackLayout, pack
 from gtpo_megatron.distributed.groups import RankCoordinates
 from gtpo_megatron.observability.metrics import Sum, to_scalars
 from gtpo_megatron.observability.profiling import StepProfiler
@@ -99,6 +100,31 @@ def test_rates_of_four_ranks(config, monkeypatch):
     assert found["throughput/score_tflops_per_rank"] == pytest.approx(flops / 4 / 3)
     assert found["throughput/update_tflops_per_rank"] == pytest.approx(3 * flops / 4 / 24)
     assert found["throughput/update_mfu_frac"] == pytest.approx(3 * flops / 4 / 24 / 1e-6)
+
+
+def test_a_shared_prompt_is_work_once(config, monkeypatch):
+    """Tokens are those of both sequences."""
+    arch = read_architecture(Path(config.model.path))
+    now = [0.0]
+    monkeypatch.setattr(stage_report, "StageTimers", lambda: StageTimers(clock=lambda: now[0]))
+    report = StageReport(arch, config, StepProfiler(ProfileConfig(), rank=0, run_folder=None))
+    prompts = torch.full((4,), 7)
+    rollouts = dataclasses.replace(batch(), prompt_lengths=prompts)
+    responses = rollouts.response_lengths[:2].tolist()
+    packed = pack(rollouts, [0, 1], layout=PackLayout(min_prefix_tokens=7))
+    assert packed.prefixes == ((), ((0, 7),))
+    for part, stage, with_backward in (("score", "score", False), ("update", "forward_backward", True)):
+        with report.stage(stage):
+            now[0] += 2.0
+        report.add_work(part, rollouts, [0, 1], [packed], with_backward=with_backward)
+    found = to_scalars(report.take())
+    spared = 2.0 * _weights(arch) * 7 + 2.0 * (arch.query_width + arch.output_width) * arch.num_layers * 28
+    flops = forward_flops(arch, [(7, length) for length in responses]) - spared
+    replica = config.parallel.replica_size
+    assert found["throughput/score_tflops_per_rank"] == pytest.approx(flops / 1e12 / replica / 2)
+    assert found["throughput/update_tflops_per_rank"] == pytest.approx(3 * flops / 1e12 / replica / 2)
+    tokens = (14 + sum(responses)) * config.parallel.data_parallel_size
+    assert found["throughput/score_tokens_per_s"] == pytest.approx(tokens / 2)
 
 
 def test_without_a_peak_there_is_no_mfu(config, monkeypatch):

@@ -118,7 +118,7 @@ def sequence_places(micro):
     bounds = micro.cu_seqlens.tolist()
     return [
         [place for first, last in stretches for place in range(first, last)] + list(range(start, end))
-        for stretches, start, end in zip(micro.shared, bounds, bounds[1:], strict=False)
+        for stretches, start, end in zip(micro.prefixes, bounds, bounds[1:], strict=False)
     ]
 
 
@@ -153,7 +153,7 @@ GROUPS = st.lists(
 )
 def test_what_sequences_have_in_common_is_packed_once(groups, budget, multiple, least, beginning, are_together):
     batch = batch_of_prompts(groups, beginning=beginning)
-    layout = PackLayout(multiple=multiple, min_shared=least)
+    layout = PackLayout(multiple=multiple, min_prefix_tokens=least)
     scored = torch.zeros(batch.response_ids.shape, dtype=torch.int64)
     micros = micro_batches(
         batch, range(batch.num_responses), budget_tokens=budget, layout=layout, are_together=are_together
@@ -190,22 +190,22 @@ def test_what_sequences_have_in_common_is_packed_once(groups, budget, multiple, 
 
 def test_responses_to_one_prompt_go_together_as_far_as_the_budget_allows():
     batch = batch_of_prompts([(6, [3, 4, 5]), (8, [2, 2])])
-    (micro,) = micro_batches(batch, [3, 0, 1, 4, 2], budget_tokens=30, layout=PackLayout(min_shared=4))
+    (micro,) = micro_batches(batch, [3, 0, 1, 4, 2], budget_tokens=30, layout=PackLayout(min_prefix_tokens=4))
     assert micro.rows == (3, 4, 0, 1, 2)
     assert micro.cu_seqlens.tolist() == [0, 10, 12, 21, 25, 30]
-    assert micro.shared == ((), ((0, 8),), (), ((12, 18),), ((12, 18),))
+    assert micro.prefixes == ((), ((0, 8),), (), ((12, 18),), ((12, 18),))
     assert micro.max_sequence_tokens == 11
-    parts = micro_batches(batch, range(5), budget_tokens=14, layout=PackLayout(min_shared=4))
+    parts = micro_batches(batch, range(5), budget_tokens=14, layout=PackLayout(min_prefix_tokens=4))
     assert [one.rows for one in parts] == [(0, 1), (3, 4), (2,)]
-    apart = micro_batches(batch, range(5), budget_tokens=100, layout=PackLayout(min_shared=9))
+    apart = micro_batches(batch, range(5), budget_tokens=100, layout=PackLayout(min_prefix_tokens=9))
     assert [int(one.cu_seqlens[-1]) for one in apart] == [50]
 
 
 def test_the_beginning_of_prompts_is_shared_too():
     """As the system prompt that a chat template gives all of them."""
     batch = batch_of_prompts([(9, [2, 2]), (8, [3])], beginning=5)
-    (micro,) = micro_batches(batch, range(3), budget_tokens=100, layout=PackLayout(min_shared=4))
-    assert micro.shared == ((), ((0, 9),), ((0, 5),))
+    (micro,) = micro_batches(batch, range(3), budget_tokens=100, layout=PackLayout(min_prefix_tokens=4))
+    assert micro.prefixes == ((), ((0, 9),), ((0, 5),))
 
 
 def test_a_rank_holds_a_chunk_from_either_end_of_every_sequence():

@@ -21,6 +21,13 @@ HEADS, GROUPS, SIZE = 4, 2, 16
 BOUNDS = [0, 5, 10, 11, 47, 80, 1380]  # two neighbours of one length, one token alone
 
 
+def packed_sequences(bounds, prefixes=None):
+    from gtpo_megatron.actor.model.core_attention import PREFIXES
+
+    prefixes = prefixes or ((),) * (len(bounds) - 1)
+    return SimpleNamespace(cu_seqlens_q=torch.tensor(bounds), **{PREFIXES: prefixes})
+
+
 def config_of(**changes):
     return SimpleNamespace(
         **{
@@ -77,7 +84,7 @@ def test_every_sequence_attends_to_itself(dtype, bound, window, has_sinks):
     exact = [x.detach().double().requires_grad_() for x in ours]
     weights = torch.randn(BOUNDS[-1], HEADS * SIZE, generator=generator).to(dtype)
 
-    output = attention(*ours[:3], packed_seq_params=SimpleNamespace(cu_seqlens_q=torch.tensor(BOUNDS)))
+    output = attention(*ours[:3], packed_seq_params=packed_sequences(BOUNDS))
     assert output.dtype == dtype
     expected = reference(*exact[:3], window or BOUNDS[-1], *exact[3:])
     (output * weights).sum().backward()
@@ -88,36 +95,37 @@ def test_every_sequence_attends_to_itself(dtype, bound, window, has_sinks):
         assert float((found.double() - wanted).abs().max() / wanted.abs().max()) < bound
 
 
-SHARED = ((), ((0, 5),), ((0, 5),), ((0, 3), (5, 7)), ((0, 5),), (), ((0, 5), (8, 12)))
+PREFIXES = ((), ((0, 5),), ((0, 5),), ((0, 3), (5, 7)), ((0, 5),), (), ((0, 5), (8, 12)))
 """Of the sequences below: two neighbours that are run together, a branch of a branch, one without a token."""
 SHARED_BOUNDS = [0, 8, 12, 16, 30, 30, 37, 50]
+VALUE_SIZE = 10
 
 
-@pytest.mark.parametrize("window", [None, 2, 7])
+@pytest.mark.parametrize("window", [None, 2, 7, 22, 23])  # the longest sequence has 22 tokens
 @pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 2.0**-6)])
 def test_shared_keys_are_those_of_whole_sequences(dtype, bound, window, has_sinks):
     """Outputs, and the gradients of tokens that several sequences read, against sequences that have all tokens."""
-    from gtpo_megatron.actor.model import core_attention
+    from gtpo_megatron.actor.model.core_attention import PackedSDPA
 
     config = config_of(
         params_dtype=dtype,
         softmax_type="learnable" if has_sinks else "vanilla",
         window_size=(window - 1, 0) if window else None,
     )
-    attention = core_attention.PackedSDPA(config, 1)
+    attention = PackedSDPA(config, 1)
     generator = torch.Generator().manual_seed(0)
-    shapes = [(SHARED_BOUNDS[-1], heads, SIZE) for heads in (HEADS, GROUPS, GROUPS)]
+    sizes = ((HEADS, SIZE), (GROUPS, SIZE), (GROUPS, VALUE_SIZE))  # as multi-latent attention has them
+    shapes = [(SHARED_BOUNDS[-1], heads, size) for heads, size in sizes]
     ours = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
     if has_sinks:
         ours.append(attention.softmax_offset)
         attention.softmax_offset.data.copy_(torch.tensor([-2.0, 0.0, 1.0, 4.0]))
     exact = [x.detach().double().requires_grad_() for x in ours]
-    weights = torch.randn(SHARED_BOUNDS[-1], HEADS * SIZE, generator=generator).to(dtype)
-    packed = SimpleNamespace(cu_seqlens_q=torch.tensor(SHARED_BOUNDS), **{core_attention.SHARED: SHARED})
-    output = attention(*ours[:3], packed_seq_params=packed)
+    weights = torch.randn(SHARED_BOUNDS[-1], HEADS * VALUE_SIZE, generator=generator).to(dtype)
+    output = attention(*ours[:3], packed_seq_params=packed_sequences(SHARED_BOUNDS, PREFIXES))
     outputs = []
-    for stretches, (start, end) in zip(SHARED, itertools.pairwise(SHARED_BOUNDS), strict=True):
+    for stretches, (start, end) in zip(PREFIXES, itertools.pairwise(SHARED_BOUNDS), strict=True):
         places = [place for first, last in (*stretches, (start, end)) for place in range(first, last)]
         bounds = [0, len(places)]
         whole = reference(*(one[places] for one in exact[:3]), window or len(places), *exact[3:], bounds=bounds)
@@ -132,22 +140,19 @@ def test_shared_keys_are_those_of_whole_sequences(dtype, bound, window, has_sink
 def test_neighbours_are_one_block():
     from gtpo_megatron.actor.model.core_attention import Block, _blocks
 
-    shared = ((), ((0, 2),), ((0, 2),), ((0, 3),), (), ())
+    prefixes = ((), ((0, 2),), ((0, 2),), ((0, 3),), (), ())
     bounds = [0, 4, 6, 8, 10, 10, 13]
     own = [Block((0, 4), ((0, 4),)), Block((4, 10), ((4, 10),), 3), Block((10, 13), ((10, 13),))]
-    assert _blocks(bounds, shared, 0) == [
-        *own,
-        Block((4, 8), ((0, 2),), sees_all=True),
-        Block((8, 10), ((0, 3),), sees_all=True),
-    ]
-    assert _blocks(bounds, shared, 3) == [
+    apart = [*own, Block((4, 8), ((0, 2),), sees_all=True), Block((8, 10), ((0, 3),), sees_all=True)]
+    assert _blocks(bounds, prefixes, 0) == _blocks(bounds, prefixes, 5) == apart  # no sequence is longer than 5
+    assert _blocks(bounds, prefixes, 3) == [
         own[0],
         Block((4, 6), ((0, 2), (4, 6))),
         Block((6, 8), ((0, 2), (6, 8))),
         Block((8, 10), ((0, 3), (8, 10))),
         own[2],
     ]
-    assert _blocks([0, 4, 8, 9], (), 0) == [Block((0, 8), ((0, 8),), 2), Block((8, 9), ((8, 9),))]
+    assert _blocks([0, 4, 8, 9], ((),) * 3, 0) == [Block((0, 8), ((0, 8),), 2), Block((8, 9), ((8, 9),))]
 
 
 @pytest.mark.parametrize("window", [0, 5])
@@ -158,7 +163,7 @@ def test_torch_s_own_kernels(window):
     attention = PackedSDPA(config_of(window_size=(window - 1, 0) if window else None), 1)
     generator = torch.Generator().manual_seed(0)
     heads = [torch.randn(BOUNDS[-1], num, SIZE, generator=generator) for num in (HEADS, GROUPS, GROUPS)]
-    found = attention._by_torch(*heads, _blocks(BOUNDS, (), window)).flatten(1)
+    found = attention._by_torch(*heads, _blocks(BOUNDS, ((),) * 6, window)).flatten(1)
     torch.testing.assert_close(found.double(), reference(*heads, window or BOUNDS[-1]), rtol=0, atol=1e-5)
 
 
@@ -171,7 +176,7 @@ def test_sinks_by_loops():
     attention.softmax_offset.data.copy_(sinks)
     generator = torch.Generator().manual_seed(1)
     heads = [torch.randn(7, num, SIZE, generator=generator) for num in (HEADS, GROUPS, GROUPS)]
-    found = attention(*heads, packed_seq_params=SimpleNamespace(cu_seqlens_q=torch.tensor([0, 7])))
+    found = attention(*heads, packed_seq_params=packed_sequences([0, 7]))
     wanted = attention_by_loops(*(one.tolist() for one in heads), sinks.tolist(), 3, SIZE**-0.5)
     torch.testing.assert_close(
         found.detach().double(), torch.tensor(wanted, dtype=torch.double).flatten(1), rtol=0, atol=1e-6

@@ -13,6 +13,7 @@ pytestmark = [
 
 LENGTHS = [8, 4, 12, 4]
 BOUNDS = [0, 8, 12, 24, 28]
+STARTS = [0] * 4
 
 
 def angles_to(positions):
@@ -24,7 +25,7 @@ def test_every_sequence_begins_at_position_0():
     from gtpo_megatron.actor.model.rotary import packed_angles
 
     angles = angles_to(20)
-    packed = packed_angles(angles, BOUNDS)
+    packed = packed_angles(angles, BOUNDS, STARTS)
     assert packed.shape == (28, 1, 1, 6)
     for start, length in zip(BOUNDS, LENGTHS, strict=False):
         assert torch.equal(packed[start : start + length], angles[:length])
@@ -51,7 +52,7 @@ def test_megatron_turns_packed_tokens_as_one_sequence_after_the_other(dtype, siz
     heads = torch.randn(BOUNDS[-1] // size, 2, 6).to(dtype)
     bounds, angles = torch.tensor(BOUNDS, dtype=torch.int32), angles_to(12)
     apart = _apply_rotary_pos_emb_thd(heads, bounds, angles, cp_group=group)
-    at_once = _apply_rotary_pos_emb_thd(heads, bounds, packed_angles(angles, BOUNDS), cp_group=group)
+    at_once = _apply_rotary_pos_emb_thd(heads, bounds, packed_angles(angles, BOUNDS, STARTS), cp_group=group)
     assert torch.equal(at_once, apart)
     alone = _apply_rotary_pos_emb_thd(heads[: 8 // size], bounds[:2], angles[:9], cp_group=group)
     assert torch.equal(at_once[: 8 // size], alone)

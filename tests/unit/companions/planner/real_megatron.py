@@ -260,6 +260,8 @@ def saved_bytes(shape: ModelShape, layout: Layout, *, weight_bytes: int, tokens:
     with world_of(layout, 0):
         from megatron.core.packed_seq_params import PackedSeqParams
 
+        from gtpo_megatron.actor.model.core_attention import PREFIXES
+
         chunks, _ = build_chunks(shape, layout, weight_bytes=weight_bytes, vocab_multiple=1, is_real=True)
         model = chunks[0].train()
         for parameter in model.parameters():
@@ -281,6 +283,7 @@ def saved_bytes(shape: ModelShape, layout: Layout, *, weight_bytes: int, tokens:
             max_seqlen_q=3 * tokens // 4,
             max_seqlen_kv=3 * tokens // 4,
         )
+        setattr(packed, PREFIXES, ((), ()))
         ids, positions = torch.zeros(1, tokens, dtype=torch.int64), torch.arange(tokens)[None]
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             model(ids, positions, None, packed_seq_params=packed)
