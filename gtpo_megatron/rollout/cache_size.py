@@ -14,8 +14,9 @@ from gtpo_megatron.weights.architecture import Architecture
 
 logger = logging.getLogger(__name__)
 
-BLOCK_TOKENS = 128
-"""Of vLLM 0.32's cache on a CPU (``CpuPlatform``; checked by a test)."""
+BLOCK_TOKENS = 32
+"""Of the cache on a CPU, whose kernels want multiples of it. vLLM itself would take 128, so that nobody would share a
+prompt of 100 tokens, and each response would have the rest of its last block for nothing."""
 
 STATE_DTYPE: Literal["float32"] = "float32"
 """Of a delta net's matrices in vLLM, as in the trainer. vLLM itself would round them to the model's dtype after every

@@ -9,7 +9,7 @@ from typing import Any
 
 from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.rollout import RolloutConfig
-from gtpo_megatron.rollout.cache_size import STATE_DTYPE
+from gtpo_megatron.rollout.cache_size import BLOCK_TOKENS, STATE_DTYPE
 from gtpo_megatron.weights.adapter_shapes import targets_of
 from gtpo_megatron.weights.architecture import Architecture
 from gtpo_megatron.weights.config_json import CHUNKS
@@ -111,6 +111,8 @@ def llm_arguments(
         "max_model_len": max_sequence_tokens,
         "max_num_seqs": config.max_concurrent_sequences,
         "kv_cache_memory_bytes": cache_mib << 20,
+        # the only kernel of latents on a CPU has its own
+        "block_size": None if on_gpu or architecture.latents is not None else BLOCK_TOKENS,
         "max_num_batched_tokens": max(MIN_BATCHED_TOKENS, max_sequence_tokens),
         # with chunked prefill vLLM rewinds a request's generator, which CPU generators do not support
         "enable_chunked_prefill": on_gpu,

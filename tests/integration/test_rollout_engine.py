@@ -27,7 +27,7 @@ pytestmark = [
 CONFIG = RolloutConfig(
     group_size=2,
     dtype="float32",
-    kv_cache_mib=6,  # 24 blocks of 128 tokens: fewer than 24 responses of two blocks need
+    kv_cache_mib=3,  # 48 blocks of 32 tokens: fewer than 24 responses need, which share prompts of 120
     max_concurrent_sequences=24,
     entropy_source="rollout",
 )
@@ -46,7 +46,7 @@ def prompts():
     lines = (ASSETS / "arithmetic" / "train.jsonl").read_text().splitlines()[:36]
     messages = [json.loads(line)["prompt"] for line in lines]
     rendered = [tokenizer.apply_chat_template(m, add_generation_prompt=True)["input_ids"] for m in messages]
-    # problems in a row, so that every response crosses the end of a block of 128 tokens
+    # problems in a row, so that every response crosses ends of blocks of 32 tokens, and shares some with three others
     return [
         (*first, *second, *third)[-120:]
         for first, second, third in zip(rendered[::3], rendered[1::3], rendered[2::3], strict=True)

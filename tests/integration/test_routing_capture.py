@@ -38,7 +38,7 @@ def host(request, model):
     config = RolloutConfig(
         group_size=2,
         dtype="float32",
-        kv_cache_mib=1,  # 4 blocks of 128 tokens, or 8 on two workers: fewer than 8 responses of two blocks need
+        kv_cache_mib=1,  # 16 blocks of 32 tokens, or 32 on two workers: fewer than 8 responses need
         max_concurrent_sequences=8,
         tensor_parallel_size=request.param,
         returns_routing=True,

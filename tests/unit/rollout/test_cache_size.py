@@ -45,7 +45,7 @@ def test_it_is_what_all_sequences_fill():
     per_token = cache_bytes_per_token(TINY, workers=1, dtype="bfloat16")
     assert size() == 256 * 512 * per_token >> 20
     assert size(max_concurrent_sequences=512) == 2 * size()
-    assert size(max_tokens=1000) == 2 * size(), "in whole blocks of 128"
+    assert size(max_tokens=1000) == 2 * size(), "in whole blocks of 32"
     assert size(dtype="float32") == 2 * size()
     assert size(dtype="fp8") == size()
 
@@ -97,7 +97,7 @@ def test_states_of_delta_nets_have_room():
     per_token = cache_bytes_per_token(mixed, workers=1, dtype="bfloat16")
     assert per_token == 2 * 2 * 64 * 2
     state_bytes = 4 * 4 * 128 * 128 + 2 * 3 * (2 * 2 * 128 + 4 * 128)
-    block = 128 * -(-state_bytes // (128 * per_token))
+    block = 32 * -(-state_bytes // (32 * per_token))
     assert size(mixed, max_tokens=block + 1) == -(-256 * (2 + 3) * block * per_token // (1 << 20))
 
 
@@ -114,7 +114,8 @@ def test_a_block_holds_a_state_of_vllm_s_shape():
 
 
 @pytest.mark.vllm
-def test_a_block_is_that_of_the_vllm_that_is_installed():
+def test_a_block_is_what_kernels_of_the_vllm_that_is_installed_want():
     import vllm.platforms.cpu
 
-    assert f"block_size = {cache_size.BLOCK_TOKENS}\n" in Path(vllm.platforms.cpu.__file__).read_text(encoding="utf-8")
+    source = Path(vllm.platforms.cpu.__file__).read_text(encoding="utf-8")
+    assert f"cache_config.block_size % {cache_size.BLOCK_TOKENS} != 0" in source

@@ -8,6 +8,7 @@ import pytest
 
 from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.rollout import RolloutConfig
+from gtpo_megatron.rollout.cache_size import BLOCK_TOKENS
 from gtpo_megatron.rollout.engine_arguments import (
     ENTROPY_PROCESSOR,
     GPU_ENTROPY_PROCESSOR,
@@ -47,7 +48,7 @@ def arguments(architecture):
 def test_the_device_decides_what_its_kernels_can_do(arguments):
     cpu, gpu = arguments(), arguments(on_gpu=True)
     differing = {name for name in cpu if cpu[name] != gpu[name]}
-    assert differing == {"enable_chunked_prefill", "enforce_eager"}
+    assert differing == {"enable_chunked_prefill", "enforce_eager", "block_size"}
     assert gpu["enable_chunked_prefill"]
     assert not gpu["enforce_eager"]
     assert cpu["kv_cache_memory_bytes"] == 64 << 20
@@ -65,6 +66,13 @@ def test_routing_is_captured_on_a_cpu_without_the_prefix_cache_and_returned_by_v
     assert captures_routing(RolloutConfig(returns_routing=True), on_gpu=on_gpu) is not on_gpu
     assert found["enable_prefix_caching"] is on_gpu
     assert found["enable_return_routed_experts"] is on_gpu
+
+
+def test_blocks_of_a_cpu_are_small_enough_for_a_prompt(architecture, arguments):
+    assert (arguments()["block_size"], arguments(on_gpu=True)["block_size"]) == (BLOCK_TOKENS, None)
+    latents = replace(architecture, latents=object())
+    options = {"cache_mib": 64, "max_sequence_tokens": 128, "seed": 0, "reads_weights": True, "adapter": NO_ADAPTER}
+    assert llm_arguments(RolloutConfig(), latents, on_gpu=False, **options)["block_size"] is None
 
 
 def test_a_delta_nets_state_is_not_cached_by_prefix(architecture):
