@@ -47,6 +47,7 @@ class Options:
         prompt_tokens: of every prompt.
         threads: of torch, for all.
         rounds: repetitions.
+        model: folder in Hugging Face format; empty: the quickstart's.
         json: file to write; empty: standard output only.
         profile: print the actor's operators instead, most expensive first.
     """
@@ -56,6 +57,7 @@ class Options:
     prompt_tokens: int = PROMPT_TOKENS
     threads: int = 1
     rounds: int = 9
+    model: str = ""
     json: str = ""
     profile: bool = False
 
@@ -141,13 +143,15 @@ def seconds(function: Callable[[], object], *, threads: int) -> float:
 def measure(options: Options) -> dict[str, Any]:
     """Seconds and ratios."""
     torch.set_num_threads(options.threads)
-    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_cpu.gtpo().model.path, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        options.model or tiny_cpu.gtpo().model.path, dtype=torch.float32
+    )
     even, uneven = (
         make_batch(lengths, prompt_tokens=options.prompt_tokens)
         for lengths in ([options.max_tokens - options.prompt_tokens] * options.responses, skewed(options))
     )
     with tempfile.TemporaryDirectory() as folder:
-        actor = Actor(folder)
+        actor = Actor(folder, model=options.model)
         torch.set_num_threads(options.threads)
         ours, theirs = actor.step(even), transformers_step(model, even)
         if abs(ours - theirs) > 1e-4 * theirs:

@@ -26,7 +26,7 @@ from gtpo_megatron.weights.architecture import Architecture
 R = TypeVar("R")
 
 MIN_PREFIX_TOKENS = 16
-"""Tokens: fewer cost more calls of the attention than they save of everything else."""
+"""A shorter prefix saves little, and costs a call of the attention in every layer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

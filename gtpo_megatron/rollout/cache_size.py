@@ -18,6 +18,9 @@ BLOCK_TOKENS = 32
 """Of the cache on a CPU, whose kernels want multiples of it. vLLM itself would take 128, so that nobody would share a
 prompt of 100 tokens, and each response would have the rest of its last block for nothing."""
 
+LATENT_BLOCK_TOKENS = 128
+"""The largest that vLLM 0.32 chooses for multi-latent attention on a CPU: with AMX; else 16."""
+
 STATE_DTYPE: Literal["float32"] = "float32"
 """Of a delta net's matrices in vLLM, as in the trainer. vLLM itself would round them to the model's dtype after every
 token; where little is forgotten, log-probs were then a third farther from the trainer's."""
@@ -40,9 +43,8 @@ def cache_bytes_per_token(architecture: Architecture, *, workers: int, dtype: st
 def fillable_cache_mib(rollout: RolloutConfig, architecture: Architecture, sequences: int, max_tokens: int) -> int:
     """MiB in one worker that so many sequences of full length fill, in whole blocks."""
     workers, dtype = rollout.tensor_parallel_size, rollout.activation_dtype
-    block = architecture.cache_block(
-        workers, BLOCK_TOKENS, state_width=ELEMENT_BYTES[STATE_DTYPE] // ELEMENT_BYTES[dtype]
-    )
+    unit = BLOCK_TOKENS if architecture.latents is None else LATENT_BLOCK_TOKENS
+    block = architecture.cache_block(workers, unit, state_width=ELEMENT_BYTES[STATE_DTYPE] // ELEMENT_BYTES[dtype])
     tokens = sequences * (-(-max_tokens // block) + architecture.state_blocks) * block
     per_token = cache_bytes_per_token(architecture, workers=workers, dtype=dtype)
     return max(LEAST_MIB, -(-tokens * per_token // _MIB))

@@ -111,7 +111,7 @@ def llm_arguments(
         "max_model_len": max_sequence_tokens,
         "max_num_seqs": config.max_concurrent_sequences,
         "kv_cache_memory_bytes": cache_mib << 20,
-        # the only kernel of latents on a CPU has its own
+        # latents: of two kernels on a CPU one knows its own size only
         "block_size": None if on_gpu or architecture.latents is not None else BLOCK_TOKENS,
         "max_num_batched_tokens": max(MIN_BATCHED_TOKENS, max_sequence_tokens),
         # with chunked prefill vLLM rewinds a request's generator, which CPU generators do not support

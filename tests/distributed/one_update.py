@@ -30,7 +30,7 @@ GRADIENT_TOLERANCE = 2e-5
 """Of the largest element of the tensor, float32."""
 
 
-def one_update(rank, world_size, init_method, config, buffer_path, failed, dealing, rollouts, min_prefix_tokens=16):
+def one_update(rank, world_size, init_method, config, buffer_path, failed, dealing, rollouts, shares_tokens=False):
     """What every rank does in a step, and what it can tell of it."""
     from megatron.core.tensor_parallel import mappings
 
@@ -46,7 +46,8 @@ def one_update(rank, world_size, init_method, config, buffer_path, failed, deali
         return reduce(tensor, group)
 
     mappings._reduce = watched
-    forward_backward.MIN_PREFIX_TOKENS = min_prefix_tokens
+    if shares_tokens:
+        forward_backward.MIN_PREFIX_TOKENS = 1
     actor = MegatronActor(config, global_rank=rank, init_method=init_method)
     rows = DEALINGS[dealing, config.parallel.data_parallel_size][actor.coordinates.data_index]
     scored = actor.score_tokens(RolloutShard.of(rollouts, rows))
@@ -98,13 +99,13 @@ def compare(
     norm_rtol=1e-5,
     ref_model=None,
     teacher_model=None,
-    min_prefix_tokens=16,
+    shares_tokens=False,
 ):
     """Runs the layout and holds everything it computed against the answer of one process of transformers.
 
     Args:
         rollouts: None: eight of different lengths, in which somebody else wrote some tokens.
-        min_prefix_tokens: fewest tokens of a prefix that sequences share; if it is 1, some do.
+        shares_tokens: sequences share prefixes of a single token too, and some do, where the layout lets them.
 
     Returns:
         The merged metrics.
@@ -124,11 +125,11 @@ def compare(
         failed,
         dealing,
         rollouts,
-        min_prefix_tokens,
+        shares_tokens,
         timeout_s=120,
     )
-    can_share = min_prefix_tokens == 1 and config.parallel.context_parallel_size == 1
-    assert any(found["num_shared"] for found in ranks) == can_share
+    does_share = shares_tokens and config.parallel.context_parallel_size == 1
+    assert any(found["num_shared"] for found in ranks) == does_share
     for found in ranks:
         assert_full_precision(found)
         for name in ("logprobs", "entropy", "advantages", "ref_logprobs", "teacher_logprobs"):

@@ -346,7 +346,7 @@ def rollouts_of_prompts():
 def test_a_prompt_is_run_once_for_all_its_responses(models, tmp_path, layout, micro_batch_tokens):
     folder, model = models[False]
     config = make_config(folder, LAYOUTS[layout], micro_batch_tokens=micro_batch_tokens)
-    compare(tmp_path, model, config, rollouts=rollouts_of_prompts(), min_prefix_tokens=1)
+    compare(tmp_path, model, config, rollouts=rollouts_of_prompts(), shares_tokens=True)
 
 
 @pytest.mark.slow
@@ -355,7 +355,7 @@ def test_a_prompt_is_run_once_more_for_all_its_responses(models, tmp_path, recom
     folder, model = models[False]
     config = make_config(folder, LAYOUTS["one"], micro_batch_tokens=1000)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, recompute=recompute))
-    compare(tmp_path, model, config, rollouts=rollouts_of_prompts(), min_prefix_tokens=1)
+    compare(tmp_path, model, config, rollouts=rollouts_of_prompts(), shares_tokens=True)
 
 
 @pytest.mark.slow
@@ -370,7 +370,7 @@ def test_families_run_a_prompt_once(tmp_path, family):
     """Among them windows, two rotary embeddings, norms behind the rotation and multi-latent attention."""
     model = make_family_model(tmp_path / "model", FAMILIES[family])
     config = make_config(tmp_path / "model", LAYOUTS["one"], micro_batch_tokens=1000)
-    compare(tmp_path, model, config, rollouts=rollouts_of_prompts(), min_prefix_tokens=1, norm_rtol=1e-6)
+    compare(tmp_path, model, config, rollouts=rollouts_of_prompts(), shares_tokens=True, norm_rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -382,7 +382,7 @@ def test_what_branches_have_in_common_is_run_once(models, tmp_path, are_together
         "environment": EnvironmentConfig(name="recipes.calculator:Calculator"),
     }
     config = make_config(folder, LAYOUTS["one"], micro_batch_tokens=24, reward=RewardConfig(), **fields)
-    compare(tmp_path, model, config, rollouts=branching_rollouts(), min_prefix_tokens=1)
+    compare(tmp_path, model, config, rollouts=branching_rollouts(), shares_tokens=True)
 
 
 @pytest.mark.nightly

@@ -2,12 +2,14 @@
 
 import copy
 import dataclasses
+import itertools
 
 import pytest
 import torch
 
 from gtpo_megatron.config.adapter import AdapterConfig
-from gtpo_megatron.observability.metrics import merge, to_scalars
+from gtpo_megatron.data.packing import num_places
+from gtpo_megatron.observability.metrics import Sum, merge, to_scalars
 from tests.dist_utils import run_processes
 from tests.distributed.family_models import FAMILIES, make_family_model
 from tests.distributed.model_file import read_tensors, write_slices
@@ -40,6 +42,8 @@ def one_fit(rank, world_size, init_method, config, path, dealing, rollouts):
     write_slices(path, actor, config)
     trained = {name: one for name, one in parameters_by_name(actor._chunks).items() if one.requires_grad}
     write_slices(f"{path}_gradients", actor, config, {name: one.main_grad for name, one in trained.items()})
+    packed = actor._micro_batching.cut(mine, range(mine.num_responses))
+    metrics["num_shared"] = Sum(sum(num_places(prefix) for micro in packed for prefix in micro.prefixes))
     reports = actor.coordinates.reports
     actor.close()
     return metrics if reports else {}
@@ -78,6 +82,7 @@ def compare(tmp_path, model, config, *, rollouts=None, dealing=None):
         torch.testing.assert_close(
             tensor, weights[name], rtol=0, atol=5e-5, msg=lambda text, name=name: f"{name}: {text}"
         )
+    return scalars
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +117,10 @@ def test_conversations_with_one_system_prompt(folder_and_model, tmp_path):
     prompts = rollouts.prompt_ids.clone()
     prompts[:, :3] = prompts[0, :3]
     rollouts = dataclasses.replace(rollouts, prompt_ids=prompts)
-    compare(tmp_path, model, make_config(folder, LAYOUTS["one"], micro_batch_tokens=1000), rollouts=rollouts)
+    config = make_config(folder, LAYOUTS["one"], micro_batch_tokens=1000)
+    found = compare(tmp_path, model, config, rollouts=rollouts)
+    lengths = rollouts.prompt_lengths.tolist()
+    assert found["num_shared"] >= sum(min(3, one, next_) for one, next_ in itertools.pairwise(lengths))
 
 
 @pytest.mark.nightly

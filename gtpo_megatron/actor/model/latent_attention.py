@@ -89,7 +89,7 @@ class LatentSelfAttention(MegatronModule):
         Args:
             hidden_states: ``[p, 1, H]``, under sequence parallelism ``[p / tp, 1, H]``.
             attention_mask: not looked at.
-            rotary_pos_emb: angles, ``[longest sequence, 1, 1, rotated_size]``.
+            rotary_pos_emb: angles, ``[longest sequence or p, 1, 1, rotated_size]``.
             packed_seq_params: Megatron's record of where sequences start.
 
         Returns:

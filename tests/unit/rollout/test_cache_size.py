@@ -50,6 +50,13 @@ def test_it_is_what_all_sequences_fill():
     assert size(dtype="fp8") == size()
 
 
+def test_latents_have_the_larger_of_the_blocks_that_vllm_may_choose():
+    latent = replace(KNOWN_MODELS["deepseek-ai/DeepSeek-V3"], delta=None)
+    assert size(latent, max_tokens=129, max_concurrent_sequences=8) == size(
+        latent, max_tokens=256, max_concurrent_sequences=8
+    )
+
+
 def test_it_leaves_most_of_the_free_memory_to_others():
     assert size(LARGE, max_tokens=4096) == 5 * 1024
     assert size(LARGE, max_tokens=4096, num_engines=2, tensor_parallel_size=2) == 5 * 256

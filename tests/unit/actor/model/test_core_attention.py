@@ -60,6 +60,26 @@ def reference(query, key, value, window, sinks=None, bounds=BOUNDS):
     return torch.cat(outputs).flatten(1)
 
 
+def inputs(attention, num_tokens, dtype, value_size):
+    """Queries, keys, values and sinks if there are any; the same in float64; weights of a sum over outputs."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((HEADS, SIZE), (GROUPS, SIZE), (GROUPS, value_size))
+    ours = [torch.randn(num_tokens, *size, generator=generator).to(dtype).requires_grad_() for size in sizes]
+    if attention.softmax_offset is not None:
+        ours.append(attention.softmax_offset)
+        attention.softmax_offset.data.copy_(torch.tensor([-2.0, 0.0, 1.0, 4.0]))
+    exact = [x.detach().double().requires_grad_() for x in ours]
+    return ours, exact, torch.randn(num_tokens, HEADS * value_size, generator=generator).to(dtype)
+
+
+def assert_equal_with_gradients(output, expected, ours, exact, weights, bound):
+    (output * weights).sum().backward()
+    (expected * weights.double()).sum().backward()
+    for found, wanted in [(output, expected), *((x.grad, y.grad) for x, y in zip(ours, exact, strict=True))]:
+        # relative to the largest: bfloat16 rounds once, at the end
+        assert float((found.double() - wanted).abs().max() / wanted.abs().max()) < bound
+
+
 @pytest.mark.parametrize("window", [None, 2, 5, 40])
 @pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 2.0**-7)])
@@ -75,30 +95,18 @@ def test_every_sequence_attends_to_itself(dtype, bound, window, has_sinks):
     )
     assert PackedSDPA(config, 1).window == 0
     attention = PackedSDPA(config, 2)
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(BOUNDS[-1], heads, SIZE) for heads in (HEADS, GROUPS, GROUPS)]
-    ours = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
-    if has_sinks:
-        ours.append(attention.softmax_offset)
-        attention.softmax_offset.data.copy_(torch.tensor([-2.0, 0.0, 1.0, 4.0]))
-    exact = [x.detach().double().requires_grad_() for x in ours]
-    weights = torch.randn(BOUNDS[-1], HEADS * SIZE, generator=generator).to(dtype)
-
+    ours, exact, weights = inputs(attention, BOUNDS[-1], dtype, SIZE)
     output = attention(*ours[:3], packed_seq_params=packed_sequences(BOUNDS))
     assert output.dtype == dtype
     expected = reference(*exact[:3], window or BOUNDS[-1], *exact[3:])
-    (output * weights).sum().backward()
-    (expected * weights.double()).sum().backward()
-    pairs = [(output, expected), *((x.grad, y.grad) for x, y in zip(ours, exact, strict=True))]
-    for found, wanted in pairs:
-        # relative to the largest: bfloat16 rounds once, at the end
-        assert float((found.double() - wanted).abs().max() / wanted.abs().max()) < bound
+    assert_equal_with_gradients(output, expected, ours, exact, weights, bound)
 
 
 PREFIXES = ((), ((0, 5),), ((0, 5),), ((0, 3), (5, 7)), ((0, 5),), (), ((0, 5), (8, 12)))
 """Of the sequences below: two neighbours that are run together, a branch of a branch, one without a token."""
 SHARED_BOUNDS = [0, 8, 12, 16, 30, 30, 37, 50]
 VALUE_SIZE = 10
+"""Smaller than a key's, as multi-latent attention has it."""
 
 
 @pytest.mark.parametrize("window", [None, 2, 7, 22, 23])  # the longest sequence has 22 tokens
@@ -114,15 +122,7 @@ def test_shared_keys_are_those_of_whole_sequences(dtype, bound, window, has_sink
         window_size=(window - 1, 0) if window else None,
     )
     attention = PackedSDPA(config, 1)
-    generator = torch.Generator().manual_seed(0)
-    sizes = ((HEADS, SIZE), (GROUPS, SIZE), (GROUPS, VALUE_SIZE))  # as multi-latent attention has them
-    shapes = [(SHARED_BOUNDS[-1], heads, size) for heads, size in sizes]
-    ours = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
-    if has_sinks:
-        ours.append(attention.softmax_offset)
-        attention.softmax_offset.data.copy_(torch.tensor([-2.0, 0.0, 1.0, 4.0]))
-    exact = [x.detach().double().requires_grad_() for x in ours]
-    weights = torch.randn(SHARED_BOUNDS[-1], HEADS * VALUE_SIZE, generator=generator).to(dtype)
+    ours, exact, weights = inputs(attention, SHARED_BOUNDS[-1], dtype, VALUE_SIZE)
     output = attention(*ours[:3], packed_seq_params=packed_sequences(SHARED_BOUNDS, PREFIXES))
     outputs = []
     for stretches, (start, end) in zip(PREFIXES, itertools.pairwise(SHARED_BOUNDS), strict=True):
@@ -131,10 +131,7 @@ def test_shared_keys_are_those_of_whole_sequences(dtype, bound, window, has_sink
         whole = reference(*(one[places] for one in exact[:3]), window or len(places), *exact[3:], bounds=bounds)
         outputs.append(whole[len(places) - (end - start) :])
     expected = torch.cat(outputs)
-    (output * weights).sum().backward()
-    (expected * weights.double()).sum().backward()
-    for found, wanted in [(output, expected), *((x.grad, y.grad) for x, y in zip(ours, exact, strict=True))]:
-        assert float((found.double() - wanted).abs().max() / wanted.abs().max()) < bound
+    assert_equal_with_gradients(output, expected, ours, exact, weights, bound)
 
 
 def test_neighbours_are_one_block():
