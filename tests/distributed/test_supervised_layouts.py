@@ -43,7 +43,7 @@ def one_fit(rank, world_size, init_method, config, path, dealing, rollouts):
     trained = {name: one for name, one in parameters_by_name(actor._chunks).items() if one.requires_grad}
     write_slices(f"{path}_gradients", actor, config, {name: one.main_grad for name, one in trained.items()})
     packed = actor._micro_batching.cut(mine, range(mine.num_responses))
-    metrics["num_shared"] = Sum(sum(num_places(prefix) for micro in packed for prefix in micro.prefixes))
+    metrics["sft/shared_count"] = Sum(sum(num_places(prefix) for micro in packed for prefix in micro.prefixes))
     reports = actor.coordinates.reports
     actor.close()
     return metrics if reports else {}
@@ -120,7 +120,7 @@ def test_conversations_with_one_system_prompt(folder_and_model, tmp_path):
     config = make_config(folder, LAYOUTS["one"], micro_batch_tokens=1000)
     found = compare(tmp_path, model, config, rollouts=rollouts)
     lengths = rollouts.prompt_lengths.tolist()
-    assert found["num_shared"] >= sum(min(3, one, next_) for one, next_ in itertools.pairwise(lengths))
+    assert found["sft/shared_count"] >= sum(min(3, one, next_) for one, next_ in itertools.pairwise(lengths))
 
 
 @pytest.mark.nightly
