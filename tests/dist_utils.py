@@ -65,7 +65,8 @@ class _Task:
         self.warnings = cloudpickle.dumps(warnings.filters)
 
     def __call__(self, *place: Any) -> Any:
-        fn, args = pickle.loads(self.call)
+        # until the process ends: what a rank has put there for the others, a group say, goes with them
+        self.loaded = fn, args = pickle.loads(self.call)
         # as the test has them: what it does not expect is an error
         warnings.filters[:] = pickle.loads(self.warnings)  # type: ignore[index]
         warnings._filters_mutated()  # type: ignore[attr-defined]
