@@ -49,7 +49,7 @@ FUNCTIONS = ((8192, 128, 2), (4096, 384, 6), (1024, 576, 9))
 """Tokens of a micro-batch, hidden units, heads: of the three models of ``benchmarks.peer_step``."""
 TableName = Literal["products", "attention", "functions", "step"]
 LIBRARIES = {"mkl": "none", "onednn": "bf16"}
-"""Values of torch's switch; see ``actor/cpu_products.py``."""
+"""Values of torch's switch; see ``kernels/cpu_products.py``."""
 
 
 @dataclass(frozen=True, kw_only=True)

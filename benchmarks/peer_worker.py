@@ -20,7 +20,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from gtpo_megatron.actor.cpu_products import choose_products
+from gtpo_megatron.kernels.cpu_products import choose_products
 
 VLLM_ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

@@ -19,7 +19,7 @@ cpu_platform.install()  # before anything below imports megatron.core
 
 from gtpo_megatron.actor import megatron_init
 from gtpo_megatron.actor.checkpoint.rank_checkpoint import RankCheckpoint
-from gtpo_megatron.actor.cpu_products import choose_products
+from gtpo_megatron.kernels.cpu_products import choose_products
 from gtpo_megatron.actor.credit import credit_batch
 from gtpo_megatron.actor.experts.balance import ExpertBalance
 from gtpo_megatron.actor.experts.routing_replay import RoutingReplay

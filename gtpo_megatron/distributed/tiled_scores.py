@@ -330,7 +330,10 @@ class _SummedChunks:
 
 
 def _operand(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Casts to ``dtype`` on a CPU, whose bfloat16 products would round the logits; a GPU accumulates in float32."""
+    """Casts to ``dtype`` on a CPU, whose bfloat16 products would round the logits; a GPU accumulates in float32.
+
+    With AMX the operands of float32 products are bfloat16 all the same (``kernels.cpu_products.products_of``).
+    """
     return tensor.detach() if tensor.is_cuda else tensor.detach().to(dtype)
 
 

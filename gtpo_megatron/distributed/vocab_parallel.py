@@ -26,6 +26,7 @@ from gtpo_megatron.distributed.tiled_scores import (
     logits_partials,
 )
 from gtpo_megatron.kernels import partials
+from gtpo_megatron.kernels.cpu_products import products_of
 from gtpo_megatron.kernels.tiles import accumulation_dtype
 
 __all__ = ["TokenScores", "linear_token_scores", "token_scores"]
@@ -263,7 +264,7 @@ class _LinearScores(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight)
         ctx.task, ctx.chunk_tokens, ctx.reduce_hidden_grad = task, chunk_tokens, reduce_hidden_grad
         ctx.kept = [] if keeps_logits else None
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(hidden.device.type, enabled=False), products_of(hidden):
             local = linear_partials(hidden, weight, task, chunk_tokens, kept=ctx.kept)
         return _combine(ctx, local, task, accumulation_dtype(hidden.dtype))
 
@@ -273,7 +274,7 @@ class _LinearScores(torch.autograd.Function):
         hidden, weight = ctx.saved_tensors
         kept, ctx.kept = ctx.kept, None  # once: it is overwritten
         total = _weight_total(weight) if ctx.needs_input_grad[1] else None
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(hidden.device.type, enabled=False), products_of(hidden):
             grad_hidden = linear_gradients(
                 hidden,
                 weight,

@@ -20,7 +20,7 @@ from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
 from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.errors import WeightSyncError
-from gtpo_megatron.rollout import text_part_loader, weight_engine
+from gtpo_megatron.rollout import cpu_head, text_part_loader, weight_engine
 from gtpo_megatron.rollout.entropy_log import EntropyLog
 from gtpo_megatron.rollout.requests import ADAPTER_NUMBER
 from gtpo_megatron.rollout.routing_capture import RoutingCapture
@@ -75,6 +75,7 @@ def route_as_one_group() -> None:
 if not torch.cuda.is_available():
     rotate_all_heads()
     route_as_one_group()
+    cpu_head.install()
 
 
 class WorkerExtension:

@@ -13,9 +13,9 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import is_layer_window_attention, make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
-from gtpo_megatron.actor.cpu_products import products_by_mkl
 from gtpo_megatron.data.packing import Stretches, held_positions, num_places
 from gtpo_megatron.errors import ConfigError
+from gtpo_megatron.kernels.cpu_products import products_by_mkl
 
 PREFIXES = "gtpo_prefixes"
 """Attribute of ``packed_seq_params``: ``PackedMicroBatch.prefixes``."""

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gtpo_megatron.actor import cpu_products
-from gtpo_megatron.actor.cpu_products import choose_products, leaves_avx512_to_onednn, products_by_mkl
+from gtpo_megatron.kernels import cpu_products
+from gtpo_megatron.kernels.cpu_products import choose_products, leaves_avx512_to_onednn, products_by_mkl
 
 EPYC = {"architecture": "x86_64", "cpu_name": "AMD EPYC", "avx2": True, "avx512_f": True, "avx512_bf16": True}
 

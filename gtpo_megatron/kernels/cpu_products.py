@@ -1,16 +1,23 @@
-"""Has torch's float32 matrix products on a CPU computed by oneDNN where its MKL leaves half of the processor idle.
+"""Which library computes torch's float32 matrix products on a CPU, and where it may round their operands to bfloat16.
 
 MKL uses AVX2 on processors that are not Intel's; oneDNN uses what the processor has, AVX512 included. torch (2.13)
 gives it float32 products only if they may be rounded to bfloat16 (``fp32_precision = "bf16"``). oneDNN makes use of
 that permission with AMX only; without AMX its products are those of float32. docs/numerics.md has the errors.
+
+So a float32 model's products go to oneDNN where there is no AMX. With AMX those of a bfloat16 model's output layer do,
+whose operands are bfloat16 and whose sums are float32: torch has no such product of its own.
 """
 
+import functools
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from gtpo_megatron.machine_processor import AMX_BFLOAT16, processor_flags
 
 logger = logging.getLogger(__name__)
 
@@ -58,12 +65,32 @@ def choose_products(hidden_size: int) -> bool:
     return is_chosen
 
 
-@contextmanager
-def products_by_mkl() -> Iterator[None]:
+def products_by_mkl() -> AbstractContextManager[None]:
     """MKL computes float32 products in the block, for many small ones; the switch is the whole process's."""
+    return _float32_products("none")
+
+
+def products_of(operand: Tensor) -> AbstractContextManager[None]:
+    """Float32 products in the block, of operands that were ``operand``, or that may be rounded as it is.
+
+    Of bfloat16 on a processor with AMX they are oneDNN's: those of its operands are exact, their sums float32. Other
+    operands, and other devices, are left to what computes them otherwise.
+    """
+    is_rounded = operand.dtype == torch.bfloat16 and not operand.is_cuda and has_amx()
+    return _float32_products("bf16") if is_rounded else nullcontext()
+
+
+@functools.cache
+def has_amx() -> bool:
+    """The processor multiplies tiles of bfloat16, and oneDNN is there to have it do so."""
+    return torch.backends.mkldnn.is_available() and AMX_BFLOAT16 in processor_flags()
+
+
+@contextmanager
+def _float32_products(precision: str) -> Iterator[None]:
     mkldnn: Any = torch.backends.mkldnn
     before = mkldnn.matmul.fp32_precision
-    mkldnn.matmul.fp32_precision = "none"
+    mkldnn.matmul.fp32_precision = precision
     try:
         yield
     finally:
