@@ -16,6 +16,7 @@ SETTLING_STEPS = 2
 
 SizeName = Literal["large", "small", "smollm2", "tiny", "0.5b"]
 Device = Literal["cpu", "cuda"]
+DTypeName = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,9 @@ SIZES: dict[SizeName, StepSize] = {
 """14.1, 1.1, 134.5, 0.6 and 494.0 million parameters. At the last one both take some 9,000 tokens at a time."""
 
 CPU_ARMS = ("ours", "ours_sampler_entropies", "trl", "trl_float32_engine", "trl_float32_engine_onednn")
+BFLOAT16_ARMS = ("ours_bfloat16", "ours_bfloat16_sampler_entropies", "trl_autocast", "trl_bfloat16")
+"""On a CPU that multiplies bfloat16. ``trl_autocast``: the peer's weights are float32, as those that our optimizer
+keeps, its products and its engine bfloat16. ``trl_bfloat16``: the weights and Adam's moments, too."""
 GPU_ARMS = ("ours", "trl", "trl_asleep", "trl_bfloat16", "ours_sampler_entropies")
 """``trl``: as it comes. ``trl_asleep``: its engine sleeps while it trains, as ours does. ``trl_bfloat16``: its weights
 and Adam's moments are bfloat16; otherwise float32, with products in bfloat16."""

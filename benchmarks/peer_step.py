@@ -4,6 +4,7 @@
     python -m benchmarks.peer_step --output peer_step.json
     python -m benchmarks.peer_step --size small --output peer_step_small.json
     python -m benchmarks.peer_step --size smollm2 --rounds 2 --steps 4 --output peer_step_smollm2.json
+    python -m benchmarks.peer_step --size smollm2 --rounds 2 --steps 5 --arms ours ours_bfloat16 trl_autocast --output F
     python -m benchmarks.peer_step --size 0.5b --device cuda --rounds 2 --output peer_step_gpu.json
 
 Runs take turns, each with processes of its own: GTPO here (Megatron ranks, a vLLM engine, Ray), once with entropies
@@ -11,10 +12,11 @@ from the trainer and once from the sampler, and GRPO with TRL, whose engine is i
 weights. TRL lets vLLM choose the engine's dtype, which for weights of float32 is bfloat16; ours is float32, so that
 sampler and trainer agree to 5e-5 nats. TRL is therefore timed a second time with a float32 engine, and a third time
 with what our trainer does to torch and a user of TRL could do as well: products by oneDNN, if
-``gtpo_megatron/kernels/cpu_products.py`` chooses them for a model of this size. On a GPU both are bfloat16 as each
-project has it, sampler and trainer share the GPU, and ours sleep in turns (``peer_sizes.GPU_ARMS``). Seconds are
-medians over the steps after the first two (which compile, or fill caches) and over the rounds; both sides push
-the new weights in every step. See ``benchmarks/peer_worker.py`` for what TRL needs on a CPU.
+``gtpo_megatron/kernels/cpu_products.py`` chooses them for a model of this size. ``BFLOAT16_ARMS`` are for processors
+that multiply bfloat16. On a GPU both are bfloat16 as each project has it, sampler and trainer share the GPU, and ours
+sleep in turns (``peer_sizes.GPU_ARMS``). Seconds are medians over the steps after the first two (which compile, or fill
+caches) and over the rounds; both sides push the new weights in every step. See ``benchmarks/peer_worker.py`` for what
+TRL needs on a CPU.
 """
 
 import json
@@ -36,6 +38,7 @@ import torch
 
 from benchmarks import eager_vllm
 from benchmarks.peer_sizes import (
+    BFLOAT16_ARMS,
     CPU_ARMS,
     GPU_ARMS,
     GROUP_SIZE,
@@ -43,6 +46,7 @@ from benchmarks.peer_sizes import (
     SETTLING_STEPS,
     SIZES,
     Device,
+    DTypeName,
     SizeName,
     StepSize,
 )
@@ -219,7 +223,7 @@ def run_arm(arm: str, shared: Bench, limit_s: float | None = None) -> dict[str, 
     """One run of one side.
 
     Args:
-        arm: of ``CPU_ARMS`` or ``GPU_ARMS``.
+        arm: of ``CPU_ARMS``, ``BFLOAT16_ARMS`` or ``GPU_ARMS``.
         shared: by all arms.
         limit_s: seconds that it may take.
 
@@ -235,7 +239,8 @@ def run_arm(arm: str, shared: Bench, limit_s: float | None = None) -> dict[str, 
     begin, watch = time.perf_counter(), _MemoryWatch(shared.device)
     try:
         if arm.startswith("ours"):
-            found = _ours(shared, "rollout" if arm == "ours_sampler_entropies" else "actor", limit_s)
+            dtype: DTypeName = "bfloat16" if shared.device == "cuda" or "bfloat16" in arm else "float32"
+            found = _ours(shared, "rollout" if arm.endswith("sampler_entropies") else "actor", dtype, limit_s)
         else:
             found = _trl(shared, arm, limit_s)
     finally:
@@ -248,12 +253,14 @@ def run_arm(arm: str, shared: Bench, limit_s: float | None = None) -> dict[str, 
     return found
 
 
-def our_command(shared: Bench, folder: Path, entropy_source: str) -> list[str]:
+def our_command(shared: Bench, folder: Path, entropy_source: str, dtype: DTypeName) -> list[str]:
     """A real run: a push each step, next to no evaluation and one checkpoint at its end."""
     size = shared.size
     fields = {
         "num_steps": shared.steps,
         "model.path": shared.model,
+        "model.dtype": dtype,
+        "rollout.dtype": dtype,
         "model.max_sequence_tokens": MAX_PROMPT_TOKENS + size.response_tokens,
         "data.prompts_per_step": size.responses // GROUP_SIZE,
         "rollout.sampling.max_response_tokens": size.response_tokens,
@@ -277,10 +284,10 @@ def our_command(shared: Bench, folder: Path, entropy_source: str) -> list[str]:
     return [*command, *flags, "--checkpoint.no-export-hf"]
 
 
-def _ours(shared: Bench, entropy_source: str, limit_s: float | None) -> dict[str, float]:
+def _ours(shared: Bench, entropy_source: str, dtype: DTypeName, limit_s: float | None) -> dict[str, float]:
     folder = shared.scratch / "run"
     shutil.rmtree(folder, ignore_errors=True)
-    command = our_command(shared, folder, entropy_source)
+    command = our_command(shared, folder, entropy_source, dtype)
     run(command, shared.scratch / "ours.log", shared.environment, limit_s)
     rows = [row for row in read_metrics(folder / "metrics.jsonl") if "timing/step_s" in row][SETTLING_STEPS:]
     found = {"step_s": statistics.median(row["timing/step_s"] for row in rows)}
@@ -308,6 +315,7 @@ def _trl(shared: Bench, arm: str, limit_s: float | None) -> dict[str, float]:
         "cache_mib": size.cache_mib,
         "engine_dtype": "float32" if "float32_engine" in arm else "auto",
         "trainer_dtype": "bfloat16" if arm == "trl_bfloat16" else "float32",
+        "products_in_bfloat16": shared.device == "cuda" or arm in BFLOAT16_ARMS,
         "sleeps": arm == "trl_asleep",
         "onednn_hidden_size": size.config["hidden_size"] if arm.endswith("onednn") else 0,
     }
@@ -336,6 +344,17 @@ def ratios(found: dict[str, list[dict[str, float]]]) -> dict[str, float]:
     }
 
 
+def bfloat16_updates(found: dict[str, list[dict[str, float]]]) -> dict[str, float]:
+    """Our update in bfloat16 over that in float32, of arms that have both; ratios as above."""
+    return {
+        arm: statistics.median(
+            half["update_s"] / single["update_s"] for half, single in zip(found[arm], found[other], strict=False)
+        )
+        for arm in found
+        if (other := arm.replace("_bfloat16", "")) != arm and found[arm] and found.get(other)
+    }
+
+
 def main() -> None:
     """Runs the arms in turns, prints a table, writes the JSON."""
     import tyro
@@ -359,6 +378,7 @@ def main() -> None:
         "rounds": found,
         "medians": {arm: medians(rows) for arm, rows in found.items()},
         "ratios": ratios(found),
+        "bfloat16_over_float32_updates": bfloat16_updates(found),
         "target": size.target,
         "processor": torch.cpu.get_capabilities()["cpu_name"],
         "cores": os.cpu_count(),
@@ -370,6 +390,8 @@ def main() -> None:
         print(f"{arm:24} {medians(rows)['step_s']:6.2f} s a step")
     for name, ratio in ratios(found).items():
         print(f"{name:48} {ratio:5.2f}")
+    for arm, ratio in bfloat16_updates(found).items():
+        print(f"{arm}: {ratio:.2f} of float32's update")
 
 
 if __name__ == "__main__":

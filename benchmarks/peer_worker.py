@@ -137,7 +137,7 @@ def steps(task: dict[str, Any]) -> dict[str, list[float]]:
         output_dir=task["output_dir"],
         model_init_kwargs={"dtype": task["trainer_dtype"]},
         use_cpu=not is_gpu,
-        bf16=is_gpu,
+        bf16=task["products_in_bfloat16"],
         gradient_checkpointing=False,  # ours keeps activations, too
         use_vllm=True,
         vllm_mode="colocate",

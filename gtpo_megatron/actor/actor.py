@@ -19,7 +19,6 @@ cpu_platform.install()  # before anything below imports megatron.core
 
 from gtpo_megatron.actor import megatron_init
 from gtpo_megatron.actor.checkpoint.rank_checkpoint import RankCheckpoint
-from gtpo_megatron.kernels.cpu_products import choose_products
 from gtpo_megatron.actor.credit import credit_batch
 from gtpo_megatron.actor.experts.balance import ExpertBalance
 from gtpo_megatron.actor.experts.routing_replay import RoutingReplay
@@ -39,6 +38,7 @@ from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.data.shaped_tokens import ShapedTokens, shaped_tokens_of
 from gtpo_megatron.distributed.advantage_reducer import reduction_over
 from gtpo_megatron.errors import StageOrderError
+from gtpo_megatron.kernels.cpu_products import choose_products
 from gtpo_megatron.mismatch.gap_report import GapReport, gap_report, merge_gaps
 from gtpo_megatron.observability.memory import keep_free_memory, return_free_memory, return_scarce_memory
 from gtpo_megatron.observability.metrics import Metric

@@ -83,7 +83,8 @@ def products_of(operand: Tensor) -> AbstractContextManager[None]:
 @functools.cache
 def has_amx() -> bool:
     """The processor multiplies tiles of bfloat16, and oneDNN is there to have it do so."""
-    return torch.backends.mkldnn.is_available() and AMX_BFLOAT16 in processor_flags()
+    mkldnn: Any = torch.backends.mkldnn
+    return AMX_BFLOAT16 in processor_flags() and bool(mkldnn.is_available())
 
 
 @contextmanager

@@ -49,7 +49,8 @@ def install() -> None:
         weight = getattr(lm_head, "weight", None)
         is_cast = self.head_dtype == torch.float32 and hidden_states.dtype == torch.bfloat16 and embedding_bias is None
         if not is_cast or hidden_states.dim() != 2 or weight is None or weight.dtype != torch.bfloat16:
-            return otherwise(self, lm_head, hidden_states, embedding_bias)
+            logits: Tensor = otherwise(self, lm_head, hidden_states, embedding_bias)
+            return logits
         return float32_logits(hidden_states, weight)
 
     LogitsProcessor._apply_head = apply_head

@@ -162,8 +162,9 @@ def test_bfloat16_weights_keep_float32_logits():
     # Logits rounded to bfloat16 would be off by up to 0.1 here.
     torch.testing.assert_close(scores.logprobs.double(), want.logprobs, atol=2e-5, rtol=1e-6)
     torch.testing.assert_close(scores.entropy.double(), want.entropy, atol=2e-5, rtol=1e-5)
-    torch.testing.assert_close(h.grad, h_leaf.grad.to(torch.bfloat16), rtol=1e-2, atol=1e-3)
-    torch.testing.assert_close(w.grad, w_leaf.grad.to(torch.bfloat16), rtol=1e-2, atol=1e-3)
+    # where the processor has AMX a tile's gradient is rounded for its products, as on a GPU
+    for mine, wide in ((h.grad, h_leaf.grad), (w.grad, w_leaf.grad)):
+        assert (mine.double() - wide).norm() < 5e-3 * wide.norm()
 
 
 def test_autocast_does_not_round_the_logits():

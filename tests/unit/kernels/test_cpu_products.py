@@ -1,10 +1,10 @@
-"""Who computes float32 products on a CPU: the rule over processors, and that the products stay float32."""
+"""Who computes float32 products on a CPU: the rule over processors, and which products may be rounded."""
 
 import pytest
 import torch
 
 from gtpo_megatron.kernels import cpu_products
-from gtpo_megatron.kernels.cpu_products import choose_products, leaves_avx512_to_onednn, products_by_mkl
+from gtpo_megatron.kernels.cpu_products import choose_products, leaves_avx512_to_onednn, products_by_mkl, products_of
 
 EPYC = {"architecture": "x86_64", "cpu_name": "AMD EPYC", "avx2": True, "avx512_f": True, "avx512_bf16": True}
 
@@ -59,3 +59,25 @@ def test_a_block_of_mkl_s_products_leaves_the_choice_as_it_was():
         with products_by_mkl():
             assert matmul.fp32_precision == "none"
         assert matmul.fp32_precision == choice
+
+
+@pytest.mark.parametrize("choice", ["bf16", "none"])
+@pytest.mark.parametrize(("dtype", "amx", "within"), [
+    (torch.bfloat16, True, "bf16"), (torch.bfloat16, False, None), (torch.float32, True, None)
+])  # fmt: skip
+def test_only_what_is_bfloat16_may_be_rounded_and_only_by_tiles(monkeypatch, choice, dtype, amx, within):
+    monkeypatch.setattr(cpu_products, "has_amx", lambda: amx)
+    matmul = torch.backends.mkldnn.matmul
+    matmul.fp32_precision = choice
+    with products_of(torch.zeros(1, dtype=dtype)):
+        assert matmul.fp32_precision == (within or choice)
+    assert matmul.fp32_precision == choice
+
+
+def test_float32_products_of_bfloat16_numbers_are_exact_but_for_their_sums():
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(400, 576, generator=generator).bfloat16() for _ in range(2))
+    with products_of(left):
+        product = left.float() @ right.float().T
+    # sums of 576 terms of size 1; a result in bfloat16 would be off by 0.25
+    assert float((product - left.double() @ right.double().T).abs().max()) < 2e-3

@@ -237,7 +237,7 @@ def test_the_run_on_a_gpu_is_one_that_its_recipe_takes(tmp_path):
     shared = peer_step.Bench(
         size=size, device="cuda", steps=6, model=tmp_path / "model", scratch=tmp_path, environment={}
     )
-    command = peer_step.our_command(shared, tmp_path / "run", "rollout")
+    command = peer_step.our_command(shared, tmp_path / "run", "rollout", "bfloat16")
     config = parse("train", TrainOptions, command[command.index("train") + 1 :]).config
     assert config.rollout.placement == "colocated"
     assert (config.model.dtype, config.rollout.dtype) == ("bfloat16", "bfloat16")
