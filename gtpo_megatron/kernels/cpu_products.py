@@ -4,8 +4,9 @@ MKL uses AVX2 on processors that are not Intel's; oneDNN uses what the processor
 gives it float32 products only if they may be rounded to bfloat16 (``fp32_precision = "bf16"``). oneDNN makes use of
 that permission with AMX only; without AMX its products are those of float32. docs/numerics.md has the errors.
 
-So a float32 model's products go to oneDNN where there is no AMX. With AMX those of a bfloat16 model's output layer do,
-whose operands are bfloat16 and whose sums are float32: torch has no such product of its own.
+So a float32 model's products go to oneDNN where there is no AMX. With AMX those of its backward passes do, rounded:
+gradients bear it, and log-probs stay those of float32. And those of a bfloat16 model's output layer, whose operands are
+bfloat16 and whose sums are float32: torch has no such product of its own.
 """
 
 import functools
@@ -16,8 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from gtpo_megatron.machine_processor import AMX_BFLOAT16, processor_flags
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +41,10 @@ def leaves_avx512_to_onednn(processor: Mapping[str, Any]) -> bool:
 
 
 def choose_products(hidden_size: int) -> bool:
-    """Hands this process's float32 products to oneDNN if that is faster; True if so.
+    """Hands this process's float32 products to oneDNN if that is faster and exact; True if so.
 
-    A rule, not a measurement: ranks on machines of one kind, and a resumed run, choose the same.
+    With AMX it is not exact, and has those of ``BackwardPasses`` only. A rule, not a measurement: ranks on machines of
+    one kind, and a resumed run, choose the same.
 
     Args:
         hidden_size: hidden size of the model.
@@ -62,7 +62,40 @@ def choose_products(hidden_size: int) -> bool:
         return False
     if is_chosen:
         logger.info("float32 products by oneDNN, which uses AVX512 here; MKL does not")
+    BackwardPasses.are_rounded = hidden_size >= MIN_HIDDEN_SIZE and has_amx()
+    if BackwardPasses.are_rounded:
+        logger.info("float32 products of backward passes by oneDNN, which rounds their operands to bfloat16 for AMX")
     return is_chosen
+
+
+class BackwardPasses:
+    """Products of a float32 model's backward passes, whose operands are rounded to bfloat16 where ``are_rounded``.
+
+    A gradient's error is then the rounding of two factors, at most 2^-8 of each product and as often up as down; forward
+    passes, and so log-probs and losses, are float32's.
+
+    Attributes:
+        are_rounded: as ``choose_products`` has chosen for this process.
+    """
+
+    are_rounded = False
+
+    def __init__(self) -> None:
+        self._mkldnn: Any = torch.backends.mkldnn
+        self._otherwise = self._mkldnn.matmul.fp32_precision
+
+    def begin_with(self, gradient_of: Tensor) -> None:
+        """From the gradient of this tensor on, products are a backward pass's."""
+        if self.are_rounded and gradient_of.requires_grad:
+            gradient_of.register_hook(self._begin)
+
+    def end(self) -> None:
+        """From here on they are not."""
+        if self.are_rounded:
+            self._mkldnn.matmul.fp32_precision = self._otherwise
+
+    def _begin(self, _: Tensor) -> None:
+        self._mkldnn.matmul.fp32_precision = "bf16"
 
 
 def products_by_mkl() -> AbstractContextManager[None]:
@@ -84,7 +117,7 @@ def products_of(operand: Tensor) -> AbstractContextManager[None]:
 def has_amx() -> bool:
     """The processor multiplies tiles of bfloat16, and oneDNN is there to have it do so."""
     mkldnn: Any = torch.backends.mkldnn
-    return AMX_BFLOAT16 in processor_flags() and bool(mkldnn.is_available())
+    return bool(mkldnn.is_available() and torch.cpu.get_capabilities().get("amx_bf16", False))
 
 
 @contextmanager

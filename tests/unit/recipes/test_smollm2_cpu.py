@@ -1,11 +1,9 @@
 """The recipes of SmolLM2: one setting, and a task whose held-out prompts are other ones."""
 
 import dataclasses
-import importlib.util
 
 import pytest
 
-from gtpo_megatron import machine_processor
 from gtpo_megatron.config.default_reward import run_with_default_reward
 from gtpo_megatron.config.serialize import to_yaml
 from gtpo_megatron.data.generated import generated_records
@@ -30,18 +28,6 @@ def test_adapters_differ_in_what_is_trained_and_its_rate_only(module):
     optimizer = dataclasses.replace(adapted.optimizer, learning_rate=full.optimizer.learning_rate)
     assert dataclasses.replace(adapted, name=full.name, adapter=full.adapter, optimizer=optimizer) == full
     assert from_yaml(to_yaml(adapted)) == adapted
-
-
-@pytest.mark.parametrize(
-    ("flags", "dtype"), [({"amx_bf16"}, "bfloat16"), ({"avx512_bf16"}, "bfloat16"), ({"avx2"}, "float32")]
-)
-def test_trainer_and_sampler_have_the_dtype_that_the_processor_multiplies_fastest(monkeypatch, flags, dtype):
-    monkeypatch.setattr(machine_processor, "processor_flags", lambda: frozenset(flags))
-    here = importlib.util.module_from_spec(importlib.util.find_spec("recipes.smollm2_cpu"))
-    here.__spec__.loader.exec_module(here)
-    for config in (here.gtpo(), here.grpo(), here.gtpo_lora()):
-        assert (config.model.dtype, config.rollout.dtype) == (dtype, dtype)
-    assert here.sft().model.dtype == dtype
 
 
 def test_the_rows_grade_themselves():

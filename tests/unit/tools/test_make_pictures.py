@@ -24,7 +24,6 @@ def test_the_rooms_are_those_of_the_package_and_each_arrow_is_an_import():
         "branches",
         "cycle_collector",
         "machine_memory",
-        "machine_processor",
         "outcomes",
         "sentence",
     }
