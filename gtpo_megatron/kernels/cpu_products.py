@@ -71,8 +71,8 @@ def choose_products(hidden_size: int) -> bool:
 class BackwardPasses:
     """Products of a float32 model's backward passes, whose operands are rounded to bfloat16 where ``are_rounded``.
 
-    A gradient's error is then the rounding of two factors, at most 2^-8 of each product and as often up as down; forward
-    passes, and so log-probs and losses, are float32's.
+    The error is the rounding of two factors, at most 2^-8 of each term of a sum and as often up as down. Forward passes,
+    and so log-probs and losses, are float32's.
 
     Attributes:
         are_rounded: as ``choose_products`` has chosen for this process.
@@ -87,7 +87,7 @@ class BackwardPasses:
     def begin_with(self, gradient_of: Tensor) -> None:
         """From the gradient of this tensor on, products are a backward pass's."""
         if self.are_rounded and gradient_of.requires_grad:
-            gradient_of.register_hook(self._begin)
+            gradient_of.register_hook(self._begin)  # type: ignore[no-untyped-call]
 
     def end(self) -> None:
         """From here on they are not."""

@@ -1,6 +1,7 @@
 """Sizes that an interleaved pipeline accepts, and where layers find what they ask for."""
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -81,3 +82,56 @@ def test_local_layers_find_out_where_sequences_start_without_the_device(monkeypa
     forward_backward.run_micro_batches([chunk], batches, lambda *_: None, forward_only=True)
     bounds = device if has_transformer_engine else torch.device("cpu")
     assert seen == [(device, bounds, bounds)]
+
+
+class SeesProducts(torch.autograd.Function):
+    """Of one number, and notes whether products may be rounded: forward, and backward."""
+
+    seen: ClassVar[list] = []
+
+    @staticmethod
+    def forward(_, x):
+        SeesProducts.seen.append(("forward", torch.backends.mkldnn.matmul.fp32_precision))
+        return x.clone()
+
+    @staticmethod
+    def backward(_, gradient):
+        SeesProducts.seen.append(("backward", torch.backends.mkldnn.matmul.fp32_precision))
+        return gradient
+
+
+@pytest.mark.parametrize("are_rounded", [True, False])
+@pytest.mark.parametrize("fails", [False, True])
+def test_products_of_backward_passes_alone_are_rounded(monkeypatch, are_rounded, fails):
+    """Where the processor has AMX: of the output layer and of all others, and not of the next forward pass."""
+    from gtpo_megatron.actor import forward_backward
+    from gtpo_megatron.kernels.cpu_products import BackwardPasses
+
+    weight = torch.ones((), requires_grad=True)
+
+    def schedule(*, forward_step_func, data_iterator, model, num_microbatches, **_):
+        kept = []
+        for _ in range(num_microbatches):
+            hidden, finish = forward_step_func(data_iterator[0], model[0])
+            loss, _, one = finish(hidden)
+            kept.append(one)
+            loss.backward()
+            if fails:
+                raise KeyError
+        return kept
+
+    monkeypatch.setattr(forward_backward, "get_forward_backward_func", lambda: schedule)
+    monkeypatch.setattr(forward_backward, "_padding_mask", lambda *_: {})
+    monkeypatch.setattr(BackwardPasses, "are_rounded", are_rounded)
+    monkeypatch.setattr(SeesProducts, "seen", [])
+    batches = micro_batches(make_rollouts(), range(4), budget_tokens=8, layout=PackLayout())
+    chunk = lambda *_, **__: SeesProducts.apply(weight)  # noqa: E731 - a model of one number
+    arguments = ([chunk], batches, lambda hidden, _: (SeesProducts.apply(hidden), 0))
+    if fails:
+        with pytest.raises(KeyError):
+            forward_backward.run_micro_batches(*arguments, forward_only=False)
+    else:
+        assert len(forward_backward.run_micro_batches(*arguments, forward_only=False)) == len(batches) > 1
+    one = [("forward", "none")] * 2 + [("backward", "bf16" if are_rounded else "none")] * 2
+    assert SeesProducts.seen == one * (1 if fails else len(batches))
+    assert torch.backends.mkldnn.matmul.fp32_precision == "none"

@@ -4,13 +4,20 @@ import pytest
 import torch
 
 from gtpo_megatron.kernels import cpu_products
-from gtpo_megatron.kernels.cpu_products import choose_products, leaves_avx512_to_onednn, products_by_mkl, products_of
+from gtpo_megatron.kernels.cpu_products import (
+    BackwardPasses,
+    choose_products,
+    leaves_avx512_to_onednn,
+    products_by_mkl,
+    products_of,
+)
 
 EPYC = {"architecture": "x86_64", "cpu_name": "AMD EPYC", "avx2": True, "avx512_f": True, "avx512_bf16": True}
 
 
 @pytest.fixture(autouse=True)
-def torch_as_it_was():
+def torch_as_it_was(monkeypatch):
+    monkeypatch.setattr(BackwardPasses, "are_rounded", False)
     before = torch.backends.mkldnn.matmul.fp32_precision
     yield
     torch.backends.mkldnn.matmul.fp32_precision = before
@@ -50,6 +57,32 @@ def test_a_processor_that_rounds_all_the_same_is_left_to_mkl(monkeypatch, caplog
     assert not choose_products(576)
     assert torch.backends.mkldnn.matmul.fp32_precision == "none"
     assert "rounds float32 products" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("amx", "hidden_size", "expected"), [(True, 576, True), (True, 64, False), (False, 576, False)]
+)
+def test_backward_passes_are_rounded_with_amx_and_large_products(monkeypatch, caplog, amx, hidden_size, expected):
+    monkeypatch.setattr(cpu_products, "has_amx", lambda: amx)
+    with caplog.at_level("INFO", logger=cpu_products.__name__):
+        choose_products(hidden_size)
+    assert BackwardPasses.are_rounded is expected
+    assert ("rounds their operands" in caplog.text) is expected
+
+
+def test_gradients_of_rounded_products_are_close(monkeypatch):
+    monkeypatch.setattr(BackwardPasses, "are_rounded", True)
+    generator = torch.Generator().manual_seed(0)
+    inputs, weight = torch.randn(300, 576, generator=generator), torch.randn(576, 600, generator=generator)
+    exact = torch.autograd.grad((inputs.requires_grad_() @ weight.requires_grad_()).square().sum(), (inputs, weight))
+    passes = BackwardPasses()
+    loss = (inputs @ weight).square().sum()
+    passes.begin_with(loss)
+    found = torch.autograd.grad(loss, (inputs, weight))
+    passes.end()
+    for mine, other in zip(found, exact, strict=True):
+        assert (mine - other).norm() < 4e-3 * other.norm()
+    assert torch.backends.mkldnn.matmul.fp32_precision == "none"
 
 
 def test_a_block_of_mkl_s_products_leaves_the_choice_as_it_was():
