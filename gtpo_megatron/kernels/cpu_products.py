@@ -71,8 +71,8 @@ def choose_products(hidden_size: int) -> bool:
 class BackwardPasses:
     """Products of a float32 model's backward passes, whose operands are rounded to bfloat16 where ``are_rounded``.
 
-    The error is the rounding of two factors, at most 2^-8 of each term of a sum, as often up as down. Forward passes, and
-    so log-probs and losses, are float32's.
+    The error is the rounding of two factors, at most 2^-8 of each term of a sum, as often up as down. Forward passes,
+    and so log-probs and losses, are float32's.
 
     Attributes:
         are_rounded: as ``choose_products`` has chosen for this process.
