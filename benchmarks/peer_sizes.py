@@ -78,6 +78,22 @@ GPU_ARMS = ("ours", "trl", "trl_asleep", "trl_bfloat16", "ours_sampler_entropies
 and Adam's moments are bfloat16; otherwise float32, with products in bfloat16."""
 
 
+def in_float32() -> RunConfig:
+    """The quickstart's recipe."""
+    return tiny_cpu.gtpo()
+
+
+def in_bfloat16() -> RunConfig:
+    """The same, without its limits of the gap between sampler and trainer, which are float32's."""
+    base = tiny_cpu.gtpo()
+    return dataclasses.replace(
+        base,
+        model=dataclasses.replace(base.model, dtype="bfloat16"),
+        rollout=dataclasses.replace(base.rollout, dtype="bfloat16"),
+        weight_sync=WeightSyncConfig(),
+    )
+
+
 def on_one_gpu() -> RunConfig:
     """GTPO in bfloat16 with sampler and trainer on one GPU, in turns."""
     base = tiny_cpu.gtpo()

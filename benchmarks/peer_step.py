@@ -259,8 +259,6 @@ def our_command(shared: Bench, folder: Path, entropy_source: str, dtype: DTypeNa
     fields = {
         "num_steps": shared.steps,
         "model.path": shared.model,
-        "model.dtype": dtype,
-        "rollout.dtype": dtype,
         "model.max_sequence_tokens": MAX_PROMPT_TOKENS + size.response_tokens,
         "data.prompts_per_step": size.responses // GROUP_SIZE,
         "rollout.sampling.max_response_tokens": size.response_tokens,
@@ -279,7 +277,7 @@ def our_command(shared: Bench, folder: Path, entropy_source: str, dtype: DTypeNa
     if shared.device == "cpu":
         fields |= {"cluster.threads_per_rank": 2 // size.ranks, "rollout.num_engines": size.engines}
     flags = [word for name, value in fields.items() for word in (f"--{name}", str(value))]
-    recipe = "benchmarks.peer_sizes:on_one_gpu" if shared.device == "cuda" else "recipes.tiny_cpu:gtpo"
+    recipe = f"benchmarks.peer_sizes:{'on_one_gpu' if shared.device == 'cuda' else f'in_{dtype}'}"
     command = [sys.executable, "-m", "gtpo_megatron.cli", "train", recipe, "--run-dir", str(folder)]
     return [*command, *flags, "--checkpoint.no-export-hf"]
 
