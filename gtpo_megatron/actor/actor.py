@@ -96,7 +96,9 @@ class MegatronActor:
         self._config = config
         self._arch = read_architecture(Path(config.model.path)).for_sequences(config.model.max_sequence_tokens)
         if cpu_platform.is_cpu():
-            choose_products(self._arch.hidden_size)
+            # a delta rule's recurrence, and what is recomputed, would be rounded too
+            is_plain = config.model.dtype == "float32" and config.model.recompute == "none" and self._arch.delta is None
+            choose_products(self._arch.hidden_size, may_round_gradients=is_plain and self._arch.experts is None)
         self._arch.check_layout(config.parallel)
         self.coordinates = megatron_init.initialize(
             config.parallel,

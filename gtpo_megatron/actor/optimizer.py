@@ -43,13 +43,17 @@ def build_optimizer(config: OptimizerConfig, chunks: Sequence[Any], *, dtype: to
         ),
         list(chunks),
     )
-    if cpu_platform.is_cpu():
-        _fuse_on_cpu(made)
+    fuse_on_cpu(made)
     return made
 
 
-def _fuse_on_cpu(optimizer: Any) -> None:
-    """Has torch's Adam pass over each weight once, where Transformer Engine's does so on a GPU; else seven times."""
+def fuse_on_cpu(optimizer: Any) -> None:
+    """Has torch's Adam pass over each weight once, as Transformer Engine's does on a GPU; else it makes seven passes.
+
+    A state that is loaded brings its own groups, and with them what the optimizer had that stored it.
+    """
+    if not cpu_platform.is_cpu():
+        return
     for one in getattr(optimizer, "chained_optimizers", [optimizer]):
         for group in one.param_groups:
             group["fused"], group["foreach"] = True, False

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gtpo_megatron.kernels import partials
+from gtpo_megatron.kernels.cpu_products import products_of_forward_pass
 from gtpo_megatron.kernels.partials import SoftmaxSums
 from gtpo_megatron.kernels.tiles import (
     TileKernels,
@@ -282,7 +283,8 @@ def _chunk_gradients(  # noqa: PLR0913 - one loop body, split off for its length
         rows = _operand(weight[columns], scores.dtype)
         if tiles is None:
             logits = buffer[:count].view(size, -1)
-            _matmul(operand, rows.t(), out=logits)
+            with products_of_forward_pass():
+                _matmul(operand, rows.t(), out=logits)
         else:
             logits = next(tiles)
         gradient = logits if gradients is buffer else gradients[:count].view(size, -1)
@@ -332,7 +334,7 @@ class _SummedChunks:
 def _operand(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Casts to ``dtype`` on a CPU, whose bfloat16 products would round the logits; a GPU accumulates in float32.
 
-    With AMX the operands of float32 products are bfloat16 all the same (``kernels.cpu_products.products_of``).
+    With AMX those of a bfloat16 layer are bfloat16 in the product all the same (``kernels.cpu_products.products_of``).
     """
     return tensor.detach() if tensor.is_cuda else tensor.detach().to(dtype)
 

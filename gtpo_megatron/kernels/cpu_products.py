@@ -33,14 +33,14 @@ def leaves_avx512_to_onednn(processor: Mapping[str, Any]) -> bool:
     Args:
         processor: as ``torch.cpu.get_capabilities`` describes it.
     """
-    has_amx = any(processor.get(name, False) for name in ("amx_tile", "amx_bf16", "amx_fp16"))
+    may_round = any(processor.get(name, False) for name in ("amx_tile", "amx_bf16", "amx_fp16"))
     is_intel = "intel" in str(processor.get("cpu_name", "")).lower()
     return (
-        processor.get("architecture") == "x86_64" and bool(processor.get("avx512_f")) and not has_amx and not is_intel
+        processor.get("architecture") == "x86_64" and bool(processor.get("avx512_f")) and not may_round and not is_intel
     )
 
 
-def choose_products(hidden_size: int) -> bool:
+def choose_products(hidden_size: int, *, may_round_gradients: bool = False) -> bool:
     """Hands this process's float32 products to oneDNN if that is faster and exact; True if so.
 
     With AMX it is not exact, and has those of ``BackwardPasses`` only. A rule, not a measurement: ranks on machines of
@@ -48,6 +48,7 @@ def choose_products(hidden_size: int) -> bool:
 
     Args:
         hidden_size: hidden size of the model.
+        may_round_gradients: the model is float32, and no backward pass of it makes anything of the forward pass again.
     """
     mkldnn: Any = torch.backends.mkldnn  # torch's stub has none of what follows
     is_chosen = (
@@ -62,7 +63,7 @@ def choose_products(hidden_size: int) -> bool:
         return False
     if is_chosen:
         logger.info("float32 products by oneDNN, which uses AVX512 here; MKL does not")
-    BackwardPasses.are_rounded = hidden_size >= MIN_HIDDEN_SIZE and has_amx()
+    BackwardPasses.are_rounded = may_round_gradients and hidden_size >= MIN_HIDDEN_SIZE and has_amx()
     if BackwardPasses.are_rounded:
         logger.info("float32 products of backward passes by oneDNN, which rounds their operands to bfloat16 for AMX")
     return is_chosen
@@ -71,8 +72,8 @@ def choose_products(hidden_size: int) -> bool:
 class BackwardPasses:
     """Products of a float32 model's backward passes, whose operands are rounded to bfloat16 where ``are_rounded``.
 
-    The error is the rounding of two factors, at most 2^-8 of each term of a sum, as often up as down. Forward passes,
-    and so log-probs and losses, are float32's.
+    The error is the rounding of two factors, at most 2^-7 of each term of a sum, as often up as down. Forward passes,
+    and so log-probs and losses, are float32's. The choice is the whole process's, as the switch is.
 
     Attributes:
         are_rounded: as ``choose_products`` has chosen for this process.
@@ -104,13 +105,17 @@ def products_by_mkl() -> AbstractContextManager[None]:
 
 
 def products_of(operand: Tensor) -> AbstractContextManager[None]:
-    """Float32 products in the block, of operands that were ``operand``, or that may be rounded as it is.
+    """In the block float32 products may round their operands to bfloat16, if ``operand`` is so and there is AMX.
 
-    Of bfloat16 on a processor with AMX they are oneDNN's: those of its operands are exact, their sums float32. Other
-    operands, and other devices, are left to what computes them otherwise.
+    Those of numbers that bfloat16 holds are exact, and their sums float32.
     """
     is_rounded = operand.dtype == torch.bfloat16 and not operand.is_cuda and has_amx()
     return _float32_products("bf16") if is_rounded else nullcontext()
+
+
+def products_of_forward_pass() -> AbstractContextManager[None]:
+    """In the block, where a backward pass makes something of the forward pass again, products are as they were."""
+    return _float32_products("none") if BackwardPasses.are_rounded else nullcontext()
 
 
 @functools.cache

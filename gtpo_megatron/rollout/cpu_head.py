@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
 from gtpo_megatron.kernels.cpu_products import products_of
 
@@ -46,11 +48,11 @@ def install() -> None:
 
     @functools.wraps(otherwise)
     def apply_head(self: LogitsProcessor, lm_head: Any, hidden_states: Tensor, embedding_bias: Tensor | None) -> Tensor:
-        weight = getattr(lm_head, "weight", None)
+        is_plain = isinstance(lm_head.quant_method, (UnquantizedEmbeddingMethod, UnquantizedLinearMethod))
         is_cast = self.head_dtype == torch.float32 and hidden_states.dtype == torch.bfloat16 and embedding_bias is None
-        if not is_cast or hidden_states.dim() != 2 or weight is None or weight.dtype != torch.bfloat16:
+        if not (is_plain and is_cast and hidden_states.dim() == 2 and lm_head.weight.dtype == torch.bfloat16):
             logits: Tensor = otherwise(self, lm_head, hidden_states, embedding_bias)
             return logits
-        return float32_logits(hidden_states, weight)
+        return float32_logits(hidden_states, lm_head.weight)
 
     LogitsProcessor._apply_head = apply_head

@@ -4,12 +4,15 @@ from typing import Any
 
 import torch
 
+from gtpo_megatron.actor.optimizer import fuse_on_cpu
+
 
 def restore_optimizer(optimizer: Any, state: Any) -> None:
     """Loads a state that was stored from another optimizer of this kind."""
     if any(isinstance(inner, torch.optim.Adam) for _, inner in _inner_optimizers(optimizer)):
         _count_from_zero(state)
     optimizer.load_state_dict(state)
+    fuse_on_cpu(optimizer)
     _let_offloaded_count(optimizer)
 
 

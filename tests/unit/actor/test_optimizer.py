@@ -6,6 +6,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from gtpo_megatron.config.optimizer import OptimizerConfig
 
@@ -90,3 +91,24 @@ def test_offloading_without_a_gpu_says_that_it_changes_nothing(monkeypatch, capl
     found = optimizer._offload(config)
     assert found["optimizer_offload_fraction"] == 0.5
     assert found.keys() <= {field.name for field in dataclasses.fields(optimizer.MegatronOptimizerConfig)}
+
+
+@pytest.mark.parametrize("is_cpu", [True, False])
+@pytest.mark.parametrize("is_chained", [True, False])
+def test_torch_s_adam_makes_one_pass_on_a_cpu_also_with_groups_of_an_older_state(monkeypatch, is_cpu, is_chained):
+    from gtpo_megatron.actor import cpu_platform, optimizer
+    from gtpo_megatron.actor.checkpoint import optimizer_state
+    from gtpo_megatron.actor.checkpoint.optimizer_state import restore_optimizer
+
+    monkeypatch.setattr(cpu_platform, "is_cpu", lambda: is_cpu)
+    adam = torch.optim.AdamW([torch.ones(2, requires_grad=True)])
+    older = adam.state_dict()
+    given = SimpleNamespace(chained_optimizers=[adam], load_state_dict=adam.load_state_dict) if is_chained else adam
+    optimizer.fuse_on_cpu(given)
+    assert [group["fused"] for group in adam.param_groups] == [is_cpu or None]
+    monkeypatch.setattr(optimizer_state, "_inner_optimizers", lambda _: [])
+    restore_optimizer(given, older)
+    assert [group["fused"] for group in adam.param_groups] == [is_cpu or None]
+    adam.param_groups[0]["params"][0].grad = torch.ones(2)
+    adam.step()
+    torch.testing.assert_close(adam.param_groups[0]["params"][0].data, torch.full((2,), 1 - 1e-3 - 1e-5))

@@ -32,6 +32,7 @@ def test_logits_are_products_with_float32_sums(cpu_head, monkeypatch, rows, num_
     ("head", "hidden", "weight", "has_bias", "is_ours"),
     [
         (torch.float32, torch.bfloat16, torch.bfloat16, False, True),
+        (torch.float32, torch.bfloat16, None, False, False),
         (torch.float32, torch.bfloat16, torch.bfloat16, True, False),
         (torch.float32, torch.float32, torch.float32, False, False),
         (torch.float32, torch.bfloat16, torch.int8, False, False),
@@ -43,10 +44,13 @@ def test_only_a_float32_head_of_bfloat16_weights_is_ours(
     cpu_head, monkeypatch, head, hidden, weight, has_bias, is_ours
 ):
     from vllm.model_executor.layers.logits_processor import LogitsProcessor
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
     monkeypatch.setattr(LogitsProcessor, "_apply_head", lambda *_: "vLLM's")
     cpu_head.install.__wrapped__()
-    layer = SimpleNamespace(weight=torch.ones(3, 4).to(weight))
+    # None: of a quantized layer, which vLLM refuses
+    method = object() if weight is None else UnquantizedEmbeddingMethod()
+    layer = SimpleNamespace(weight=torch.ones(3, 4).to(weight or torch.bfloat16), quant_method=method)
     bias = torch.zeros(3) if has_bias else None
     found = LogitsProcessor._apply_head(SimpleNamespace(head_dtype=head), layer, torch.ones(2, 4).to(hidden), bias)
     assert torch.equal(found, torch.full((2, 3), 4.0)) if is_ours else found == "vLLM's"
