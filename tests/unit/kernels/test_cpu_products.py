@@ -61,12 +61,13 @@ def test_a_processor_that_rounds_all_the_same_is_left_to_mkl(monkeypatch, caplog
 
 
 @pytest.mark.parametrize(
-    ("amx", "hidden_size", "expected"), [(True, 576, True), (True, 64, False), (False, 576, False)]
+    ("amx", "hidden_size", "may", "expected"),
+    [(True, 576, True, True), (True, 64, True, False), (False, 576, True, False), (True, 576, False, False)],
 )
-def test_backward_passes_are_rounded_with_amx_and_large_products(monkeypatch, caplog, amx, hidden_size, expected):
+def test_backward_passes_are_rounded_with_amx_and_large_products(monkeypatch, caplog, amx, hidden_size, may, expected):
     monkeypatch.setattr(cpu_products, "has_amx", lambda: amx)
     with caplog.at_level("INFO", logger=cpu_products.__name__):
-        choose_products(hidden_size)
+        choose_products(hidden_size, may_round_gradients=may)
     assert BackwardPasses.are_rounded is expected
     assert ("rounds their operands" in caplog.text) is expected
 
