@@ -84,7 +84,9 @@ def test_gradients_of_rounded_products_are_close(monkeypatch):
     passes.end()
     for mine, other in zip(found, exact, strict=True):
         assert (mine - other).norm() < 4e-3 * other.norm()
-        assert torch.equal(mine, other) is not has_amx()
+        # without AMX oneDNN has the permission and makes no use of it
+        error = float((mine - other).norm() / other.norm())
+        assert error > 1e-4 if has_amx() else error < 1e-6
     assert torch.backends.mkldnn.matmul.fp32_precision == "none"
 
 
