@@ -12,12 +12,11 @@ from the trainer and once from the sampler, and GRPO with TRL, whose engine is i
 weights. TRL lets vLLM choose the engine's dtype, which for weights of float32 is bfloat16; ours is float32, so that
 sampler and trainer agree to 5e-5 nats. TRL is therefore timed a second time with a float32 engine, and a third time
 with what our trainer does to torch and a user of TRL could do as well: products by oneDNN, if
-``gtpo_megatron/kernels/cpu_products.py`` chooses them for a model of this size (with AMX
-it chooses our backward passes only, and the third is as the second). ``BFLOAT16_ARMS`` are for processors
-that multiply bfloat16. On a GPU both are bfloat16 as each project has it, sampler and trainer share the GPU, and ours
-sleep in turns (``peer_sizes.GPU_ARMS``). Seconds are medians over the steps after the first two (which compile, or fill
-caches) and over the rounds; both sides push the new weights in every step. See ``benchmarks/peer_worker.py`` for what
-TRL needs on a CPU.
+``gtpo_megatron/kernels/cpu_products.py`` chooses them for a model of this size (with AMX it chooses our backward passes
+only, and the third is as the second). ``BFLOAT16_ARMS`` are for processors that multiply bfloat16. On a GPU both are
+bfloat16 as each project has it, sampler and trainer share the GPU, and ours sleep in turns (``peer_sizes.GPU_ARMS``).
+Seconds are medians over the steps after the first two (which compile, or fill caches) and over the rounds; both sides
+push the new weights in every step. See ``benchmarks/peer_worker.py`` for what TRL needs on a CPU.
 """
 
 import json

@@ -50,22 +50,22 @@ def choose_products(hidden_size: int, *, may_round_gradients: bool = False) -> b
         hidden_size: hidden size of the model.
         may_round_gradients: the model is float32, and no backward pass of it makes anything of the forward pass again.
     """
-    mkldnn: Any = torch.backends.mkldnn  # torch's stub has none of what follows
+    mkldnn: Any = torch.backends.mkldnn
+    BackwardPasses.are_rounded = may_round_gradients and hidden_size >= MIN_HIDDEN_SIZE and has_amx()
+    if BackwardPasses.are_rounded:
+        logger.info("float32 products of backward passes by oneDNN, which rounds their operands to bfloat16 for AMX")
     is_chosen = (
         hidden_size >= MIN_HIDDEN_SIZE
         and mkldnn.is_available()
         and leaves_avx512_to_onednn(torch.cpu.get_capabilities())
     )
-    mkldnn.matmul.fp32_precision = "bf16" if is_chosen else "none"
+    _switch("bf16" if is_chosen else "none")
     if is_chosen and (error := _error_of_a_product()) > MAX_ERROR:
-        mkldnn.matmul.fp32_precision = "none"
+        _switch("none")
         logger.warning("oneDNN rounds float32 products (relative error %.1e): MKL computes them", error)
         return False
     if is_chosen:
         logger.info("float32 products by oneDNN, which uses AVX512 here; MKL does not")
-    BackwardPasses.are_rounded = may_round_gradients and hidden_size >= MIN_HIDDEN_SIZE and has_amx()
-    if BackwardPasses.are_rounded:
-        logger.info("float32 products of backward passes by oneDNN, which rounds their operands to bfloat16 for AMX")
     return is_chosen
 
 
@@ -81,22 +81,18 @@ class BackwardPasses:
 
     are_rounded = False
 
-    def __init__(self) -> None:
-        self._mkldnn: Any = torch.backends.mkldnn
-        self._otherwise = self._mkldnn.matmul.fp32_precision
-
     def begin_with(self, gradient_of: Tensor) -> None:
         """From the gradient of this tensor on, products are a backward pass's."""
         if self.are_rounded and gradient_of.requires_grad:
             gradient_of.register_hook(self._begin)  # type: ignore[no-untyped-call]
 
     def end(self) -> None:
-        """From here on they are not."""
+        """From here on they are not: MKL computes them, as all others where there is AMX."""
         if self.are_rounded:
-            self._mkldnn.matmul.fp32_precision = self._otherwise
+            _switch("none")
 
     def _begin(self, _: Tensor) -> None:
-        self._mkldnn.matmul.fp32_precision = "bf16"
+        _switch("bf16")
 
 
 def products_by_mkl() -> AbstractContextManager[None]:
@@ -125,15 +121,21 @@ def has_amx() -> bool:
     return bool(mkldnn.is_available() and torch.cpu.get_capabilities().get("amx_bf16", False))
 
 
+def _switch(precision: str) -> str:
+    """Sets what float32 products may be rounded to; returns what it was."""
+    mkldnn: Any = torch.backends.mkldnn  # torch's stub has no such name
+    before: str = mkldnn.matmul.fp32_precision
+    mkldnn.matmul.fp32_precision = precision
+    return before
+
+
 @contextmanager
 def _float32_products(precision: str) -> Iterator[None]:
-    mkldnn: Any = torch.backends.mkldnn
-    before = mkldnn.matmul.fp32_precision
-    mkldnn.matmul.fp32_precision = precision
+    before = _switch(precision)
     try:
         yield
     finally:
-        mkldnn.matmul.fp32_precision = before
+        _switch(before)
 
 
 def _error_of_a_product() -> float:
